@@ -1,0 +1,1 @@
+"""The hands: what acts on the world behind the ports. Only ``dynaplan.wiring`` names these modules."""

@@ -1,0 +1,18 @@
+"""The machine's own time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+
+class SystemClock:
+    """Monotonic time of the machine; see ``dynaplan.ports.Clock``."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary moment; never goes back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the running event loop."""
+        await asyncio.sleep(seconds)

@@ -1,0 +1,94 @@
+"""Every error says whose fault it is and whether a retry helps.
+
+::
+
+    DynaplanError               .hint: what to do next
+    |- UserError                shown without a traceback, exit code 2
+    |  |- GraphError            the graph cannot be loaded or is inconsistent
+    |  |- ConfigError           unknown key, wrong value, contradiction between keys
+    |  |- CapacityError         the graph does not fit the GPUs
+    |  |- DeploymentError       nothing is running here, or something already is
+    |- TemporaryError           a retry after .delay_s may succeed
+    |  |- StoreUnavailable      the key-value store does not answer
+    |  |- QueueUnavailable      the work queue does not answer
+    |  |- ArbiterBusy           the circus arbiter refuses or does not answer
+    |  |- MetricsUnavailable    a worker's load cannot be read
+    |- PermanentError           a retry is useless
+       |- IllegalTransition     a lifecycle was asked for an impossible move
+       |- StatefileCorrupt      the statefile is not a document of ours
+       |- WorkerStartFailed     a worker can never start
+"""
+
+from __future__ import annotations
+
+
+class DynaplanError(Exception):
+    """Base of every error raised on purpose; ``hint`` says what to do next."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n  {self.hint}" if self.hint else message
+
+
+class UserError(DynaplanError):
+    """The input is at fault: shown without a traceback, exit code 2."""
+
+
+class GraphError(UserError):
+    """The graph cannot be loaded, or contradicts itself."""
+
+
+class ConfigError(UserError):
+    """An unknown key, a wrong value, or keys that contradict each other."""
+
+
+class CapacityError(UserError):
+    """The graph does not fit the GPUs of this box."""
+
+
+class DeploymentError(UserError):
+    """No deployment is running where one is needed, or one is where none may be."""
+
+
+class TemporaryError(DynaplanError):
+    """Worth a retry after ``delay_s``."""
+
+    def __init__(self, message: str, *, hint: str = "", delay_s: float = 0.5) -> None:
+        super().__init__(message, hint=hint)
+        self.delay_s = delay_s
+
+
+class StoreUnavailable(TemporaryError):
+    """The key-value store did not answer."""
+
+
+class QueueUnavailable(TemporaryError):
+    """The work queue or the messaging server did not answer."""
+
+
+class ArbiterBusy(TemporaryError):
+    """The circus arbiter refused a command because another one runs, or did not answer."""
+
+
+class MetricsUnavailable(TemporaryError):
+    """A worker's load could not be read."""
+
+
+class PermanentError(DynaplanError):
+    """Not worth a retry."""
+
+
+class IllegalTransition(PermanentError):
+    """A lifecycle was asked for a move that its table does not have."""
+
+
+class StatefileCorrupt(PermanentError):
+    """The statefile cannot be read as a document of ours."""
+
+
+class WorkerStartFailed(PermanentError):
+    """A worker can never start; nobody should try again."""

@@ -1,0 +1,49 @@
+"""What a key-value store holds, tells and is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """One key with its value, the revision of its last change, and its lease (0: none)."""
+
+    key: str
+    value: str
+    revision: int = 0
+    lease: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything under a watched prefix: what was known before is void."""
+
+    items: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True)
+class Put:
+    """A key was written."""
+
+    item: KeyValue
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A key is gone: deleted, or its lease expired or was revoked."""
+
+    key: str
+
+
+WatchEvent = Snapshot | Put | Deleted
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """All or nothing: if every key in ``expected`` has that revision (0: absent), write ``puts`` and delete ``deletes``."""
+
+    expected: dict[str, int] = field(default_factory=dict)
+    puts: dict[str, str] = field(default_factory=dict)
+    deletes: tuple[str, ...] = ()
+    lease: int = 0

@@ -1,0 +1,1 @@
+"""The heartbeat: observe, decide, act."""

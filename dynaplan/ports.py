@@ -1,0 +1,180 @@
+"""The doors: small protocols between what decides and what acts.
+
+Each port has a real adapter and an in-memory twin in ``adapters``; both pass the same contract
+tests (``tests/contract``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
+
+
+class Clock(Protocol):
+    """Monotonic time."""
+
+    def now_s(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when that many seconds have passed."""
+        ...
+
+
+class KeyValueStore(Protocol):
+    """Keys and values, both text. Every method raises StoreUnavailable when the store does not answer."""
+
+    async def get(self, key: str) -> KeyValue | None:
+        """The key, or None when it is absent."""
+        ...
+
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
+        """Every key under the prefix, in key order."""
+        ...
+
+    async def put(self, key: str, value: str, lease: int = 0) -> None:
+        """Write the key, under a lease unless 0; raises PermanentError when the lease does not exist."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove the key; nothing happens when it is absent."""
+        ...
+
+    async def commit(self, transaction: Transaction) -> bool:
+        """Carry the transaction out as a whole; False, and nothing written, when its expectation fails."""
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
+        """First a Snapshot, then every change, without a gap, for ever.
+
+        An outage of the store is not an error here: the watch waits, and goes on where it was, or with
+        a new Snapshot when the store no longer knows the changes in between. Ends when closed.
+        """
+        ...
+
+
+class LeaseKeeper(Protocol):
+    """Time-limited rights of keys to exist. Every method raises StoreUnavailable when the store does not answer."""
+
+    async def grant(self, ttl_s: int) -> int:
+        """A new lease; its id, positive and below 2**63."""
+        ...
+
+    async def keep_alive(self, lease: int) -> float:
+        """Renew the lease; its new time to live in seconds, or 0.0 when it no longer exists."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and delete its keys; nothing happens when it no longer exists."""
+        ...
+
+    async def identity(self) -> str:
+        """What identifies this store's data; it changes when the store comes back empty."""
+        ...
+
+
+class WorkItem(Protocol):
+    """One piece of work taken from a queue: delivered again to somebody unless acknowledged in time."""
+
+    payload: bytes
+
+    async def ack(self) -> None:
+        """The work is done: never deliver it again."""
+        ...
+
+    async def nack(self, delay_s: float = 0.0) -> None:
+        """The work was not done: deliver it again after the delay."""
+        ...
+
+    async def in_progress(self) -> None:
+        """The work goes on: start the time allowed for it anew."""
+        ...
+
+
+class WorkQueue(Protocol):
+    """Work for whoever comes first. Every method raises QueueUnavailable when the queue does not answer."""
+
+    async def put(self, payload: bytes) -> int:
+        """Append the work; its sequence number."""
+        ...
+
+    async def get(self, timeout_s: float) -> WorkItem | None:
+        """The next piece of work, or None when there is none in that time."""
+        ...
+
+    async def remove(self, sequence: int) -> None:
+        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
+        ...
+
+    async def depth(self) -> int:
+        """How much work is not done: waiting, or taken and not acknowledged."""
+        ...
+
+
+class Messenger(Protocol):
+    """Fire-and-forget messages. Methods raise QueueUnavailable when the server does not answer."""
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send the payload to whoever listens now."""
+        ...
+
+    async def subscribe(self, subject: str, receive: Callable[[str, bytes], None]) -> None:
+        """Call ``receive(subject, payload)`` for every message; ``>`` at the end matches any rest of a subject."""
+        ...
+
+    async def queue(self, stream: str) -> WorkQueue:
+        """The durable work queue of that stream, made when it does not exist."""
+        ...
+
+    async def close(self) -> None:
+        """End every subscription and the connection."""
+        ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """One HTTP route. ``handler`` takes an ``aiohttp.web.Request`` and returns its response.
+
+    A route that ``is_open`` needs no worker token (health and metrics); one that does not count as
+    work (``is_work`` False) does not hold up a drain.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Any], Awaitable[Any]]
+    is_open: bool = False
+    is_work: bool = True
+
+
+class Engine(Protocol):
+    """One inference engine, in this process or as its child."""
+
+    async def start(self) -> None:
+        """Return when the engine can answer; raises WorkerStartFailed when it never will."""
+        ...
+
+    def routes(self) -> Sequence[Route]:
+        """The routes to serve from the worker's own HTTP server: the OpenAI API of an engine in this process."""
+        ...
+
+    def card(self) -> Mapping[str, Any]:
+        """What the frontend needs to know: ``model``, ``context_tokens``, ``tokenizer``, ``kv_block_tokens``."""
+        ...
+
+    def load(self) -> WorkerLoad:
+        """The load at this moment."""
+        ...
+
+    async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
+        """Compute the prompt's KV entries and hold them; the ``kv_transfer_params`` that let a decode worker take them."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go of everything; return when held hand-offs have been taken or have expired."""
+        ...

@@ -1,0 +1,1 @@
+"""The stock services that graphs link: Frontend, Processor, Router, VllmWorker, PrefillWorker, Planner."""

@@ -1,0 +1,1 @@
+"""Graph to watchers: the arbiter, the fleet plugin and the bootstrap of a child process."""
