@@ -1,0 +1,66 @@
+"""Parse the command line; turn every UserError into one clear message and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from dynaplan import __version__
+from dynaplan.domain.errors import DynaplanError, UserError
+
+COMMANDS = {
+    "serve": "serve",
+    "planner": "planner",
+    "status": "status",
+    "scale": "scale",
+    "why": "why",
+    "logs": "logs",
+    "stop": "stop",
+}
+"""Command -> module in ``dynaplan.cli``; imported only when it is the one to run."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use, so that each starts fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the help page."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module and return its ``command``."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = module.command
+        return command
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-v", "--version", prog_name="dynaplan")
+def group() -> None:
+    """Serve and scale LLM inference graphs on one multi-GPU box."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0 done, 2 the input was wrong, 1 anything else."""
+    try:
+        code = group.main(args=list(arguments or sys.argv[1:]), prog_name="dynaplan", standalone_mode=False)
+    except UserError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = 2
+    except DynaplanError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = 1
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)

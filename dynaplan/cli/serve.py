@@ -1,0 +1,114 @@
+"""``dynaplan serve GRAPH``: run a whole graph on this box."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dynaplan.domain.graph import GraphSpec
+
+
+class ServeCommand(click.Command):
+    """Takes ``--Service.key=value`` out of the arguments before click sees the rest.
+
+    Everything else that click does not know stays an error: a misspelt option must not become an override.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split the overrides off, then parse as usual."""
+        from dynaplan.sdk.overrides import split_overrides
+
+        overrides, rest = split_overrides(args)
+        ctx.obj = list(overrides)
+        return super().parse_args(ctx, list(rest))
+
+
+@click.command(cls=ServeCommand, name="serve", epilog="Any option of a service: --Service.key=value")
+@click.argument("graph")
+@click.option("-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module.")
+@click.option("-p", "--port", type=click.IntRange(0, 65535), envvar="DYNAMO_PORT", default=8000, show_default=True)
+@click.option("--host", envvar="DYNAMO_HOST", default="127.0.0.1", show_default=True)
+@click.option("--service-name", envvar="DYNAMO_SERVICE_NAME", default="", help="Serve only this service of the graph.")
+@click.option("--working-dir", type=click.Path(path_type=Path), help="Where to import and run; default: here.")
+@click.option("--dry-run", is_flag=True, help="Validate, print the configuration and the GPU map, start nothing.")
+@click.option("--gpus", type=click.IntRange(0, 1024), help="Use this many GPUs; simulated when there is no NVIDIA driver.")
+@click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo.")
+@click.option("--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable.")
+@click.option("--drain-timeout", type=click.FloatRange(0.0), default=30.0, show_default=True, help="Seconds.")
+@click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    graph: str,
+    config_file: str | None,
+    port: int,
+    host: str,
+    service_name: str,
+    working_dir: Path | None,
+    dry_run: bool,
+    gpus: int | None,
+    namespace: str | None,
+    api_key: str,
+    drain_timeout: float,
+    circus_tcp: bool,
+) -> int:
+    """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C."""
+    from dynaplan.domain.errors import GraphError
+    from dynaplan.sdk.config import dry_run_text, find_config_file, read_config
+    from dynaplan.sdk.graph import load_graph
+    from dynaplan.sdk.resolve import resolve_graph, validate_config
+
+    directory = (working_dir or default_working_dir(graph)).resolve()
+    if not directory.is_dir():
+        raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
+    os.chdir(directory)
+    loaded = load_graph(graph, directory)
+    path = find_config_file(config_file, directory, loaded) if config_file else None
+    config = read_config(path, ctx.obj)
+    for warning in validate_config(loaded, config):
+        click.echo(f"Warning: {warning}", err=True)
+    spec = resolve_graph(loaded, config, namespace)
+    if service_name:
+        spec = only_service(spec, service_name)
+    from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
+
+    if dry_run:
+        click.echo(dry_run_text(config))
+        click.echo(gpu_map(spec, gpus))
+        return 0
+    options = ServeOptions(
+        host=host,
+        port=port,
+        gpus=gpus,
+        circus_tcp=circus_tcp,
+        api_key=api_key or None,
+        drain_timeout_s=drain_timeout,
+    )
+    sys.stdout.flush()
+    return serve(spec, config, options)
+
+
+def default_working_dir(graph: str) -> Path:
+    """GRAPH itself when it is a directory, else the current directory."""
+    return Path(graph) if Path(graph).is_dir() else Path.cwd()
+
+
+def only_service(spec: GraphSpec, name: str) -> GraphSpec:
+    """The graph with that service alone."""
+    from dataclasses import replace
+    from difflib import get_close_matches
+
+    from dynaplan.domain.errors import GraphError
+
+    service = spec.service(name)
+    if service is None:
+        names = [each.name for each in spec.services]
+        near = get_close_matches(name, names, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"The graph has: {', '.join(names)}."
+        raise GraphError(f"--service-name {name}: the graph has no such service", hint=hint)
+    return replace(spec, services=(replace(service, in_process_of=""),))

@@ -1,0 +1,36 @@
+"""``tox -e bench``: print the table. ``--repeats N`` (default 5), and the names of groups to run only those."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable, Iterator
+
+import psutil
+
+from tests.bench import lifecycle, planner, throughput
+from tests.bench.table import HEADER, Row, line
+
+GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
+    "planner": planner.rows,
+    "lifecycle": lifecycle.rows,
+    "throughput": throughput.rows,
+    "idle": throughput.idle_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    memory_gib = psutil.virtual_memory().total / 2**30
+    print(f"{platform.machine()}, {psutil.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}\n")
+    print(HEADER)
+    for name in arguments.groups or GROUPS:
+        for row in GROUPS[name](arguments.repeats):
+            print(line(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The deployments that the benchmarks run against: the end-to-end tests' own, with instant engines."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.deployment import Deployment
+
+INSTANT = ("--VllmWorker.speedup-ratio=0", "--VllmWorker.startup-time=0", "--Planner.no-operation=true")
+INSTANT_DISAGG = (*INSTANT, "--PrefillWorker.speedup-ratio=0", "--PrefillWorker.startup-time=0")
+
+
+@contextmanager
+def serving(graph: str, config: str, *options: str, wait: bool = True) -> Iterator[Deployment]:
+    """A deployment for the length of the block."""
+    with tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as directory:
+        deployment = Deployment(Path(directory), graph, config, *options)
+        try:
+            if wait:
+                deployment.start()
+            else:
+                deployment.spawn()
+            yield deployment
+        finally:
+            deployment.close()
+
+
+def tree(deployment: Deployment) -> list[psutil.Process]:
+    """``serve`` and everything below it."""
+    assert deployment.process is not None
+    parent = psutil.Process(deployment.process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """CPU seconds that these processes have used, user and system."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+def idle_cpu_percent(processes: list[psutil.Process], seconds: float = 10.0) -> float:
+    """CPU use of all of them together, in percent of one core."""
+    before_s = cpu_s(processes)
+    time.sleep(seconds)
+    return 100.0 * (cpu_s(processes) - before_s) / seconds

@@ -1,0 +1,101 @@
+"""How long a user waits: for the first answer, for a killed worker, for a scaling decision."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import aiohttp
+
+from dynaplan.domain.discovery import SERVICES_PREFIX
+from dynaplan.domain.scaling import planner_prefix
+from dynaplan.domain.store import Transaction
+from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving
+from tests.bench.table import Row
+from tests.e2e.deployment import MODEL, Deployment
+from tests.fakes.load import stream_one
+
+
+def rows(repeats: int) -> Iterator[Row]:
+    """Every row of this group."""
+    yield Row("start to first answer", "s", [start_to_first_answer() for _ in range(repeats)], aim=2.0)
+    with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
+        values = [kill_to_routable(deployment) for _ in range(repeats)]
+        yield Row("worker kill -9 to routable again", "s", values, aim=1.5)
+    with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
+        ups, downs = asyncio.run(scale_up_and_down(deployment, repeats))
+        yield Row("scale decision to routable", "s", ups, aim=0.5)
+        yield Row("scale-down decision to not routed", "ms", [1000 * down for down in downs], aim=10)
+
+
+def start_to_first_answer() -> float:
+    """From the command to the first complete answer, disaggregated graph, instant engines."""
+    started_s = time.perf_counter()
+    with serving("graphs.disagg:Frontend", "disagg.yaml", *INSTANT_DISAGG, wait=False) as deployment:
+        while not deployment.statefile().get("addresses", {}).get("frontend_url"):
+            time.sleep(0.01)
+        asyncio.run(_first_answer(deployment.url))
+        return time.perf_counter() - started_s
+
+
+async def _first_answer(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        while not (await stream_one(session, url, MODEL, "Hello", 4)).is_complete:
+            await asyncio.sleep(0.02)
+
+
+def kill_to_routable(deployment: Deployment) -> float:
+    """From kill -9 of the only worker to the next complete answer."""
+    deployment.wait_ready()
+    os.kill(deployment.pid_of("dynamo_VllmWorker"), signal.SIGKILL)
+    started_s = time.perf_counter()
+    asyncio.run(_first_answer(deployment.url))
+    return time.perf_counter() - started_s
+
+
+async def scale_up_and_down(deployment: Deployment, repeats: int) -> tuple[list[float], list[float]]:
+    """From the desired count being written to the registration appearing (1 -> 2), and disappearing (2 -> 1)."""
+    from dynaplan.adapters.stores.etcd import EtcdStore
+
+    endpoints = deployment.statefile()["addresses"]["etcd_endpoints"]
+    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
+    ups, downs = [], []
+    try:
+        for _ in range(repeats):
+            ups.append(await _until_registered(store, 2))
+            await _settled(deployment, 2)
+            downs.append(await _until_registered(store, 1))
+            await _settled(deployment, 1)
+    finally:
+        await store.close()
+    return ups, downs
+
+
+async def _until_registered(store: object, count: int) -> float:
+    from dynaplan.adapters.stores.etcd import EtcdStore
+
+    assert isinstance(store, EtcdStore)
+    prefix = planner_prefix("dynamo")
+    decision = max(
+        [int(item.value) for item in await store.list(prefix) if item.key.endswith("decision_id")], default=-1
+    )
+    started_s = time.perf_counter()
+    puts = {f"{prefix}num_decode_workers": str(count), f"{prefix}decision_id": str(decision + 1)}
+    await store.commit(Transaction(puts=puts))
+    workers = f"{SERVICES_PREFIX}dynamo/VllmWorker/generate/"
+    while len(await store.list(workers)) != count:
+        await asyncio.sleep(0.001)
+    return time.perf_counter() - started_s
+
+
+async def _settled(deployment: Deployment, count: int, timeout_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    is_settled: Callable[[], bool] = lambda: [  # noqa: E731
+        worker["state"] for worker in deployment.workers("VllmWorker").values()
+    ] == ["ready"] * count
+    while not is_settled() and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.05)
+    assert is_settled(), deployment.statefile()
