@@ -1,0 +1,122 @@
+"""kill -9 of any one process: the service is whole again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import MODEL, Deployment
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually, wait_until
+
+QUIET = ("--Planner.no-operation=true",)
+
+
+def process_of(deployment: Deployment, words: str) -> psutil.Process:
+    found = [child for child in deployment.children() if words in " ".join(child.cmdline())]
+    assert len(found) == 1, [child.cmdline() for child in deployment.children()]
+    return found[0]
+
+
+def is_whole(deployment: Deployment) -> bool:
+    workers = deployment.workers()
+    is_ready = all(worker["state"] == "ready" for worker in workers.values())
+    gpus = [gpu for worker in workers.values() for gpu in worker["resources"].get("allocated_gpus", ())]
+    return is_ready and len(gpus) == len(set(gpus)) and all(psutil.pid_exists(each["pid"]) for each in workers.values())
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["--service-name VllmWorker", "--service-name PrefillWorker", "--service-name Planner", "circus", "etcd", "nats-server"],
+)
+async def test_requests_are_answered_and_the_service_is_whole_again(
+    deploy: Callable[..., Deployment], victim: str
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    words = {"circus": "FleetPlugin", "etcd": "etcd --name"}.get(victim, victim)
+    killed = process_of(deployment, words)
+    async with Load(deployment.url, MODEL, clients=3, tokens=30, prompt="word " * 900) as load:
+        await eventually(lambda: len(load.outcomes) > 3, 20)
+        killed.kill()
+        await asyncio.sleep(1)
+        count = len(load.outcomes)
+        await eventually(lambda: process_of(deployment, words).pid != killed.pid and is_whole(deployment), 20)
+        await eventually(lambda: len(load.outcomes) > count + 6, 20)
+        await load.stop()
+    # A stream that a killed decode worker had begun cannot be completed; everything else is.
+    begun = [outcome for outcome in load.incomplete if outcome.status == 200]
+    assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
+    assert len(begun) <= (3 if "VllmWorker" in victim else 0), begun
+
+
+async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deployment]) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    url = deployment.url
+    old = deployment.pid_of("dynamo_Frontend")
+    os.kill(old, signal.SIGKILL)
+    await eventually(lambda: is_whole(deployment) and deployment.pid_of("dynamo_Frontend") != old, 20)
+    assert deployment.url == url
+    async with Load(url, MODEL, clients=1, tokens=5) as load:
+        await eventually(lambda: len(load.outcomes) > 2, 10)
+        await load.stop()
+    assert load.incomplete == []
+
+
+@pytest.mark.parametrize("server", ["etcd --name", "nats-server"])
+@pytest.mark.parametrize("seconds", [5, 40])
+async def test_a_server_that_stands_still_costs_nothing(
+    deploy: Callable[..., Deployment], server: str, seconds: int
+) -> None:
+    if seconds > 5 and not os.environ.get("DYNAPLAN_TORTURE"):
+        pytest.skip("long outages are in tox -e torture")
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    pids = {name: worker["pid"] for name, worker in deployment.workers().items()}
+    frozen = process_of(deployment, server)
+    async with Load(deployment.url, MODEL, clients=3, tokens=30) as load:
+        frozen.suspend()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            frozen.resume()
+        await eventually(lambda: is_whole(deployment), 20)
+        await load.stop()
+    assert load.incomplete == []
+    assert {name: worker["pid"] for name, worker in deployment.workers().items()} == pids
+
+
+def test_kill_9_of_serve_leaves_nothing_and_the_next_serve_starts(deploy: Callable[..., Deployment]) -> None:
+    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml")
+    children = deployment.children()
+    assert deployment.process
+    deployment.process.kill()
+    deployment.process.wait()
+    wait_until(lambda: not any(child.is_running() for child in children), 5)
+    deployment.start()
+    assert is_whole(deployment)
+
+
+def test_a_worker_that_crashes_again_and_again_is_failed_and_says_why(deploy: Callable[..., Deployment]) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, "--VllmWorker.startup-time=0.1")
+    for _ in range(8):
+        worker = deployment.workers()["dynamo_VllmWorker"]
+        if worker["state"] == "failed":
+            break
+        if worker["pid"] and psutil.pid_exists(worker["pid"]):
+            os.kill(worker["pid"], signal.SIGKILL)
+        wait_until(
+            lambda pid=worker["pid"]: (
+                deployment.workers()["dynamo_VllmWorker"]["state"] == "failed"
+                or deployment.workers()["dynamo_VllmWorker"]["pid"] not in (0, pid)
+            ),
+            40,
+        )
+    worker = deployment.workers()["dynamo_VllmWorker"]
+    assert worker["state"] == "failed"
+    assert worker["reason"]
+    assert worker["resources"].get("allocated_gpus", []) == []
+    assert "dynamo_VllmWorker" in deployment.text

@@ -1,0 +1,97 @@
+"""Nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.test_kills import process_of
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually
+
+QUIET = ("--Planner.no-operation=true",)
+
+
+def left_of(children: list[psutil.Process]) -> list[str]:
+    return [child.name() for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_ctrl_c_finishes_the_streams_and_exits_0(deploy: Callable[..., Deployment]) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    children = deployment.children()
+    async with Load(deployment.url, MODEL, clients=4, tokens=250) as load:
+        await asyncio.sleep(0.5)
+        load._stopping = True
+        code = await asyncio.to_thread(deployment.stop)
+    assert code == 0, deployment.text
+    assert load.incomplete == []
+    assert left_of(children) == []
+    assert not deployment.statefile_path.exists()
+
+
+async def test_a_second_ctrl_c_ends_it_within_two_seconds(deploy: Callable[..., Deployment]) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    children = deployment.children()
+    assert deployment.process
+    async with Load(deployment.url, MODEL, clients=2, tokens=8000) as load:
+        await asyncio.sleep(0.5)
+        load._stopping = True
+        deployment.process.send_signal(signal.SIGINT)
+        await asyncio.sleep(1.0)
+        assert deployment.process.poll() is None
+        deployment.process.send_signal(signal.SIGINT)
+        started_s = time.monotonic()
+        await asyncio.to_thread(deployment.process.wait, 10)
+        assert time.monotonic() - started_s < 2.0
+    assert left_of(children) == []
+
+
+@pytest.mark.parametrize("victim", ["--service-name VllmWorker", "--service-name Frontend"])
+def test_a_stopped_process_cannot_hold_up_the_exit(deploy: Callable[..., Deployment], victim: str) -> None:
+    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--drain-timeout", "2")
+    children = deployment.children()
+    process_of(deployment, victim).suspend()
+    started_s = time.monotonic()
+    deployment.stop()
+    assert time.monotonic() - started_s < 10
+    assert left_of(children) == []
+
+
+def test_sighup_does_not_hurt(deploy: Callable[..., Deployment]) -> None:
+    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+    pids = {child.pid for child in deployment.children()}
+    assert deployment.process
+    deployment.process.send_signal(signal.SIGHUP)
+    time.sleep(1.5)  # nothing to poll for: the rule is that nothing happens
+    assert {child.pid for child in deployment.children()} == pids
+
+
+def test_stop_ends_the_deployment_and_says_so_when_there_is_none(deploy: Callable[..., Deployment]) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    assert deployment.run("stop").returncode == 0
+    assert deployment.process
+    assert deployment.process.wait(20) == 0
+    for command in (["stop"], ["status"], ["scale", "decode=2"], ["why"]):
+        result = deployment.run(*command)
+        assert result.returncode == 2, command
+        assert "dynaplan serve" in result.stderr
+
+
+async def test_circusctl_quit_ends_it_in_order(deploy: Callable[..., Deployment]) -> None:
+    from circus.client import CircusClient
+
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    client = CircusClient(endpoint=deployment.statefile()["circus_endpoint"], timeout=10)
+    try:
+        await asyncio.to_thread(client.send_message, "quit")
+    finally:
+        client.stop()
+    assert deployment.process
+    await eventually(lambda: deployment.process.poll() is not None, 20)
+    assert not deployment.statefile_path.exists()
