@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
+
+if TYPE_CHECKING:
+    from dynaplan.domain.decisions import Decision, DecisionRecord
+    from dynaplan.domain.observation import FleetCounts, Sample
+    from dynaplan.domain.scaling import DesiredCounts
 
 
 class Clock(Protocol):
@@ -24,6 +30,30 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return when that many seconds have passed."""
+        ...
+
+
+class Processes(Protocol):
+    """The processes of this machine, each told from its successors by its start time."""
+
+    def identify(self, pid: int) -> int | None:
+        """When the process started, in clock ticks since boot; None when there is none or only a zombie."""
+        ...
+
+    def identity_of(self, pid: int) -> ProcessIdentity:
+        """The identity of a running process; raises ProcessLookupError when it does not run."""
+        ...
+
+    def is_alive(self, process: ProcessIdentity) -> bool:
+        """Whether this very process still runs."""
+        ...
+
+    def kill_group(self, pid: int, started_at: int) -> tuple[int, ...]:
+        """SIGKILL what is left of the process group that this very process leads or led; who was in it."""
+        ...
+
+    def sweep(self, document: dict[str, Any]) -> list[str]:
+        """End what a dead arbiter's deployment left running; one sentence per process group ended."""
         ...
 
 
@@ -83,6 +113,11 @@ class WorkItem(Protocol):
     """One piece of work taken from a queue: delivered again to somebody unless acknowledged in time."""
 
     payload: bytes
+
+    @property
+    def deliveries(self) -> int:
+        """How often it has been delivered, this time included; starts anew when the queue's server does."""
+        ...
 
     async def ack(self) -> None:
         """The work is done: never deliver it again."""
@@ -177,4 +212,59 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Let go of everything; return when held hand-offs have been taken or have expired."""
+        ...
+
+
+class MetricsSource(Protocol):
+    """The load of workers, as they tell it themselves."""
+
+    async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
+        """The load of the worker at each base address, asked all at once; None for one that does not answer."""
+        ...
+
+    async def close(self) -> None:
+        """End the connections."""
+        ...
+
+
+class Connector(Protocol):
+    """Carries the planner's decisions to whoever starts and stops workers.
+
+    Methods raise StoreUnavailable when that is not reachable now.
+    """
+
+    async def fleet(self) -> FleetCounts:
+        """The workers there are, by role and state."""
+        ...
+
+    async def desired(self) -> DesiredCounts:
+        """What is asked for now, whoever asked for it, and whether it is being carried out."""
+        ...
+
+    async def apply(self, decision: Decision) -> int:
+        """Ask for the decision's desired counts; the id it travels under, above every id in use.
+
+        All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
+        counts since the decision was made.
+        """
+        ...
+
+    async def wait_ready(self) -> None:
+        """Return when a decode worker is ready, however long that takes."""
+        ...
+
+
+class Recorder(Protocol):
+    """Writes down what the planner sees and decides. Never raises: what cannot be written is logged once."""
+
+    def pulled(self, sample: Sample) -> None:
+        """One metric pull."""
+        ...
+
+    def decided(self, record: DecisionRecord) -> None:
+        """One adjustment interval."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
         ...

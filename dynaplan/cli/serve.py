@@ -30,15 +30,31 @@ class ServeCommand(click.Command):
 
 @click.command(cls=ServeCommand, name="serve", epilog="Any option of a service: --Service.key=value")
 @click.argument("graph")
-@click.option("-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module.")
-@click.option("-p", "--port", type=click.IntRange(0, 65535), envvar="DYNAMO_PORT", default=8000, show_default=True)
-@click.option("--host", envvar="DYNAMO_HOST", default="127.0.0.1", show_default=True)
-@click.option("--service-name", envvar="DYNAMO_SERVICE_NAME", default="", help="Serve only this service of the graph.")
-@click.option("--working-dir", type=click.Path(path_type=Path), help="Where to import and run; default: here.")
-@click.option("--dry-run", is_flag=True, help="Validate, print the configuration and the GPU map, start nothing.")
-@click.option("--gpus", type=click.IntRange(0, 1024), help="Use this many GPUs; simulated when there is no NVIDIA driver.")
-@click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo.")
-@click.option("--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable.")
+@click.option(
+    "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."
+)
+@click.option("-p", "--port", type=click.IntRange(0, 65535), envvar="DYNAMO_PORT", help="Default: 8000.")
+@click.option("--host", envvar="DYNAMO_HOST", help="Default: 127.0.0.1.")
+@click.option(
+    "--service-name", envvar="DYNAMO_SERVICE_NAME", default="", help="Serve only this service of the graph."
+)
+@click.option(
+    "--working-dir", type=click.Path(path_type=Path), help="Where to import and run; default: here."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Validate, print the configuration and the GPU map, start nothing."
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(0, 1024),
+    help="Use this many GPUs; simulated when there is no NVIDIA driver.",
+)
+@click.option(
+    "--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo."
+)
+@click.option(
+    "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
+)
 @click.option("--drain-timeout", type=click.FloatRange(0.0), default=30.0, show_default=True, help="Seconds.")
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @click.pass_context
@@ -46,8 +62,8 @@ def command(
     ctx: click.Context,
     graph: str,
     config_file: str | None,
-    port: int,
-    host: str,
+    port: int | None,
+    host: str | None,
     service_name: str,
     working_dir: Path | None,
     dry_run: bool,
@@ -58,6 +74,7 @@ def command(
     circus_tcp: bool,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C."""
+    from dynaplan.cli.checking import check_settings
     from dynaplan.domain.errors import GraphError
     from dynaplan.sdk.config import dry_run_text, find_config_file, read_config
     from dynaplan.sdk.graph import load_graph
@@ -75,15 +92,17 @@ def command(
     spec = resolve_graph(loaded, config, namespace)
     if service_name:
         spec = only_service(spec, service_name)
+    check_settings(loaded, spec, config)
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
     if dry_run:
         click.echo(dry_run_text(config))
         click.echo(gpu_map(spec, gpus))
         return 0
+    frontend = config.get("Frontend", {})
     options = ServeOptions(
-        host=host,
-        port=port,
+        host=host or str(frontend.get("host") or "127.0.0.1"),
+        port=int(frontend.get("port") or 8000) if port is None else port,
         gpus=gpus,
         circus_tcp=circus_tcp,
         api_key=api_key or None,
@@ -111,4 +130,9 @@ def only_service(spec: GraphSpec, name: str) -> GraphSpec:
         near = get_close_matches(name, names, 1)
         hint = f"Did you mean {near[0]}?" if near else f"The graph has: {', '.join(names)}."
         raise GraphError(f"--service-name {name}: the graph has no such service", hint=hint)
-    return replace(spec, services=(replace(service, in_process_of=""),))
+    if service.in_process_of:
+        raise GraphError(
+            f"--service-name {name}: it runs inside {service.in_process_of}'s process",
+            hint=f"Use --service-name {service.in_process_of}.",
+        )
+    return replace(spec, services=(service,))

@@ -13,6 +13,7 @@
     |  |- QueueUnavailable      the work queue does not answer
     |  |- ArbiterBusy           the circus arbiter refuses or does not answer
     |  |- MetricsUnavailable    a worker's load cannot be read
+    |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
     |- PermanentError           a retry is useless
        |- IllegalTransition     a lifecycle was asked for an impossible move
        |- StatefileCorrupt      the statefile is not a document of ours
@@ -76,6 +77,10 @@ class ArbiterBusy(TemporaryError):
 
 class MetricsUnavailable(TemporaryError):
     """A worker's load could not be read."""
+
+
+class StatefileUnwritable(TemporaryError):
+    """The statefile could not be written: full disk, read-only, no permission. Serving goes on without it."""
 
 
 class PermanentError(DynaplanError):

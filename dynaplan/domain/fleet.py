@@ -41,10 +41,22 @@ class WorkerState(Enum):
 
 LIFECYCLE: Mapping[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STARTING: frozenset(
-        {WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF, WorkerState.FAILED, WorkerState.STOPPED}
+        {
+            WorkerState.READY,
+            WorkerState.DRAINING,
+            WorkerState.BACKOFF,
+            WorkerState.FAILED,
+            WorkerState.STOPPED,
+        }
     ),
     WorkerState.READY: frozenset(
-        {WorkerState.STARTING, WorkerState.DRAINING, WorkerState.BACKOFF, WorkerState.FAILED, WorkerState.STOPPED}
+        {
+            WorkerState.STARTING,
+            WorkerState.DRAINING,
+            WorkerState.BACKOFF,
+            WorkerState.FAILED,
+            WorkerState.STOPPED,
+        }
     ),
     WorkerState.DRAINING: frozenset({WorkerState.STOPPED}),
     WorkerState.BACKOFF: frozenset(
@@ -86,7 +98,9 @@ class Worker:
         """This worker in its next state; raises IllegalTransition, with the history, for a move not in the table."""
         story = (*self.history[-15:], f"{now_s:.3f} {self.state.value} -> {state.value}: {why}")
         if state not in LIFECYCLE[self.state]:
-            raise IllegalTransition(f"{self.name}: {self.state.value} -> {state.value}\n  " + "\n  ".join(story))
+            raise IllegalTransition(
+                f"{self.name}: {self.state.value} -> {state.value}\n  " + "\n  ".join(story)
+            )
         return replace(self, state=state, since_s=now_s, reason=why or self.reason, history=story)
 
     @property
@@ -94,6 +108,12 @@ class Worker:
         """0 for the base worker ``{namespace}_{component}``, n for ``..._{n}``."""
         _, separator, suffix = self.name.rpartition(f"_{self.component}")
         return int(suffix[1:]) if separator and suffix.startswith("_") and suffix[1:].isdigit() else 0
+
+
+def worker_name(namespace: str, component: str, index: int) -> str:
+    """The watcher's name of a component's worker: without a number for the base worker, index 0."""
+    base = f"{namespace}_{component}" if namespace else component
+    return f"{base}_{index}" if index else base
 
 
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})

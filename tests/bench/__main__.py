@@ -1,4 +1,4 @@
-"""``tox -e bench``: print the table. ``--repeats N`` (default 5), and the names of groups to run only those."""
+"""``tox -e bench``: print the table. ``--repeats N`` (default 5); names of groups run only those."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     memory_gib = psutil.virtual_memory().total / 2**30
-    print(f"{platform.machine()}, {psutil.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}\n")
+    cores, version = psutil.cpu_count(), platform.python_version()
+    print(f"{platform.machine()}, {cores} cores, {memory_gib:.0f} GiB, Python {version}\n")
     print(HEADER)
     for name in arguments.groups or GROUPS:
         for row in GROUPS[name](arguments.repeats):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 
@@ -57,10 +57,10 @@ def kill_to_routable(deployment: Deployment) -> float:
 
 
 async def scale_up_and_down(deployment: Deployment, repeats: int) -> tuple[list[float], list[float]]:
-    """From the desired count being written to the registration appearing (1 -> 2), and disappearing (2 -> 1)."""
+    """From the desired count being written to the registration appearing (1 -> 2), and going (2 -> 1)."""
     from dynaplan.adapters.stores.etcd import EtcdStore
 
-    endpoints = deployment.statefile()["addresses"]["etcd_endpoints"]
+    endpoints = deployment.statefile()["addresses"]["etcd"]
     store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
     ups, downs = [], []
     try:
@@ -93,9 +93,10 @@ async def _until_registered(store: object, count: int) -> float:
 
 async def _settled(deployment: Deployment, count: int, timeout_s: float = 30.0) -> None:
     deadline_s = time.monotonic() + timeout_s
-    is_settled: Callable[[], bool] = lambda: [  # noqa: E731
-        worker["state"] for worker in deployment.workers("VllmWorker").values()
-    ] == ["ready"] * count
-    while not is_settled() and time.monotonic() < deadline_s:
+    while _states(deployment) != ["ready"] * count and time.monotonic() < deadline_s:
         await asyncio.sleep(0.05)
-    assert is_settled(), deployment.statefile()
+    assert _states(deployment) == ["ready"] * count, deployment.statefile()
+
+
+def _states(deployment: Deployment) -> list[str]:
+    return [worker["state"] for worker in deployment.workers("VllmWorker").values()]

@@ -1,7 +1,7 @@
 """A closed-loop load generator that costs as little CPU as Python can: one protocol object per connection.
 
-It speaks just enough HTTP/1.1 for one keep-alive connection with chunked answers: an answer is over at the last
-chunk, its tokens are its ``data: {`` events.
+It speaks just enough HTTP/1.1 for one keep-alive connection with chunked answers: an answer is over at the
+last chunk, its tokens are its ``data: {`` events.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ async def generate(url: str, model: str, requests: int, concurrency: int, tokens
     loop = asyncio.get_running_loop()
     started_s = time.perf_counter()
     await asyncio.gather(
-        *(loop.create_connection(lambda: _Connection(run), address.hostname, address.port) for _ in range(concurrency))
+        *(
+            loop.create_connection(lambda: _Connection(run), address.hostname, address.port)
+            for _ in range(concurrency)
+        )
     )
     await asyncio.wait_for(run.done.wait(), 120)
     run.result.seconds = time.perf_counter() - started_s

@@ -34,4 +34,5 @@ def line(row: Row) -> str:
     middle, low, high = median(row.values), min(row.values), max(row.values)
     aim = "" if row.aim is None else f"{row.aim:g}"
     name = f"{row.name} ({row.note})" if row.note else row.name
-    return f"| {name} | {middle:.3g} | {low:.3g} | {high:.3g} | {row.unit} | {aim} | {row.meets_aim} | {len(row.values)} |"
+    figures = f"{middle:.3g} | {low:.3g} | {high:.3g}"
+    return f"| {name} | {figures} | {row.unit} | {aim} | {row.meets_aim} | {len(row.values)} |"

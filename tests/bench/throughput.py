@@ -19,7 +19,9 @@ TOKENS = 32
 
 def rows(repeats: int) -> Iterator[Row]:
     """Every row of this group: two instant workers, streams of 32 tokens."""
-    with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT, "--VllmWorker.ServiceArgs.workers=2") as deployment:
+    with serving(
+        "graphs.agg:Frontend", "agg.yaml", *INSTANT, "--VllmWorker.ServiceArgs.workers=2"
+    ) as deployment:
         frontend = [psutil.Process(deployment.pid_of("dynamo_Frontend"))]
         asyncio.run(generate(deployment.url, MODEL, 300, 16, TOKENS))
         for concurrency, requests in REQUESTS.items():
@@ -33,7 +35,11 @@ def rows(repeats: int) -> Iterator[Row]:
                 latencies_ms.append(1000 * median(result.latencies_s))
             at_64, at_1 = concurrency == 64, concurrency == 1
             yield Row(
-                f"requests at concurrency {concurrency}", "1/s", rates, 900 if at_64 else None, more_is_better=True
+                f"requests at concurrency {concurrency}",
+                "1/s",
+                rates,
+                900 if at_64 else None,
+                more_is_better=True,
             )
             yield Row(f"frontend CPU per request at {concurrency}", "ms", costs_ms, 1.0 if at_64 else None)
             yield Row(f"end to end at {concurrency}", "ms", latencies_ms, 4.0 if at_1 else None)
@@ -44,8 +50,12 @@ def idle_rows(repeats: int) -> Iterator[Row]:
     with serving("graphs.disagg:Frontend", "disagg.yaml") as deployment:
         processes = tree(deployment)
         idle_cpu_percent(processes, 3.0)
-        yield Row("idle CPU, whole tree", "% of a core", [idle_cpu_percent(processes) for _ in range(repeats)], 0.5)
-        memory = [sum(process.memory_full_info().pss for process in processes) / 2**20 for _ in range(repeats)]
+        yield Row(
+            "idle CPU, whole tree", "% of a core", [idle_cpu_percent(processes) for _ in range(repeats)], 0.5
+        )
+        memory = [
+            sum(process.memory_full_info().pss for process in processes) / 2**20 for _ in range(repeats)
+        ]
         yield Row("idle memory, whole tree", "MiB", memory, 350, note="proportional set size")
         for process in processes:
             name = " ".join(process.cmdline())[-60:]

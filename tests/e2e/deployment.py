@@ -85,10 +85,12 @@ class Deployment:
         return self.directory / "state" / f"{self.namespace}.json"
 
     def statefile(self) -> dict[str, Any]:
+        """The document; empty while there is none, or none that can be read."""
         try:
-            return dict(json.loads(self.statefile_path.read_text()))
-        except FileNotFoundError:
+            document = json.loads(self.statefile_path.read_text())
+        except (FileNotFoundError, ValueError):
             return {}
+        return document if isinstance(document, dict) else {}
 
     def workers(self, component: str = "") -> dict[str, dict[str, Any]]:
         """The statefile's entries that have a worker, by watcher name."""

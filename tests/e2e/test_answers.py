@@ -43,7 +43,13 @@ def post(url: str, body: bytes) -> tuple[int, dict[str, object]]:
 
 def test_the_banner_says_where_everything_is(running: Deployment) -> None:
     text = running.text
-    for part in (running.url, str(running.statefile_path), "circusctl --endpoint ipc://", "tensorboard --logdir", "curl"):
+    for part in (
+        running.url,
+        str(running.statefile_path),
+        "circusctl --endpoint ipc://",
+        "tensorboard --logdir",
+        "curl",
+    ):
         assert part in text
 
 
@@ -55,7 +61,10 @@ def test_a_long_prompt_is_prefilled_by_the_prefill_worker(running: Deployment) -
     assert asyncio.run(answer(running.url, "word " * 3000)).is_complete
     log = Path(running.statefile()["addresses"]["log_dir"]) / "dynamo_PrefillWorker.log"
     metrics = urllib.request.urlopen(f"{running.url}/metrics", timeout=10).read().decode()
-    assert any("remote" in line and not line.startswith("#") and not line.endswith(" 0.0") for line in metrics.splitlines())
+    assert any(
+        "remote" in line and not line.startswith("#") and not line.endswith(" 0.0")
+        for line in metrics.splitlines()
+    )
     assert log.exists()
 
 
@@ -92,12 +101,17 @@ def test_a_wrong_request_is_answered_in_the_openai_shape(
     assert error["message"]
 
 
-@pytest.mark.parametrize("command", [["list"], ["status"], ["stats"], ["numprocesses"], ["options", "dynamo_VllmWorker"]])
+@pytest.mark.parametrize(
+    "command", [["list"], ["status"], ["stats"], ["numprocesses"], ["options", "dynamo_VllmWorker"]]
+)
 def test_circusctl_works_with_the_printed_endpoint(running: Deployment, command: list[str]) -> None:
     endpoint = running.statefile()["circus_endpoint"]
     circusctl = Path(sys.executable).with_name("circusctl")
     result = subprocess.run(
-        [circusctl, "--endpoint", endpoint, "--timeout", "10", *command], capture_output=True, text=True, timeout=30
+        [circusctl, "--endpoint", endpoint, "--timeout", "10", *command],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     if command[0] in ("list", "status"):
@@ -108,7 +122,9 @@ def test_status_shows_every_worker_as_a_table_and_as_json(running: Deployment) -
     table = running.run("status")
     assert table.returncode == 0, table.stderr
     assert "dynamo_VllmWorker" in table.stdout and "ready" in table.stdout
-    workers = {worker["worker"]: worker for worker in json.loads(running.run("status", "--json").stdout)["workers"]}
+    workers = {
+        worker["worker"]: worker for worker in json.loads(running.run("status", "--json").stdout)["workers"]
+    }
     decode = workers["dynamo_VllmWorker"]
     assert decode["role"] == "decode"
     assert decode["state"] == "ready"

@@ -55,24 +55,45 @@ def refuse(tmp_path: Path) -> Callable[..., str]:
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.workers=two"], "two"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.resources.gpu=-1"], "gpu"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.speedup-ratio=fast"], "speedup-ratio"),
-        (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Planner.adjustment-interval=0"], "adjustment-interval"),
+        (
+            ["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Planner.adjustment-interval=0"],
+            "adjustment-interval",
+        ),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.engine=warp"], "engine"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--gpus", "1"], "GPU"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--prot", "1"], "--prot"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "foo.bar"], "foo.bar"),
     ],
 )
-def test_the_message_names_what_is_wrong(refuse: Callable[..., str], arguments: list[str], expected: str) -> None:
+def test_the_message_names_what_is_wrong(
+    refuse: Callable[..., str], arguments: list[str], expected: str
+) -> None:
     assert expected in refuse(*arguments)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "- a\n- b\n", "just text\n", "Frontend: [\n", "VllmWorker: 3\n", "1: {}\n", "VllmWorker: {ServiceArgs: 3}\n"]
+    ("text", "expected"),
+    [
+        ("", "bad.yaml"),
+        ("- a\n- b\n", "bad.yaml"),
+        ("just text\n", "bad.yaml"),
+        ("Frontend: [\n", "bad.yaml"),
+        ("1: {}\n", "bad.yaml"),
+        ("VllmWorker: 3\n", "VllmWorker"),
+        ("VllmWorker: {ServiceArgs: 3}\n", "ServiceArgs"),
+    ],
 )
-def test_a_yaml_that_is_not_a_configuration(refuse: Callable[..., str], tmp_path: Path, text: str) -> None:
+def test_a_yaml_that_is_not_a_configuration(
+    refuse: Callable[..., str], tmp_path: Path, text: str, expected: str
+) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    assert "bad.yaml" in refuse("graphs.disagg:Frontend", "-f", str(path)) or text in ("VllmWorker: 3\n",)
+    assert expected in refuse("graphs.disagg:Frontend", "-f", str(path))
+
+
+def test_a_state_directory_that_is_a_file(refuse: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    assert "state" in refuse("graphs.agg:Frontend", "-f", "agg.yaml", "--port", "0")
 
 
 def test_a_taken_port_is_refused_before_anything_starts(refuse: Callable[..., str]) -> None:
@@ -105,7 +126,11 @@ def test_two_of_one_namespace_are_refused(deploy: Callable[..., Deployment]) -> 
 def test_two_namespaces_never_share_a_gpu(deploy: Callable[..., Deployment]) -> None:
     first = deploy("graphs.agg:Frontend", "agg.yaml", "--gpus", "2", namespace="one")
     second = deploy("graphs.agg:Frontend", "agg.yaml", "--gpus", "2", namespace="two")
-    gpus = [gpu for each in (first, second) for gpu in each.workers()[f"{each.namespace}_VllmWorker"]["resources"]["allocated_gpus"]]
+    gpus = [
+        gpu
+        for each in (first, second)
+        for gpu in each.workers()[f"{each.namespace}_VllmWorker"]["resources"]["allocated_gpus"]
+    ]
     assert sorted(gpus) == [0, 1]
     third = first.run(*first.command[1:5], "--gpus", "2", "--namespace", "three", "-f", "agg.yaml")
     assert third.returncode == 2

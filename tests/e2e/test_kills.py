@@ -27,12 +27,23 @@ def is_whole(deployment: Deployment) -> bool:
     workers = deployment.workers()
     is_ready = all(worker["state"] == "ready" for worker in workers.values())
     gpus = [gpu for worker in workers.values() for gpu in worker["resources"].get("allocated_gpus", ())]
-    return is_ready and len(gpus) == len(set(gpus)) and all(psutil.pid_exists(each["pid"]) for each in workers.values())
+    return (
+        is_ready
+        and len(gpus) == len(set(gpus))
+        and all(psutil.pid_exists(each["pid"]) for each in workers.values())
+    )
 
 
 @pytest.mark.parametrize(
     "victim",
-    ["--service-name VllmWorker", "--service-name PrefillWorker", "--service-name Planner", "circus", "etcd", "nats-server"],
+    [
+        "--service-name VllmWorker",
+        "--service-name PrefillWorker",
+        "--service-name Planner",
+        "circus",
+        "etcd",
+        "nats-server",
+    ],
 )
 async def test_requests_are_answered_and_the_service_is_whole_again(
     deploy: Callable[..., Deployment], victim: str
@@ -100,7 +111,9 @@ def test_kill_9_of_serve_leaves_nothing_and_the_next_serve_starts(deploy: Callab
     assert is_whole(deployment)
 
 
-def test_a_worker_that_crashes_again_and_again_is_failed_and_says_why(deploy: Callable[..., Deployment]) -> None:
+def test_a_worker_that_crashes_again_and_again_is_failed_and_says_why(
+    deploy: Callable[..., Deployment],
+) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, "--VllmWorker.startup-time=0.1")
     for _ in range(8):
         worker = deployment.workers()["dynamo_VllmWorker"]

@@ -27,7 +27,9 @@ async def scale_up_and_down(deployment: Deployment, role: str, component: str) -
             await eventually(lambda count=count: ready(deployment, component) == count, 30)
 
 
-async def test_every_request_is_complete_while_both_pools_scale_up_and_down(deploy: Callable[..., Deployment]) -> None:
+async def test_every_request_is_complete_while_both_pools_scale_up_and_down(
+    deploy: Callable[..., Deployment],
+) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     async with Load(deployment.url, MODEL, clients=6, tokens=60, prompt="word " * 900) as load:
         await scale_up_and_down(deployment, "decode", "VllmWorker")
@@ -56,7 +58,7 @@ async def test_the_planner_adds_a_decode_worker_under_load_and_removes_it_after(
         "--Planner.decode-kv-scale-up-threshold=0.5",
         "--Planner.decode-kv-scale-down-threshold=0.2",
         "--Planner.max-gpu-budget=2",
-        "--VllmWorker.num-gpu-blocks-override=80",
+        "--VllmWorker.num-gpu-blocks-override=36",
         "--VllmWorker.max-model-len=1024",
     )
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *options)

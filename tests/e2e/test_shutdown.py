@@ -19,7 +19,9 @@ QUIET = ("--Planner.no-operation=true",)
 
 
 def left_of(children: list[psutil.Process]) -> list[str]:
-    return [child.name() for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        child.name() for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 async def test_ctrl_c_finishes_the_streams_and_exits_0(deploy: Callable[..., Deployment]) -> None:

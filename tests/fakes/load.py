@@ -62,7 +62,9 @@ class Load:
         while not self._stopping:
             count += 1
             self.outcomes.append(
-                await stream_one(self._session, self.url, self.model, f"{number}.{count} {self.prompt}", self.tokens)
+                await stream_one(
+                    self._session, self.url, self.model, f"{number}.{count} {self.prompt}", self.tokens
+                )
             )
 
     @property
@@ -71,7 +73,12 @@ class Load:
 
 
 async def stream_one(
-    session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int, headers: dict[str, str] | None = None
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    prompt: str,
+    tokens: int,
+    headers: dict[str, str] | None = None,
 ) -> Outcome:
     """Stream one chat completion to its end; never raises for what the server does."""
     outcome = Outcome(wanted_tokens=tokens)

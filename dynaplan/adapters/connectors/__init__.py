@@ -1,0 +1,1 @@
+"""How the planner's decisions reach whoever starts and stops workers."""

@@ -1,0 +1,85 @@
+"""A connector in this process: for tests, and for planning over a modelled fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from dynaplan.adapters.connectors.virtual import refuse_when_changed
+from dynaplan.domain.decisions import Decision
+from dynaplan.domain.errors import StoreUnavailable
+from dynaplan.domain.observation import FleetCounts
+from dynaplan.domain.scaling import DesiredCounts
+
+
+class MemoryConnector:
+    """The twin of ``VirtualConnector``: what it is asked for waits until ``settle`` carries it out.
+
+    Setting ``is_available`` to False makes it raise StoreUnavailable, as when the store is away.
+    """
+
+    def __init__(self, fleet: FleetCounts | None = None, desired: DesiredCounts | None = None) -> None:
+        self.is_available = True
+        self._fleet = fleet or FleetCounts()
+        self._desired = desired or DesiredCounts()
+        self._ready = asyncio.Event()
+        self.set_fleet(self._fleet)
+
+    async def fleet(self) -> FleetCounts:
+        """The fleet that was set."""
+        self._enter()
+        return self._fleet
+
+    async def desired(self) -> DesiredCounts:
+        """The counts that were asked for last."""
+        self._enter()
+        return self._desired
+
+    async def apply(self, decision: Decision) -> int:
+        """Ask for the desired counts."""
+        self._enter()
+        refuse_when_changed(decision, self._desired)
+        desired, now = decision.desired, self._desired
+        has_prefill = desired.prefill or now.num_prefill_workers >= 0
+        self._desired = replace(
+            now,
+            num_prefill_workers=desired.prefill if has_prefill else -1,
+            num_decode_workers=desired.decode,
+            decision_id=now.next_decision_id,
+        )
+        return self._desired.decision_id
+
+    async def wait_ready(self) -> None:
+        """Return once a decode worker is ready."""
+        await self._ready.wait()
+
+    def set_fleet(self, fleet: FleetCounts) -> None:
+        """The workers there are from now on."""
+        self._fleet = fleet
+        if fleet.decode.ready:
+            self._ready.set()
+        else:
+            self._ready.clear()
+
+    def set_desired(self, desired: DesiredCounts) -> None:
+        """What somebody else asks for."""
+        self._desired = desired
+
+    def settle(self) -> None:
+        """Carry out what was asked for: everybody is ready, and the decision is acknowledged."""
+        desired = self._desired
+        self._desired = replace(
+            desired, scaled_decision_id=max(desired.decision_id, desired.scaled_decision_id)
+        )
+        prefill, decode = max(0, desired.num_prefill_workers), max(0, desired.num_decode_workers)
+        self.set_fleet(
+            replace(
+                self._fleet,
+                prefill=replace(self._fleet.prefill, ready=prefill, starting=0, draining=0),
+                decode=replace(self._fleet.decode, ready=decode, starting=0, draining=0),
+            )
+        )
+
+    def _enter(self) -> None:
+        if not self.is_available:
+            raise StoreUnavailable("the fleet is away")

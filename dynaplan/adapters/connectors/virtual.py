@@ -1,0 +1,97 @@
+"""The virtual connector: decisions as keys that anybody may carry out.
+
+Source: the VirtualConnector of the SLA planner's documentation; the keys are in ``dynaplan.domain.scaling``.
+On one box the fleet plugin is at the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from dynaplan.domain.decisions import Decision, Targets
+from dynaplan.domain.errors import StoreUnavailable, TemporaryError
+from dynaplan.domain.observation import FleetCounts
+from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.store import KeyValue, Transaction
+from dynaplan.ports import Clock, KeyValueStore
+
+log = logging.getLogger(__name__)
+
+READY_POLL_S = 0.5
+
+
+class VirtualConnector:
+    """Writes desired counts into the key-value store; see ``dynaplan.ports.Connector``.
+
+    ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
+    publish its fleet.
+    """
+
+    def __init__(
+        self, store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts], clock: Clock
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._registered = registered
+        self._clock = clock
+
+    async def fleet(self) -> FleetCounts:
+        """The fleet as its supervisor publishes it, or else as it is registered."""
+        item = await self._store.get(fleet_key(self._namespace))
+        if item is None:
+            return self._registered()
+        try:
+            return FleetCounts.from_json(json.loads(item.value))
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("%s is not a fleet (%s): counting registrations instead", item.key, error)
+            return self._registered()
+
+    async def desired(self) -> DesiredCounts:
+        """The desired counts and the decision they belong to."""
+        return self._counts(await self._read())
+
+    async def apply(self, decision: Decision) -> int:
+        """Write the desired counts as one transaction, guarded by the revisions of what was read."""
+        items = await self._read()
+        now = self._counts(items)
+        refuse_when_changed(decision, now)
+        prefix = planner_prefix(self._namespace)
+        puts = {prefix + "num_decode_workers": str(decision.desired.decode), prefix + "decision_id": ""}
+        if decision.desired.prefill or now.num_prefill_workers >= 0:
+            # An aggregated graph has no prefill workers to ask for.
+            puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
+        puts[prefix + "decision_id"] = str(now.next_decision_id)
+        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id"), 0)
+        expected = guarded | {item.key: item.revision for item in items}
+        if not await self._store.commit(Transaction(expected=expected, puts=puts)):
+            raise TemporaryError("the desired counts are being changed by somebody else")
+        return now.next_decision_id
+
+    async def wait_ready(self) -> None:
+        """Poll until a decode worker is ready; the store may be away meanwhile."""
+        while True:
+            try:
+                if (await self.fleet()).decode.ready:
+                    return
+            except StoreUnavailable as error:
+                log.info("waiting for the key-value store: %s", error)
+            await self._clock.sleep(READY_POLL_S)
+
+    async def _read(self) -> tuple[KeyValue, ...]:
+        return await self._store.list(planner_prefix(self._namespace))
+
+    def _counts(self, items: tuple[KeyValue, ...]) -> DesiredCounts:
+        return DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
+
+
+def refuse_when_changed(decision: Decision, now: DesiredCounts) -> None:
+    """Raise TemporaryError when the counts that are set are not those that the decision began with."""
+    current = decision.current
+    asked = Targets(
+        now.num_prefill_workers if now.num_prefill_workers >= 0 else current.prefill,
+        now.num_decode_workers if now.num_decode_workers >= 0 else current.decode,
+    )
+    if asked != current:
+        raise TemporaryError(f"somebody else asked for {asked} meanwhile; this decision began with {current}")

@@ -1,0 +1,165 @@
+"""Which deployment of this machine has which GPU, whatever its namespace and its user.
+
+One small file per claim in a directory that everybody may write to and where nobody may remove the
+files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
+arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
+What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
+the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
+if they share the directory and the pids of the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dynaplan.adapters.local.processes import is_alive
+from dynaplan.domain.errors import DeploymentError
+from dynaplan.domain.identity import ProcessIdentity
+
+DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
+_HINT = "set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, mode 1777"
+
+
+def node_dir(environ: Mapping[str, str]) -> Path:
+    """Where the claims are: ``DYNAPLAN_NODE_DIR``, or ``/tmp/dynaplan-gpus``."""
+    return Path(environ.get("DYNAPLAN_NODE_DIR") or DEFAULT_DIRECTORY).absolute()
+
+
+class Claims:
+    """The claims of one arbiter. Methods raise DeploymentError when the directory is unusable or unsafe."""
+
+    def __init__(
+        self, arbiter: ProcessIdentity, namespace: str, directory: Path, lock_timeout_s: float = 5.0
+    ) -> None:
+        self._arbiter = arbiter
+        self._namespace = namespace
+        self._directory = directory
+        self._lock_timeout_s = lock_timeout_s
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these GPUs; those obtained: all but what another living arbiter has. Ours stay ours."""
+        with self._locked() as directory:
+            foreign = self._held(directory)
+            obtained = {uuid for uuid in uuids if uuid not in foreign}
+            for uuid in obtained:
+                self._write(directory, uuid)
+        return obtained
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these GPUs back; those that are not ours are left alone."""
+        with self._locked() as directory:
+            for uuid in uuids:
+                document = _read(directory, _file_name(uuid, os.getuid()))
+                if document is not None and _arbiter(document) == self._arbiter:
+                    os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Those of these GPUs that another living arbiter has, each with who it is, in words."""
+        with self._locked() as directory:
+            held = self._held(directory)
+        return {uuid: held[uuid] for uuid in uuids if uuid in held}
+
+    def _held(self, directory: int) -> dict[str, str]:
+        """UUID -> holder of every claim that counts and is not ours."""
+        held = {}
+        for name in os.listdir(directory):
+            document = _read(directory, name)
+            if document is None:
+                continue
+            arbiter = _arbiter(document)
+            if arbiter != self._arbiter and is_alive(arbiter):
+                held[document["uuid"]] = f"namespace {document['namespace']!r}, pid {arbiter.pid}"
+        return held
+
+    def _write(self, directory: int, uuid: str) -> None:
+        """Replace our user's claim file of that GPU."""
+        name = _file_name(uuid, os.getuid())
+        document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
+        try:
+            os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            pass
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
+        with open(fd, "w") as file:
+            os.fchmod(fd, 0o644)
+            file.write(json.dumps(document))
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The directory, opened and locked against every other arbiter of the machine."""
+        try:
+            directory = _open_directory(self._directory)
+            try:
+                self._lock(directory)
+                yield directory
+            finally:
+                os.close(directory)
+        except OSError as error:
+            message = f"cannot keep deployments off each other's GPUs in {self._directory}: {error.strerror}"
+            raise DeploymentError(message, hint=_HINT) from error
+
+    def _lock(self, directory: int) -> None:
+        """Lock the directory itself, with a deadline: another user could hold it for ever."""
+        deadline_s = time.monotonic() + self._lock_timeout_s
+        while True:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.01)
+
+
+def _open_directory(path: Path) -> int:
+    """Open it, make it if need be; never one that a link leads to, or where anybody may remove our claims."""
+    try:
+        os.mkdir(path, 0o700)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if is_new:
+        os.fchmod(fd, 0o1777)
+    status = os.fstat(fd)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        os.close(fd)
+        raise DeploymentError(f"everybody may remove files from {path}", hint=_HINT)
+    return fd
+
+
+def _file_name(uuid: str, uid: int) -> str:
+    return f"{uuid.replace('/', '_')}.{uid}.json"
+
+
+def _read(directory: int, name: str) -> dict[str, Any] | None:
+    """The claim in that file; None when it is none, or is not by the user that it says."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        text = os.read(fd, 4096) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(fd)
+    try:
+        document: dict[str, Any] = json.loads(text)
+        _arbiter(document)
+        is_own = name == _file_name(document["uuid"], status.st_uid) and "namespace" in document
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return document if is_own else None
+
+
+def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:
+    return ProcessIdentity(int(document["pid"]), int(document["started_at"]), str(document["boot_id"]))

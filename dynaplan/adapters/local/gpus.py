@@ -1,0 +1,97 @@
+"""The GPUs of this box, through NVML, or simulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dynaplan.core.allocation import visible_gpus
+from dynaplan.domain.errors import CapacityError, ConfigError
+from dynaplan.domain.gpus import Gpu
+
+DEFAULT_SIMULATED = 8
+
+
+def inventory(
+    gpus_option: int | None, environ: Mapping[str, str], read: Callable[[], tuple[Gpu, ...]] | None = None
+) -> tuple[tuple[Gpu, ...], bool]:
+    """The GPUs that a deployment may use, and whether they are simulated.
+
+    Real ones when the box has any: those that ``CUDA_VISIBLE_DEVICES`` of ``environ`` lets us see, the
+    first ``gpus_option`` of them unless None; more than there are raises CapacityError. On a box
+    without: ``gpus_option`` simulated ones, 8 by default. ``read`` stands in for NVML.
+    """
+    if gpus_option is not None and gpus_option < 0:
+        raise ConfigError(f"--gpus is {gpus_option}", hint="expected 0 or more")
+    real = (read or nvml)()
+    if not real:
+        return simulated(DEFAULT_SIMULATED if gpus_option is None else gpus_option), True
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus(real, mask)
+    if gpus_option is None:
+        return visible, False
+    if gpus_option > len(visible):
+        masked = "" if mask is None else f", CUDA_VISIBLE_DEVICES={mask!r} shows {len(visible)} of them"
+        raise CapacityError(
+            f"--gpus is {gpus_option}, but this box has {len(real)} GPUs{masked}",
+            hint=f"expected at most {len(visible)}; leave --gpus out to use all of them",
+        )
+    return visible[:gpus_option], False
+
+
+def simulated(number: int) -> tuple[Gpu, ...]:
+    """That many GPUs which do not exist: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
+    return tuple(Gpu(index, f"GPU-SIM-{index}", "simulated") for index in range(number))
+
+
+def nvml() -> tuple[Gpu, ...]:
+    """Every GPU of the box in PCI bus order, a GPU in MIG mode as its slices; none without a driver.
+
+    ``index`` counts the entries, so on a box without MIG it is NVML's index. NVML ignores
+    ``CUDA_VISIBLE_DEVICES``.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = [slice_ for device in devices for slice_ in _slices(pynvml, device)]
+        return tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _slices(pynvml: Any, device: Any) -> Iterator[Any]:
+    """The device itself, or its MIG slices when it is in MIG mode: then it cannot be used as a whole."""
+    try:
+        is_mig = pynvml.nvmlDeviceGetMigMode(device)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:
+        is_mig = False
+    if not is_mig:
+        yield device
+        return
+    for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, position)
+        except pynvml.NVMLError_NotFound:
+            continue
+
+
+def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return Gpu(index, _text(uuid), _text(name), _memory_bytes(pynvml, handle))
+
+
+def _memory_bytes(pynvml: Any, handle: Any) -> int:
+    """Its memory; 0 where it has none of its own (GPUs that share the machine's memory do not tell)."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

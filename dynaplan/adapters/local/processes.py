@@ -1,0 +1,152 @@
+"""Processes of this machine, told apart by pid, start time and boot; and the end of those left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from dynaplan.core.statefile import Document, arbiter_of
+from dynaplan.domain.identity import ProcessIdentity
+
+_PROC = Path("/proc")
+_WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
+
+
+class _Stat(NamedTuple):
+    is_gone: bool
+    group: int
+    started_at: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    """What /proc/<pid>/stat tells. The command's name, in parentheses, may hold spaces and parentheses."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return _Stat(is_gone=fields[0] in "ZX", group=int(fields[2]), started_at=int(fields[19]))
+
+
+def identify(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None when there is none or only a zombie."""
+    stat = _stat(pid) if pid > 0 else None
+    return None if stat is None or stat.is_gone else stat.started_at
+
+
+@cache
+def boot_id() -> str:
+    """What identifies this boot of the machine; empty when the kernel does not tell."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """The identity of a running process; raises ProcessLookupError when it does not run."""
+    started_at = identify(pid)
+    if started_at is None:
+        raise ProcessLookupError(f"no process {pid}")
+    return ProcessIdentity(pid, started_at, boot_id())
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    """Whether this very process still runs.
+
+    A process of another user that /proc hides (hidepid) cannot be told from its successor: counts as alive.
+    """
+    if process.boot_id != boot_id() or process.pid <= 0:
+        return False
+    if _stat(process.pid) is not None:
+        return identify(process.pid) == process.started_at
+    try:
+        os.kill(process.pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return identify(process.pid) == process.started_at
+
+
+def group_members(group: int) -> tuple[int, ...]:
+    """The pids of a process group, without zombies."""
+    return tuple(pid for pid, stat in _running() if stat.group == group)
+
+
+def _running() -> Iterator[tuple[int, _Stat]]:
+    for name in os.listdir(_PROC):
+        stat = _stat(int(name)) if name.isdigit() else None
+        if stat is not None and not stat.is_gone:
+            yield int(name), stat
+
+
+def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
+    """SIGKILL the process group that this very process leads, or led; the pids that were in it, () when none.
+
+    Every worker leads its own group. A leader that is there, if only as a zombie, must have started
+    then. When it has gone, its group lives on in its children, and the kernel gives its number to
+    nobody meanwhile; in case it was used again since, only those are killed that started later than
+    the leader and carry a worker's environment.
+    """
+    if pid <= 1 or pid == os.getpgrp():
+        return ()
+    leader = _stat(pid)
+    members = group_members(pid)
+    if leader is None:
+        members = tuple(each for each in members if _is_younger(each, started_at) and _is_marked(each))
+        for member in members:
+            _kill(member)
+        return members
+    if leader.started_at != started_at or leader.group != pid:
+        return ()
+    _kill(-pid)
+    return members
+
+
+def _is_marked(pid: int) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(each.startswith(_WORKER_MARK) for each in environment)
+
+
+def _is_younger(pid: int, started_at: int) -> bool:
+    start = identify(pid)
+    return start is not None and start >= started_at
+
+
+def _kill(pid: int) -> None:
+    """SIGKILL a process, or a whole group when negative; what is gone or another user's is left alone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def sweep(document: Document) -> list[str]:
+    """End what a dead arbiter's deployment left running; one sentence per process group ended.
+
+    Takes a statefile's document. Does nothing while its arbiter lives, after a reboot, or for entries
+    without pid and start time: what cannot be recognised for certain is left alone. Embedded servers
+    may stand beside the workers under ``servers``, as name -> pid and started_at.
+    """
+    arbiter = arbiter_of(document)
+    if arbiter is None or arbiter.boot_id != boot_id() or is_alive(arbiter):
+        return []
+    ended = []
+    entries = {**document.get("components", {}), **document.get("servers", {})}
+    for name, entry in entries.items():
+        pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
+        if not pid or not started_at:
+            continue
+        if members := kill_group(pid, started_at):
+            ended.append(
+                f"killed {name} (group {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
+            )
+    return ended

@@ -1,0 +1,196 @@
+"""The statefile on disk: read and replaced as a whole, under a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dynaplan.core.statefile import Document, from_json, to_json
+from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """Where the statefiles are: ``DYN_LOCAL_STATE_DIR``, or ``~/.dynamo/state``. Nobody else decides it."""
+    chosen = environ.get("DYN_LOCAL_STATE_DIR")
+    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".dynamo" / "state"
+
+
+def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:
+    """The statefile of a namespace."""
+    return state_dir(environ) / f"{namespace}.json"
+
+
+class StatefileStore:
+    """One statefile. Readers need no lock: what they see is always a whole document.
+
+    There is no previous copy: an old document names GPUs and processes that may have changed hands. One
+    that cannot be read is set aside for its owner to look at.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Document | None:
+        """The document, None when there is none; raises StatefileCorrupt, with path and reason."""
+        try:
+            return from_json(self.path.read_text())
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            raise StatefileCorrupt(f"{self.path}: it is not text: {error.reason}") from None
+        except StatefileCorrupt as error:
+            raise StatefileCorrupt(f"{self.path}: {error}") from None
+        except OSError as error:
+            raise StatefileCorrupt(f"{self.path}: {error.strerror}") from None
+
+    def write(self, document: Document) -> None:
+        """Replace the document: afterwards it is on the disk as a whole, or the former one still is.
+
+        Raises StatefileUnwritable when the disk is full, read-only or forbidden.
+        """
+        with self._errors(), self._lock():
+            self._replace(document)
+
+    def update(self, change: Callable[[Document | None], Document]) -> Document:
+        """Read, change and write under one lock; the new document. Raises as ``read`` and ``write`` do."""
+        with self._errors(), self._lock():
+            document = change(self.read())
+            self._replace(document)
+        return document
+
+    def remove(self) -> None:
+        """Delete this statefile, and nothing else of its directory but what belongs to it."""
+        if not self.path.parent.exists():
+            return
+        with self._errors(), self._lock():
+            for path in (self.path, self._temporary, self._lock_path):
+                path.unlink(missing_ok=True)
+
+    def set_aside(self) -> Path:
+        """Move a statefile that cannot be read to ``{namespace}.json.corrupt``; where it is now."""
+        aside = self.path.with_name(self.path.name + ".corrupt")
+        with self._errors():
+            os.replace(self.path, aside)
+        return aside
+
+    @property
+    def _temporary(self) -> Path:
+        return self.path.with_name(self.path.name + ".tmp")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _replace(self, document: Document) -> None:
+        self._temporary.unlink(missing_ok=True)
+        fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with open(fd, "w") as file:
+                file.write(to_json(document))
+                file.flush()
+                os.fsync(fd)
+            os.replace(self._temporary, self.path)
+        except OSError:
+            self._temporary.unlink(missing_ok=True)
+            raise
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        _make_private(self.path.parent)
+        fd = _open_locked(self._lock_path, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StatefileUnwritable(
+                f"cannot write the statefile {self.path}: {error.strerror}",
+                hint="free space or give write permission there, or set DYN_LOCAL_STATE_DIR",
+            ) from error
+
+
+class NamespaceLock:
+    """The right to run a namespace on this machine: held as long as ``serve`` lives, gone with its process.
+
+    It is a file of its own, ``{namespace}.serve.lock``: ``{namespace}.lock`` is held for single writes
+    only, also by the original's tools, and its holder may not be waited for by the plugin.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """``path`` is the statefile's."""
+        self.path = path.with_suffix(".serve.lock")
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take it; raises DeploymentError, naming the holder, or StatefileUnwritable without access."""
+        try:
+            _make_private(self.path.parent)
+            fd = _open_locked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            namespace = self.path.name.removesuffix(".serve.lock")
+            raise DeploymentError(
+                f"namespace {namespace} is already running here (pid {self.holder()})",
+                hint="stop it with `dynaplan stop`, or choose another one with --namespace",
+            ) from None
+        except OSError as error:
+            raise StatefileUnwritable(
+                f"cannot use {self.path}: {error.strerror}",
+                hint="give write permission there, or set DYN_LOCAL_STATE_DIR",
+            ) from error
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+        self._fd = fd
+
+    def holder(self) -> int:
+        """The pid of who holds it, or last held it; 0 when that is not known."""
+        try:
+            return int(self.path.read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def release(self) -> None:
+        """Give it back and remove its file; nothing happens when it is not held."""
+        if self._fd is None:
+            return
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = None
+
+    def __enter__(self) -> NamespaceLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _make_private(directory: Path) -> None:
+    """Make the directory for us alone; one that exists already is left as it is."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _open_locked(path: Path, how: int) -> int:
+    """A descriptor that holds the lock of the file that has this path now, not of one removed meanwhile."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, how)
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)

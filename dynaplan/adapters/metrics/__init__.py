@@ -1,0 +1,1 @@
+"""Where the planner reads the load of workers."""

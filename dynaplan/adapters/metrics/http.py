@@ -1,0 +1,43 @@
+"""Asks every worker for its load over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+
+from dynaplan.domain.load import WorkerLoad
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 1.0
+
+
+class HttpMetrics:
+    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.ports.MetricsSource``."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
+        """The load at each address; None for one that does not answer in time, or not with a load."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        session = self._session
+        return tuple(await asyncio.gather(*(self._load(session, url) for url in urls)))
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session:
+            await self._session.close()
+
+    async def _load(self, session: aiohttp.ClientSession, url: str) -> WorkerLoad | None:
+        try:
+            async with session.get(f"{url}/load_metrics", raise_for_status=True) as response:
+                return WorkerLoad.from_json(await response.json(content_type=None))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, AttributeError) as error:
+            log.debug("no load from %s: %s: %s", url, type(error).__name__, error)
+            return None

@@ -1,0 +1,21 @@
+"""Loads that are set in this process: for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaplan.domain.load import WorkerLoad
+
+
+class MemoryMetrics:
+    """The twin of ``HttpMetrics``: ``by_url`` says who answers, and with what."""
+
+    def __init__(self) -> None:
+        self.by_url: dict[str, WorkerLoad] = {}
+
+    async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
+        """The load that was set for each address, or None."""
+        return tuple(self.by_url.get(url) for url in urls)
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,204 @@
+"""Messages and work queues in this process: for tests and for trying things out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.ports import Clock, WorkQueue
+
+ACK_WAIT_S = 3.0
+
+Receive = Callable[[str, bytes], None]
+
+
+@dataclass(eq=False)
+class _Server:
+    """What the messengers of one "server" share."""
+
+    clock: Clock
+    ack_wait_s: float
+    is_available: bool = True
+    receivers: list[tuple[MemoryMessenger, str, Receive]] = field(default_factory=list)
+    queues: dict[str, MemoryQueue] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if not self.is_available:
+            raise QueueUnavailable("the messenger in memory is switched off")
+
+
+class MemoryMessenger:
+    """The twin of ``NatsMessenger``: subjects, wildcards and queues behave as in NATS.
+
+    ``peer()`` is another connection to the same server. Setting ``is_available`` to False, on any of them,
+    makes every call raise QueueUnavailable, as when the server is away.
+    """
+
+    def __init__(self, clock: Clock, *, ack_wait_s: float = ACK_WAIT_S) -> None:
+        self._server = _Server(clock, ack_wait_s)
+        self._is_closed = False
+
+    def peer(self) -> MemoryMessenger:
+        """Another connection to the same server."""
+        peer = MemoryMessenger(self._server.clock)
+        peer._server = self._server
+        return peer
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the server answers."""
+        return self._server.is_available
+
+    @is_available.setter
+    def is_available(self, value: bool) -> None:
+        self._server.is_available = value
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send the payload to whoever listens now."""
+        self._check()
+        for _, pattern, receive in self._server.receivers:
+            if matches(pattern, subject):
+                asyncio.get_running_loop().call_soon(receive, subject, payload)
+
+    async def subscribe(self, subject: str, receive: Receive) -> None:
+        """Call ``receive(subject, payload)`` for every message from now on."""
+        self._check()
+        self._server.receivers.append((self, subject, receive))
+
+    async def queue(self, stream: str) -> WorkQueue:
+        """The work queue of that stream: the same one for everybody."""
+        self._check()
+        return self._server.queues.setdefault(stream, MemoryQueue(self._server))
+
+    async def close(self) -> None:
+        """End every subscription of this connection."""
+        self._is_closed = True
+        self._server.receivers = [entry for entry in self._server.receivers if entry[0] is not self]
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise QueueUnavailable("the messenger in memory is closed")
+        self._server.check()
+
+
+@dataclass(eq=False)
+class _Work:
+    payload: bytes
+    due_s: float = 0.0  # may be delivered from then on
+    deliveries: int = 0
+
+
+class MemoryQueue:
+    """The twin of the JetStream queue: work is delivered again after ``ack_wait_s``, by the clock given."""
+
+    def __init__(self, server: _Server) -> None:
+        self._clock = server.clock
+        self._check = server.check
+        self.ack_wait_s = server.ack_wait_s
+        self._sequences = itertools.count(1)
+        self._work: dict[int, _Work] = {}
+        self._changed = asyncio.Event()
+
+    async def put(self, payload: bytes) -> int:
+        """Append the work; its sequence number."""
+        self._check()
+        sequence = next(self._sequences)
+        self._work[sequence] = _Work(payload)
+        self.wake()
+        return sequence
+
+    async def get(self, timeout_s: float) -> MemoryWorkItem | None:
+        """The next piece of work, or None when there is none in that time."""
+        deadline_s = self._clock.now_s() + timeout_s
+        while True:
+            self._check()
+            now_s = self._clock.now_s()
+            for sequence, work in self._work.items():
+                if work.due_s <= now_s:
+                    return self._deliver(sequence, work, now_s)
+            if now_s >= deadline_s:
+                return None
+            await self._wait(min([deadline_s, *(work.due_s for work in self._work.values())]) - now_s)
+
+    async def remove(self, sequence: int) -> None:
+        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
+        self._check()
+        self._work.pop(sequence, None)
+
+    async def depth(self) -> int:
+        """How much work is not done: waiting, or taken and not acknowledged."""
+        self._check()
+        return len(self._work)
+
+    def wake(self) -> None:
+        """Let those who wait for work look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _deliver(self, sequence: int, work: _Work, now_s: float) -> MemoryWorkItem:
+        work.due_s = now_s + self.ack_wait_s
+        work.deliveries += 1
+        return MemoryWorkItem(self, sequence, work)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something changed, or that much time has passed."""
+        waits = {
+            asyncio.ensure_future(self._changed.wait()),
+            asyncio.ensure_future(self._clock.sleep(seconds)),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def set_due(self, sequence: int, delivery: int, after_s: float) -> None:
+        """Deliver it (again) after that time, unless it was delivered to another meanwhile."""
+        self._check()
+        work = self._work.get(sequence)
+        if work is not None and work.deliveries == delivery:
+            work.due_s = self._clock.now_s() + after_s
+            self.wake()
+
+
+class MemoryWorkItem:
+    """One delivery of one piece of work; see ``dynaplan.ports.WorkItem``."""
+
+    def __init__(self, queue: MemoryQueue, sequence: int, work: _Work) -> None:
+        self.payload = work.payload
+        self.sequence = sequence
+        self._queue = queue
+        self._delivery = work.deliveries
+
+    @property
+    def deliveries(self) -> int:
+        """How often it has been delivered, this time included."""
+        return self._delivery
+
+    async def ack(self) -> None:
+        """The work is done."""
+        await self._queue.remove(self.sequence)
+
+    async def nack(self, delay_s: float = 0.0) -> None:
+        """The work was not done: deliver it again after the delay."""
+        self._queue.set_due(self.sequence, self._delivery, delay_s)
+
+    async def in_progress(self) -> None:
+        """The work goes on: the time allowed for it starts anew."""
+        self._queue.set_due(self.sequence, self._delivery, self._queue.ack_wait_s)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject matches a pattern: ``*`` stands for one part, ``>`` at the end for one or more."""
+    wanted, parts = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        return len(parts) >= len(wanted) and matches(
+            ".".join(wanted[:-1]), ".".join(parts[: len(wanted) - 1])
+        )
+    return len(wanted) == len(parts) and all(
+        want in ("*", part) for want, part in zip(wanted, parts, strict=True)
+    )

@@ -1,0 +1,94 @@
+"""``decisions.jsonl``: one line for each adjustment interval, enough to decide it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dynaplan.adapters.recorders.appending import AppendingFile
+from dynaplan.domain.decisions import DecisionRecord
+from dynaplan.domain.observation import Sample
+
+FILE_NAME = "decisions.jsonl"
+POINTER_NAME = "current"
+TAIL_BYTES = 1 << 20
+
+
+class JsonLinesRecorder:
+    """Appends each record to ``log_dir/decisions.jsonl``; see ``dynaplan.ports.Recorder``."""
+
+    def __init__(self, log_dir: Path) -> None:
+        path = log_dir / FILE_NAME
+        # Whoever wrote to it last may have been cut off in the middle of a line.
+        self._file = AppendingFile(lambda: path, lambda: b"\n" if path.stat().st_size else b"")
+
+    def pulled(self, sample: Sample) -> None:
+        """Single pulls are not written here; their average is part of the record."""
+
+    def decided(self, record: DecisionRecord) -> None:
+        """One line."""
+        self._file.append(json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
+    """The last records in that directory, oldest first; lines that are torn are left out."""
+    records: list[dict[str, Any]] = []
+    for line in _lines_backwards(log_dir / FILE_NAME):
+        if len(records) == last:
+            break
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            records.insert(0, document)
+    return records
+
+
+def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
+    """The last records of the planners that logged there, oldest first.
+
+    Those of the newest planner, and of the ones before it while there are too few. ``planner_dir`` holds
+    the pointer file, and a directory for each life of a planner.
+    """
+    records: list[dict[str, Any]] = []
+    for log_dir in _newest_first(planner_dir):
+        records = read_records(log_dir, last - len(records)) + records
+        if len(records) >= last:
+            break
+    return records
+
+
+def point_to(planner_dir: Path, log_dir: Path) -> None:
+    """Leave word where the newest planner logs; raises OSError when that cannot be written."""
+    planner_dir.mkdir(parents=True, exist_ok=True)
+    draft = planner_dir / f".{POINTER_NAME}.{os.getpid()}"
+    draft.write_text(f"{log_dir.absolute()}\n", encoding="utf-8")
+    draft.replace(planner_dir / POINTER_NAME)
+
+
+def _newest_first(planner_dir: Path) -> Iterator[Path]:
+    try:
+        current = Path((planner_dir / POINTER_NAME).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        current = None
+    if current:
+        yield current
+    beside = sorted((each.parent for each in planner_dir.glob(f"*/{FILE_NAME}")), reverse=True)
+    yield from (each for each in beside if not current or each.absolute() != current.absolute())
+
+
+def _lines_backwards(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read().splitlines()[::-1]
+    except OSError:
+        return []

@@ -1,0 +1,81 @@
+"""The planner's curves for TensorBoard: the original's tags, and the decisions."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dynaplan.adapters.recorders import event_file
+from dynaplan.adapters.recorders.appending import AppendingFile
+from dynaplan.domain.decisions import DecisionRecord
+from dynaplan.domain.observation import Sample
+from dynaplan.domain.planner_settings import PlannerSettings
+
+
+class TensorBoardRecorder:
+    """Writes one event file into ``log_dir``; see ``dynaplan.ports.Recorder``.
+
+    The step of every scalar is whole seconds since the planner began. A pull without data leaves a gap.
+    """
+
+    def __init__(
+        self, log_dir: Path, settings: PlannerSettings, wall_time_s: Callable[[], float] = time.time
+    ) -> None:
+        self._log_dir = log_dir
+        self._settings = settings
+        self._wall_time_s = wall_time_s
+        self._began_s: float | None = None
+        self._opened = 0
+        self._file = AppendingFile(self._name, lambda: event_file.header(self._wall_time_s()))
+
+    def pulled(self, sample: Sample) -> None:
+        """What the pull saw."""
+        settings = self._settings
+        gpus = (
+            sample.prefill_workers * settings.prefill_engine_num_gpu
+            + sample.decode_workers * settings.decode_engine_num_gpu
+        )
+        self._write(
+            sample.at_s,
+            {
+                "prefill_queue_size": sample.prefill_queue,
+                "average_kv_load": sample.kv_usage,
+                "total_queued_requests": sample.waiting_requests,
+                "num_prefill_workers": sample.prefill_workers,
+                "num_decode_workers": sample.decode_workers,
+                "num_gpu": gpus,
+            },
+        )
+
+    def decided(self, record: DecisionRecord) -> None:
+        """What was decided, and the grace that is left after it."""
+        desired = record.decision.desired
+        self._write(
+            record.observation.at_s,
+            {
+                "desired_prefill_workers": desired.prefill,
+                "desired_decode_workers": desired.decode,
+                "decode_grace_left": record.next_state.decode_grace_left,
+            },
+        )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _write(self, at_s: float, values: Mapping[str, float | None]) -> None:
+        if self._began_s is None:
+            self._began_s = at_s
+        known = {tag: value for tag, value in values.items() if value is not None}
+        step = max(0, int(at_s - self._began_s))
+        self._file.append(event_file.scalars(self._wall_time_s(), step, known))
+
+    def _name(self) -> Path:
+        # A new file each time: a reader stops for ever at a record that was cut off.
+        self._opened += 1
+        started = int(self._wall_time_s())
+        name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}.{self._opened}"
+        return self._log_dir / name

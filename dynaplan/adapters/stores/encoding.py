@@ -1,0 +1,45 @@
+"""Keys, values and ranges as etcd's JSON gateway writes them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from dynaplan.domain.store import KeyValue
+
+Document = dict[str, Any]
+
+
+def encoded(text: str) -> str:
+    """Text as it travels: base64 of its UTF-8."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def decoded(text: str) -> str:
+    """The text that travelled; bytes of others that are no text do not make it fail."""
+    return base64.b64decode(text).decode(errors="replace")
+
+
+def key_range(prefix: str) -> Document:
+    """The range of all keys with that prefix; the empty prefix means every key."""
+    if not prefix:
+        return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
+    start = prefix.encode()
+    # The last byte of UTF-8 is never 0xff, so adding one never carries.
+    end = start[:-1] + bytes([start[-1] + 1])
+    return {"key": encoded(prefix), "range_end": base64.b64encode(end).decode()}
+
+
+def key_value(document: Document) -> KeyValue:
+    """One key as etcd describes it; fields that are zero are left out there."""
+    return KeyValue(
+        key=decoded(document["key"]),
+        value=decoded(document.get("value", "")),
+        revision=int(document.get("mod_revision", 0)),
+        lease=int(document.get("lease", 0)),
+    )
+
+
+def key_values(answer: Document) -> tuple[KeyValue, ...]:
+    """The keys of a range answer."""
+    return tuple(key_value(document) for document in answer.get("kvs", ()))

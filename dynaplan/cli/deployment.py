@@ -1,0 +1,27 @@
+"""What the commands beside ``serve`` have in common: finding the running deployment."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dynaplan.supervisor.locate import Deployment
+
+namespace_option = click.option(
+    "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
+)
+
+
+def connect(namespace: str | None) -> Deployment:
+    """The running deployment, its addresses and tokens put into this process's environment.
+
+    Raises DeploymentError when none runs, or several do and none is named.
+    """
+    from dynaplan.supervisor.locate import find_deployment
+
+    found = find_deployment(namespace)
+    os.environ.update(found.environment())
+    return found

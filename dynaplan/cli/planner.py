@@ -1,0 +1,58 @@
+"""``dynaplan planner``: the planner on its own, its options as flags."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from dynaplan.domain.planner_settings import PlannerSettings, option_name, option_type
+
+
+def _with_options(command: click.Command) -> click.Command:
+    for setting in fields(PlannerSettings):
+        name, kind = option_name(setting), option_type(setting)
+        about = str(setting.metadata["about"])
+        if kind is bool:
+            declared = [f"--{name}/--no-{name}"] if setting.default else [f"--{name}"]
+            option = click.Option(declared, default=None, is_flag=True, help=about)
+        else:
+            shown = "" if setting.default in (None, "") else f"  [default: {setting.default}]"
+            option = click.Option([f"--{name}"], default=None, help=about + shown)
+        command.params.append(option)
+    return command
+
+
+@click.command(name="planner")
+def command(**options: Any) -> None:
+    """Plan for a deployment: the one that runs here, or the one that ETCD_ENDPOINTS and NATS_SERVER name."""
+    from dynaplan.cli.deployment import connect
+    from dynaplan.planner.run import run_planner
+
+    settings = PlannerSettings.from_options(
+        {key: value for key, value in options.items() if value is not None}
+    )
+    if "ETCD_ENDPOINTS" not in os.environ:
+        found = connect(settings.namespace)
+        os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_until_told(run_planner(settings)))
+
+
+async def _until_told(planning: Any) -> None:
+    """Plan until SIGINT or SIGTERM."""
+    task = asyncio.ensure_future(planning)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        click.echo("stopped")
+
+
+command = _with_options(command)

@@ -1,0 +1,137 @@
+"""``dynaplan scale decode=3 prefill=2``: set the desired counts by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.domain.errors import CapacityError, ConfigError, StoreUnavailable, TemporaryError
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.store import Transaction
+
+if TYPE_CHECKING:
+    from dynaplan.ports import KeyValueStore
+    from dynaplan.supervisor.locate import Deployment
+
+SCALED = {Role.DECODE: "num_decode_workers", Role.PREFILL: "num_prefill_workers"}
+POLL_S = 0.1
+ATTEMPTS = 5
+
+
+@click.command(name="scale")
+@click.argument("counts", nargs=-1, required=True, metavar="ROLE=N...")
+@namespace_option
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.0), default=120.0, show_default=True, help="Seconds to wait."
+)
+def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: float) -> None:
+    """Set the number of workers of a role: decode or prefill. The planner goes on from there.
+
+    The present number again tries workers that have failed once more.
+    """
+    found = connect(namespace)
+    wanted = dict(_parsed(text, found) for text in counts)
+    asyncio.run(_scale(found.namespace, wanted, timeout if wait else 0.0))
+
+
+def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
+    name, _, number = text.partition("=")
+    roles = {worker.role.value: worker.role for worker in _scaled_entries(found)}
+    roles |= {worker.component: worker.role for worker in _scaled_entries(found)}
+    if name not in roles:
+        raise ConfigError(
+            f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
+        )
+    if not number.isdigit():
+        raise ConfigError(
+            f"scale {text}: '{number}' is not a number of workers", hint=f"For example: {name}=2"
+        )
+    return roles[name], int(number)
+
+
+def _scaled_entries(found: Deployment) -> list[_Entry]:
+    entries = found.document["components"].values()
+    return [
+        _Entry(entry["component"], Role(entry["role"]))
+        for entry in entries
+        if entry.get("role") in {role.value for role in SCALED}
+    ]
+
+
+class _Entry:
+    def __init__(self, component: str, role: Role) -> None:
+        self.component = component
+        self.role = role
+
+
+async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float) -> None:
+    from dynaplan import wiring
+
+    store = wiring.connect_store()
+    try:
+        await _check_fits(store, namespace, wanted)
+        decision_id = await _write(store, namespace, wanted)
+        said = ", ".join(f"{role.value}={number}" for role, number in wanted.items())
+        click.echo(f"asked for {said} (decision {decision_id})")
+        if timeout_s and not await _carried_out(store, namespace, decision_id, timeout_s):
+            raise TemporaryError(
+                f"not carried out within {timeout_s:g} s", hint="`dynaplan status` shows how far it is."
+            )
+        if timeout_s:
+            click.echo("carried out")
+    finally:
+        await store.close()
+
+
+async def _check_fits(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int]) -> None:
+    """Refuse what all GPUs of the box could not hold; what is merely taken now is waited for."""
+    item = await store.get(fleet_key(namespace))
+    if item is None:
+        return
+    fleet = json.loads(item.value)
+    need = 0.0
+    for name, gpus in fleet["gpus_per_worker"].items():
+        states = fleet["roles"].get(name, {})
+        present = sum(count for state, count in states.items() if state != "draining")
+        need += wanted.get(Role(name), present) * gpus
+    if need > fleet["gpus_total"]:
+        raise CapacityError(
+            f"that needs {need:g} GPUs, and there are {fleet['gpus_total']}", hint="Ask for fewer workers."
+        )
+
+
+async def _write(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int]) -> int:
+    """One transaction, guarded by what was read, under an id above every id in use."""
+    prefix = planner_prefix(namespace)
+    for _ in range(ATTEMPTS):
+        items = await store.list(prefix)
+        now = DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
+        puts = {prefix + SCALED[role]: str(number) for role, number in wanted.items()}
+        puts[prefix + "decision_id"] = str(now.next_decision_id)
+        expected = dict.fromkeys(puts, 0) | {item.key: item.revision for item in items}
+        if await store.commit(Transaction(expected=expected, puts=puts)):
+            return now.next_decision_id
+    raise TemporaryError("somebody else changes the desired counts all the time", hint="Try again.")
+
+
+async def _carried_out(store: KeyValueStore, namespace: str, decision_id: int, timeout_s: float) -> bool:
+    key = planner_prefix(namespace) + "scaled_decision_id"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    item = await store.get(key)
+                except StoreUnavailable:
+                    item = None
+                if item and int(item.value) >= decision_id:
+                    return True
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return False

@@ -1,0 +1,132 @@
+"""``dynaplan status``: every worker of the running deployment, as a table or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.deployment import connect, namespace_option
+
+if TYPE_CHECKING:
+    from dynaplan.domain.fleet import Worker
+    from dynaplan.domain.load import WorkerLoad
+
+ANSWER_S = 1.0
+COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
+
+
+@click.command(name="status")
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def command(namespace: str | None, as_json: bool) -> None:
+    """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime."""
+    found = connect(namespace)
+    loads = asyncio.run(_loads(found.namespace))
+    workers = [_row(worker, loads.get(worker.name)) for worker in found.workers]
+    if as_json:
+        document = {"namespace": found.namespace, "frontend_url": found.frontend_url, "workers": workers}
+        click.echo(json.dumps(document, indent=2))
+        return
+    click.echo(f"{found.namespace}  {found.frontend_url}  serve runs as pid {found.arbiter.pid}\n")
+    click.echo(table(workers))
+    for row in workers:
+        if row["state"] in ("failed", "backoff") and row["reason"]:
+            click.echo(f"\n{row['worker']}: {row['reason']}")
+
+
+def _row(worker: Worker, load: WorkerLoad | None) -> dict[str, Any]:
+    return {
+        "worker": worker.name,
+        "component": worker.component,
+        "role": worker.role.value,
+        "state": worker.state.value,
+        "gpus": list(worker.gpus),
+        "pid": worker.pid,
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+        "uptime_s": _uptime_s(worker.started_at),
+        "restarts": len(worker.restarts_s),
+        "reason": worker.reason,
+    }
+
+
+def table(workers: Sequence[Mapping[str, Any]]) -> str:
+    """The rows under their headings; a dash is "not known" or "does not have one"."""
+    rows = [COLUMNS, *(_cells(row) for row in workers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    known = {key: "-" if row[key] is None else str(row[key]) for key in ("running", "waiting")}
+    return (
+        row["worker"],
+        row["role"],
+        row["state"],
+        ",".join(map(str, row["gpus"])) or "-",
+        str(row["pid"] or "-"),
+        known["running"],
+        known["waiting"],
+        "-" if row["kv_usage"] is None else f"{row['kv_usage']:.1%}",
+        "-" if row["uptime_s"] is None else duration(row["uptime_s"]),
+    )
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03``, or ``02:03`` below an hour."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
+
+
+def _uptime_s(started_at: int) -> float | None:
+    """Seconds since a process began, from its start time in clock ticks since boot."""
+    if not started_at:
+        return None
+    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+
+
+async def _loads(namespace: str) -> dict[str, WorkerLoad]:
+    """The load of every worker that has KV blocks and answers, by name; none when the store is away."""
+    import aiohttp
+
+    from dynaplan import wiring
+    from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
+    from dynaplan.domain.errors import StoreUnavailable
+
+    store = wiring.connect_store()
+    try:
+        async with asyncio.timeout(2 * ANSWER_S):
+            items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
+    except (StoreUnavailable, TimeoutError):
+        click.echo("etcd does not answer: loads are not known", err=True)
+        return {}
+    finally:
+        await store.close()
+    urls = {
+        instance.worker: instance.url for instance in map(Instance.from_json, (item.value for item in items))
+    }
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
+        loads = await asyncio.gather(*(_load(session, url) for url in urls.values()))
+    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load.kv_total_blocks}
+
+
+async def _load(session: Any, url: str) -> WorkerLoad | None:
+    import aiohttp
+
+    from dynaplan.domain.load import WorkerLoad
+
+    try:
+        async with session.get(f"{url}/load_metrics") as response:
+            return WorkerLoad.from_json(await response.json())
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None

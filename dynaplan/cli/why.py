@@ -1,0 +1,33 @@
+"""``dynaplan why``: the planner's last decisions in words."""
+
+from __future__ import annotations
+
+import click
+
+from dynaplan.cli.deployment import connect, namespace_option
+
+
+@click.command(name="why")
+@namespace_option
+@click.option(
+    "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."
+)
+@click.option("--changes", is_flag=True, help="Only those that changed something.")
+def command(namespace: str | None, last: int, changes: bool) -> None:
+    """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
+    from dynaplan import wiring
+    from dynaplan.core.explaining import explain
+
+    found = connect(namespace)
+    records = wiring.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
+    if changes:
+        records = [
+            record for record in records if record["decision"]["current"] != record["decision"]["desired"]
+        ]
+    for record in records[-last:]:
+        click.echo(explain(record) + "\n")
+    if not records:
+        what = "change" if changes else "decision"
+        click.echo(
+            f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
+        )

@@ -1,0 +1,90 @@
+"""Whether a prefill is computed by the decode worker itself (local) or by a prefill worker (remote)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class DisaggregationSettings:
+    """``is_on``: remote prefill is wanted. ``is_conditional``: only for prompts that are long enough."""
+
+    is_on: bool = False
+    is_conditional: bool = False
+    max_local_prefill_length_tokens: int = 1000
+    max_prefill_queue_size: int = 2
+
+
+class PrefillPlace(Enum):
+    """Where a prefill goes, and why. Only ``REMOTE`` leaves the decode worker."""
+
+    REMOTE = "remote"
+    OFF = "remote prefill is off"
+    NO_WORKER = "there is no prefill worker"
+    SHORT = "the prompt is short enough for the decode worker"
+    QUEUE_FULL = "the prefill queue is full"
+    QUEUE_AWAY = "the prefill queue does not answer"
+
+
+def place_prefill(
+    settings: DisaggregationSettings,
+    prompt_tokens: int,
+    prefix_hit_rate: float,
+    queue_size: int,
+    prefill_workers: int,
+) -> PrefillPlace:
+    """Where to compute the prompt.
+
+    Remote iff ``int(prompt_tokens * (1 - prefix_hit_rate)) > max_local_prefill_length`` (only asked for
+    when conditional) and ``queue_size < max_prefill_queue_size``. Source: the disaggregated router of
+    Dynamo 0.2 to 0.3. New here: never remote without a prefill worker, nor, when unconditional, onto a
+    full queue.
+    """
+    if not settings.is_on:
+        return PrefillPlace.OFF
+    if not prefill_workers:
+        return PrefillPlace.NO_WORKER
+    to_compute_tokens = int(prompt_tokens * (1 - prefix_hit_rate))
+    if settings.is_conditional and to_compute_tokens <= settings.max_local_prefill_length_tokens:
+        return PrefillPlace.SHORT
+    if queue_size >= settings.max_prefill_queue_size:
+        return PrefillPlace.QUEUE_FULL
+    return PrefillPlace.REMOTE
+
+
+def live_settings_prefix(namespace: str) -> str:
+    """The prefix of the keys through which the thresholds are changed while requests flow."""
+    return f"/{namespace}/disagg_router/"
+
+
+def with_live_settings(
+    settings: DisaggregationSettings, namespace: str, keys: Mapping[str, str]
+) -> DisaggregationSettings:
+    """The settings with what the keys say; one that is missing or not a whole number changes nothing."""
+    prefix = live_settings_prefix(namespace)
+
+    def number(name: str, otherwise: int) -> int:
+        text = keys.get(prefix + name, "").strip()
+        return int(text) if text.isascii() and text.isdigit() else otherwise
+
+    return replace(
+        settings,
+        max_local_prefill_length_tokens=number(
+            "max_local_prefill_length", settings.max_local_prefill_length_tokens
+        ),
+        max_prefill_queue_size=number("max_prefill_queue_size", settings.max_prefill_queue_size),
+    )
+
+
+@dataclass(frozen=True)
+class QueueReading:
+    """A reading of the prefill queue's depth, and how much of it was put there by the reader itself."""
+
+    depth: int = 0
+    own: int = 0
+
+    def estimate(self, own_now: int) -> int:
+        """The depth now: what others had in it at the reading, plus what the reader has in it now."""
+        return max(0, self.depth - self.own) + own_now

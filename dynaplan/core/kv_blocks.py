@@ -1,0 +1,92 @@
+"""The paged KV store of one engine: how many blocks are in use, and which hold a known prefix.
+
+A block is either private to one request, or published under the hash of the tokens it holds and all
+before it; published blocks are shared. A published block that no request uses any more stays findable
+until its place is needed: the one unused for longest goes first. Blocks have no ids: only their number
+and their hashes matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def chain_hashes(tokens: Sequence[int], block_size: int) -> tuple[int, ...]:
+    """One hash per full block, each over the block's tokens and the hash before it.
+
+    The same in every process: Python randomises only the hashes of texts and bytes.
+    """
+    hashes = []
+    parent = 0
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = hash((parent, tuple(tokens[end - block_size : end])))
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+class KvBlocks:
+    """Counts blocks. ``used`` are referenced by a request; ``used + free == total`` always."""
+
+    __slots__ = ("_idle", "_users", "total", "used")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self._users: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken: empty, or published and unused."""
+        return self.total - self.used
+
+    @property
+    def idle(self) -> int:
+        """Published blocks that no request uses."""
+        return len(self._idle)
+
+    def matching(self, hashes: Sequence[int]) -> int:
+        """How many of the hashes, from the first on without a gap, are published."""
+        users = self._users
+        for index, block in enumerate(hashes):
+            if block not in users:
+                return index
+        return len(hashes)
+
+    def idle_among(self, hashes: Iterable[int]) -> int:
+        """How many of these published blocks would leave ``free`` when shared."""
+        return sum(block in self._idle for block in hashes)
+
+    def share(self, hashes: Iterable[int]) -> None:
+        """Use published blocks once more."""
+        for block in hashes:
+            if self._users[block] == 0:
+                del self._idle[block]
+                self.used += 1
+            self._users[block] += 1
+
+    def take(self, count: int) -> None:
+        """Use ``count`` more blocks privately; the caller has checked ``free``."""
+        if count > self.total - self.used:
+            raise ValueError(f"{count} KV blocks asked for, {self.free} free")
+        self.used += count
+        while len(self._idle) > self.total - self.used:
+            block, _ = self._idle.popitem(last=False)
+            del self._users[block]
+
+    def publish(self, block: int) -> bool:
+        """Make a private block findable by its hash; False, and it stays private, when the hash is known."""
+        if block in self._users:
+            return False
+        self._users[block] = 1
+        return True
+
+    def release(self, private: int, shared: Sequence[int]) -> None:
+        """Let go of blocks. The end of a chain becomes idle first, so that its beginning lives longest."""
+        self.used -= private
+        for block in reversed(shared):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._idle[block] = None
+                self.used -= 1

@@ -1,0 +1,66 @@
+"""Keeps secrets out of what is written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+
+_SECRET_WORDS = frozenset(
+    {"key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials", "authorization"}
+)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a whole word of it says "secret": ``HF_TOKEN``, ``api-key``, not ``max-tokens``."""
+    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+
+
+def mask_all(value: Any) -> Any:
+    """The same structure with every value in it masked; keys stay."""
+    if isinstance(value, Mapping):
+        return {key: mask_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_all(item) for item in value]
+    return MASK
+
+
+def mask_secrets(value: Any) -> Any:
+    """A JSON value without its secrets.
+
+    Masked are: values of keys that look secret, everything in a ``ServiceArgs.envs``, the login of a
+    URL, and on command lines given as lists the value of an option that looks secret.
+    """
+    if isinstance(value, Mapping):
+        return {key: _masked_item(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return _masked_list(list(value))
+    return _masked_text(value) if isinstance(value, str) else value
+
+
+def _masked_item(key: str, value: Any) -> Any:
+    if looks_secret(key):
+        return mask_all(value)
+    if key == "ServiceArgs" and isinstance(value, Mapping):
+        return {k: mask_all(item) if k == "envs" else _masked_item(str(k), item) for k, item in value.items()}
+    return mask_secrets(value)
+
+
+def _masked_list(items: list[Any]) -> list[Any]:
+    """Every item masked by itself; the one after ``--api-key`` whatever it is."""
+    masked = [mask_secrets(item) for item in items]
+    for position, item in enumerate(items[:-1]):
+        if isinstance(item, str) and item.startswith("--") and "=" not in item and looks_secret(item):
+            masked[position + 1] = MASK
+    return masked
+
+
+def _masked_text(text: str) -> str:
+    option, separator, _ = text.partition("=")
+    if separator and option.startswith("--") and " " not in option and looks_secret(option):
+        return f"{option}={MASK}"
+    return _URL_LOGIN.sub(MASK, text)

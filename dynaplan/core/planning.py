@@ -1,0 +1,112 @@
+"""The planner's decision, as a function: the live planner, replay, simulation and tests call this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dynaplan.core import guards
+from dynaplan.core.load_policy import Situation, Stage, scale_down, scale_up
+from dynaplan.domain.decisions import Decision, PlannerState, Step, Targets
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
+
+Gate = Callable[[Situation], tuple[bool, str]]
+"""Whether the stages after it may run, and why."""
+
+
+def decide(
+    settings: PlannerSettings, state: PlannerState, observation: Observation
+) -> tuple[PlannerState, Decision]:
+    """The desired numbers of workers after one adjustment interval, and the state for the next one.
+
+    At most one worker of each kind more or fewer. Removing comes before adding and prefill before decode,
+    so prefill gets the budget first. Total: any observation has a decision, and the
+    unknown changes nothing.
+    """
+    noted = state.noting(observation.desired, observation.at_s)
+    situation = Situation(settings, noted, observation, _current(observation))
+    targets, steps = situation.current, []
+    for name, gate in GATES.items():
+        is_open, why = gate(situation)
+        steps.append(Step(name, targets, targets, why))
+        if not is_open:
+            break
+    else:
+        for name, stage in _stages(situation).items():
+            after, why = stage(situation, targets)
+            steps.append(Step(name, targets, after, why))
+            targets = after
+    decision = Decision(situation.current, targets, tuple(steps))
+    return _next_state(situation, decision), decision
+
+
+def not_carried_out(state: PlannerState) -> PlannerState:
+    """The state after a decision that was made in ``state`` and not carried out: only an interval passed."""
+    return state.one_interval_on()
+
+
+def _current(observation: Observation) -> Targets:
+    """What is asked for until now, whoever asked for it; the workers present where nobody did."""
+    desired, fleet = observation.desired, observation.fleet
+    return Targets(
+        desired.num_prefill_workers if desired.num_prefill_workers >= 0 else fleet.prefill.present,
+        desired.num_decode_workers if desired.num_decode_workers >= 0 else fleet.decode.present,
+    )
+
+
+def _next_state(situation: Situation, decision: Decision) -> PlannerState:
+    """Grace lasts for the documented number of intervals after the one that added a decode worker.
+
+    An interval that changes nothing counts too, also when the numbers of workers changed in it; one in which
+    a decision was still being carried out does not. The original's grace is one interval short.
+    """
+    state, observation = situation.state, situation.observation
+    if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
+        return state
+    if decision.desired.decode > decision.current.decode:
+        return replace(state, decode_grace_left=NEW_DECODE_WORKER_GRACE_PERIOD)
+    return state.one_interval_on()
+
+
+def _is_known(situation: Situation) -> tuple[bool, str]:
+    if situation.observation.unknown:
+        return False, f"no data: change nothing, because {situation.observation.unknown}"
+    return True, "the fleet and the desired counts are known"
+
+
+def _is_settled(situation: Situation) -> tuple[bool, str]:
+    desired, state, at_s = situation.observation.desired, situation.state, situation.observation.at_s
+    if not desired.is_pending:
+        return True, "no decision is being carried out"
+    waited_s = at_s - state.pending_since_s
+    if guards.is_waiting(situation.settings, state, desired, at_s):
+        return False, f"decision {desired.decision_id} is still being carried out, for {waited_s:.0f} s now"
+    return True, f"decision {desired.decision_id} was not acknowledged for {waited_s:.0f} s: going on without"
+
+
+def _is_steady(situation: Situation) -> tuple[bool, str]:
+    changed = situation.observation.load.changed
+    if changed:
+        return False, f"the workers changed in this interval ({changed}): no adjustments will be made"
+    return True, "the same workers were there all through the interval"
+
+
+GATES: dict[str, Gate] = {"known": _is_known, "pending": _is_settled, "steady": _is_steady}
+"""What comes before every stage; the first that is closed ends the decision."""
+
+_STAGES: dict[str, tuple[Role, Stage]] = {
+    "prefill scale down": (Role.PREFILL, scale_down(Role.PREFILL)),
+    "decode scale down": (Role.DECODE, scale_down(Role.DECODE)),
+    "prefill scale up": (Role.PREFILL, scale_up(Role.PREFILL)),
+    "decode scale up": (Role.DECODE, scale_up(Role.DECODE)),
+}
+
+
+def _stages(situation: Situation) -> dict[str, Stage]:
+    return {
+        name: stage
+        for name, (role, stage) in _STAGES.items()
+        if role is Role.DECODE or situation.is_disaggregated
+    }

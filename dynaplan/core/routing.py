@@ -1,0 +1,83 @@
+"""Which worker gets the next request. Pure: the caller counts the turns and throws the dice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One worker as the router sees it, in the router's own bookkeeping.
+
+    ``active_blocks`` are the KV blocks of the prompts it holds, ``prefill_blocks`` those of them that
+    it has yet to compute, ``overlap_blocks`` those of the new prompt that it probably has in its cache.
+    """
+
+    instance_id: int
+    in_flight: int = 0
+    active_blocks: int = 0
+    prefill_blocks: int = 0
+    overlap_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a choice may depend on besides the candidates.
+
+    ``turn`` counts the choices made so far, ``draw`` is a random number in [0, 1), ``prompt_blocks`` is
+    the length of the new prompt in KV blocks.
+    """
+
+    turn: int = 0
+    draw: float = 0.0
+    prompt_blocks: int = 0
+    overlap_weight: float = 1.0
+
+
+def round_robin(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
+    """One after the other."""
+    return candidates[inputs.turn % len(candidates)]
+
+
+def random_choice(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
+    """Any of them, all alike probable."""
+    return candidates[int(inputs.draw * len(candidates))]
+
+
+def least_loaded(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
+    """The one with the fewest requests in flight; equals take turns."""
+    return _lowest(candidates, inputs.turn, lambda candidate: candidate.in_flight)
+
+
+def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
+    """What it would cost there: ``overlap_weight * prefill blocks to compute + active decode blocks``.
+
+    Both terms count the request as if it were there already. Source: Dynamo's KV router, 0.4 to 1.6.
+    """
+    to_compute = candidate.prefill_blocks + max(0, inputs.prompt_blocks - candidate.overlap_blocks)
+    return inputs.overlap_weight * to_compute + candidate.active_blocks + inputs.prompt_blocks
+
+
+def lowest_kv_cost(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
+    """The one where the request costs least; equals take turns."""
+    return _lowest(candidates, inputs.turn, lambda candidate: kv_cost(candidate, inputs))
+
+
+Choose = Callable[[Sequence[Candidate], Inputs], Candidate]
+
+MODES: Mapping[str, Choose] = {
+    "round-robin": round_robin,
+    "random": random_choice,
+    "least-loaded": least_loaded,
+    "kv-load": least_loaded,
+    "kv": lowest_kv_cost,
+}
+"""The routing modes by the name they have in the configuration. None may be called without candidates."""
+
+
+def _lowest(candidates: Sequence[Candidate], turn: int, cost: Callable[[Candidate], float]) -> Candidate:
+    costs = [cost(candidate) for candidate in candidates]
+    best = min(costs)
+    equals = [candidate for candidate, its_cost in zip(candidates, costs, strict=True) if its_cost == best]
+    return equals[turn % len(equals)]

@@ -1,0 +1,75 @@
+"""The simulated engine's tokenizer, used by whoever must count or hash its prompts.
+
+One token is four bytes of UTF-8, about what a trained tokenizer makes of English. Appending to a text
+leaves all its tokens but the last as they were: equal beginnings give equal tokens, as prefix caching needs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynaplan.domain.errors import UserError
+
+BYTES_PER_TOKEN = 4
+
+
+def tokenize(text: str) -> tuple[int, ...]:
+    """The token ids of the text; the last token is padded with zero bytes."""
+    encoded = text.encode("utf-8", "replace")
+    count = -(-len(encoded) // BYTES_PER_TOKEN)
+    return struct.unpack(f"<{count}I", encoded.ljust(count * BYTES_PER_TOKEN, b"\0"))
+
+
+def count_tokens(text: str) -> int:
+    """How many tokens the text has."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def chat_text(messages: object) -> str:
+    """A chat as one text, the assistant's turn opened; raises UserError when they are not messages."""
+    if not isinstance(messages, list) or not messages:
+        raise UserError("'messages' must be a non-empty list of messages")
+    turns = [f"<|{_role(message)}|>\n{_content(message)}\n" for message in messages]
+    return "".join(turns) + "<|assistant|>\n"
+
+
+def prompt_token_ids(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int, ...]:
+    """The prompt of an OpenAI request body as token ids; raises UserError when it holds none.
+
+    A completion's ``prompt`` is a text, a list of token ids, or a list with one of these.
+    """
+    if is_chat:
+        return tokenize(chat_text(body.get("messages")))
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return tokenize(prompt)
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return tuple(prompt)
+    raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")
+
+
+def _role(message: object) -> str:
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        return str(message["role"])
+    raise UserError("every message must be an object with a 'role'")
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(_part_text(part) for part in content)
+    raise UserError("a message's 'content' must be a text or a list of parts")
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise UserError("only text parts are supported in a message's 'content'")

@@ -1,0 +1,146 @@
+"""What the planner decides, the memory it keeps between decisions, and the record of one decision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.scaling import DesiredCounts
+
+
+@dataclass(frozen=True)
+class Targets:
+    """How many workers of each kind: current, proposed and desired alike."""
+
+    prefill: int = 0
+    decode: int = 0
+
+    def of(self, role: Role) -> int:
+        """The number for ``Role.PREFILL`` or ``Role.DECODE``."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def plus(self, role: Role, workers: int) -> Targets:
+        """These with so many workers of the role more, or fewer."""
+        if role is Role.PREFILL:
+            return replace(self, prefill=self.prefill + workers)
+        return replace(self, decode=self.decode + workers)
+
+    def __str__(self) -> str:
+        return f"prefill {self.prefill}, decode {self.decode}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a decision: what it was given, what it passed on, and why. Unchanged is a result too."""
+
+    stage: str
+    before: Targets
+    after: Targets
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``current`` is what was asked for until now, ``desired`` what is asked for now, ``steps`` the story."""
+
+    current: Targets
+    desired: Targets
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def is_change(self) -> bool:
+        """Whether there is anything to carry out."""
+        return self.desired != self.current
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line: the stages that changed something, or else the one that held everything."""
+        changes = [step.why for step in self.steps if step.before != step.after]
+        return "; ".join(changes or [step.why for step in self.steps[-1:]])
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Decision:
+        """Read ``dataclasses.asdict``'s form."""
+        steps = tuple(
+            Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
+            for each in document["steps"]
+        )
+        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps)
+
+
+@dataclass(frozen=True)
+class PlannerState:
+    """All memory between two decisions.
+
+    ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
+    ``pending_id`` is the decision that nobody had acknowledged when it was last looked at, first seen so at
+    ``pending_since_s``; -1 when there is none.
+    """
+
+    decode_grace_left: int = 0
+    pending_id: int = -1
+    pending_since_s: float = 0.0
+
+    def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
+        """This, having seen at that time which decision is pending."""
+        if not desired.is_pending:
+            return replace(self, pending_id=-1, pending_since_s=0.0)
+        if desired.decision_id == self.pending_id:
+            return self
+        return replace(self, pending_id=desired.decision_id, pending_since_s=at_s)
+
+    def one_interval_on(self) -> PlannerState:
+        """This, one interval of grace used up."""
+        return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One interval as it is written down: enough to decide it again, and to tell it in words.
+
+    ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives
+    ``(next_state, decision)``.
+    """
+
+    wall_time: str
+    settings: PlannerSettings
+    state: PlannerState
+    observation: Observation
+    decision: Decision
+    next_state: PlannerState = field(default_factory=PlannerState)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that ``from_json`` reads back; the settings' fingerprint is added."""
+        return {
+            "wall_time": self.wall_time,
+            "fingerprint": fingerprint(self.settings),
+            "settings": self.settings.to_options(),
+            "state": asdict(self.state),
+            "observation": self.observation.to_json(),
+            "decision": asdict(self.decision),
+            "next_state": asdict(self.next_state),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
+        """Read ``to_json``'s form; raises KeyError, TypeError or ConfigError when it is not one."""
+        return cls(
+            wall_time=document["wall_time"],
+            settings=PlannerSettings.from_options(document["settings"]),
+            state=PlannerState(**document["state"]),
+            observation=Observation.from_json(document["observation"]),
+            decision=Decision.from_json(document["decision"]),
+            next_state=PlannerState(**document["next_state"]),
+        )
+
+
+def fingerprint(settings: PlannerSettings) -> str:
+    """Twelve hexadecimal digits that differ whenever an option differs."""
+    text = json.dumps(settings.to_options(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

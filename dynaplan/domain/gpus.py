@@ -1,0 +1,30 @@
+"""The GPUs of the box, and what may be asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynaplan.domain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG slice of a GPU, that workers may be given.
+
+    ``index`` is its number in the box's inventory, in PCI bus order; ``uuid`` is what a worker gets in
+    ``CUDA_VISIBLE_DEVICES`` (``GPU-...``, ``MIG-...``, or ``GPU-SIM-n`` when it is simulated).
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    memory_bytes: int = 0
+
+
+def check_gpu_request(gpus: float, service: str) -> None:
+    """Raise ConfigError unless a worker may ask for so many GPUs: 0, 1, 2 ... or a fraction below one."""
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise ConfigError(
+            f"{service}: resources.gpu is {gpus:g}",
+            hint="expected a whole number (0, 1, 2 ...), or a fraction below 1 for workers that share a GPU",
+        )

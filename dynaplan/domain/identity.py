@@ -1,0 +1,17 @@
+"""What makes a process unmistakable: its pid alone is reused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, for ever: ``started_at`` is its start in clock ticks since the boot named ``boot_id``.
+
+    ``started_at`` is field 22 of ``/proc/<pid>/stat``, ``boot_id`` is ``/proc/sys/kernel/random/boot_id``.
+    """
+
+    pid: int
+    started_at: int
+    boot_id: str

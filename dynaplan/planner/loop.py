@@ -1,0 +1,147 @@
+"""The planning loop: pull, and every adjustment interval observe, decide, record, apply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dynaplan.core import guards
+from dynaplan.core.load_policy import averaged
+from dynaplan.core.planning import decide, not_carried_out
+from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.observation import Observation, Sample
+
+if TYPE_CHECKING:
+    from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.planner.observe import Observer
+    from dynaplan.ports import Clock, Connector, Recorder
+
+log = logging.getLogger(__name__)
+
+
+def local_time() -> str:
+    """The wall time with its offset, ISO 8601."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+class PlannerLoop:
+    """One planner. ``run`` never returns and no exception but cancellation leaves it.
+
+    While a decision is being carried out nothing is pulled and nothing decided: the next interval begins when
+    it is acknowledged, or after ``scaling-timeout``.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        observer: Observer,
+        connector: Connector,
+        recorders: Sequence[Recorder],
+        clock: Clock,
+        *,
+        wall_time: Callable[[], str] = local_time,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._connector = connector
+        self._recorders = recorders
+        self._clock = clock
+        self._wall_time = wall_time
+        self._state = PlannerState()
+        self._failure = ""
+        self._samples: list[Sample] = []
+        self._began_s = 0.0
+        self._is_scaling = True
+
+    async def run(self) -> None:
+        """Wait until a decode worker is ready, then plan for ever."""
+        await self._connector.wait_ready()
+        log.info("planning for namespace %s%s", self._settings.namespace, self._manner())
+        self._begin_interval()
+        next_s = self._clock.now_s()
+        while True:
+            try:
+                await self._tick()
+            except Exception:
+                log.exception("this pull failed; going on with the next one")
+            # A pull that took longer than its interval does not make the next ones come in a burst.
+            next_s = max(next_s + self._settings.metric_pulling_interval_s, self._clock.now_s())
+            await self._clock.sleep(next_s - self._clock.now_s())
+
+    async def _tick(self) -> None:
+        if self._is_scaling:
+            await self._look_whether_scaling_ended()
+        if not self._is_scaling:
+            sample = await self._observer.pull()
+            self._samples.append(sample)
+            for recorder in self._recorders:
+                recorder.pulled(sample)
+        if self._clock.now_s() - self._began_s >= self._settings.adjustment_interval_s:
+            await self._adjust()
+
+    async def _look_whether_scaling_ended(self) -> None:
+        try:
+            desired = await self._connector.desired()
+        except TemporaryError as error:
+            log.debug("whether scaling has ended is not known: %s", error)
+            return
+        now_s = self._clock.now_s()
+        self._state = self._state.noting(desired, now_s)
+        self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
+        if not self._is_scaling:
+            self._begin_interval()
+
+    async def _adjust(self) -> None:
+        try:
+            observation = await self._observe()
+            before = self._state
+            self._state, decision = decide(self._settings, before, observation)
+            self._record(before, observation, decision)
+            self._failure = ""
+            if decision.is_change:
+                await self._carry_out(before, decision)
+            self._is_scaling |= observation.desired.is_pending
+        finally:
+            self._begin_interval()
+
+    async def _observe(self) -> Observation:
+        load, failure = averaged(self._samples), self._failure
+        try:
+            fleet, desired = await self._connector.fleet(), await self._connector.desired()
+        except TemporaryError as error:
+            log.warning("the fleet is not known: %s", error)
+            unknown = str(error) or type(error).__name__
+            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
+        return Observation(self._clock.now_s(), fleet, desired, load, failure=failure)
+
+    def _record(self, before: PlannerState, observation: Observation, decision: Decision) -> None:
+        level = logging.INFO if decision.is_change else logging.DEBUG
+        log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
+        record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, self._state)
+        for recorder in self._recorders:
+            recorder.decided(record)
+
+    async def _carry_out(self, before: PlannerState, decision: Decision) -> None:
+        if self._settings.no_operation:
+            log.info("no-operation: %s would have been asked for", decision.desired)
+            self._state = not_carried_out(before)
+            return
+        try:
+            identifier = await self._connector.apply(decision)
+        except Exception as error:
+            self._state = not_carried_out(before)
+            self._failure = str(error) or type(error).__name__
+            log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, TemporaryError))
+            return
+        log.info("decision %d asks for %s", identifier, decision.desired)
+        self._is_scaling = True
+
+    def _begin_interval(self) -> None:
+        self._samples = []
+        self._began_s = self._clock.now_s()
+
+    def _manner(self) -> str:
+        return "; no-operation: nothing will be changed" if self._settings.no_operation else ""

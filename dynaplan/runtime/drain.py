@@ -1,0 +1,114 @@
+"""Leaving without losing a request, and the proof of it in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.runtime.process import Finish, WorkerRuntime
+from dynaplan.runtime.registration import Registration
+from dynaplan.runtime.server import WorkerServer
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.25
+"""How long a worker with nothing to do still answers "draining" to routers that have not yet heard of it."""
+
+HOOKS_S = 10.0
+"""How long shutdown hooks and closing may take, deadline or not."""
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of the requests a worker held when it was told to leave."""
+
+    held: int
+    cut: int
+    took_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"drained: held {self.held} requests when told to leave, {self.held - self.cut} finished, "
+            f"{self.cut} cut, in {self.took_s:.3f} s (because {self.why})"
+        )
+
+
+async def drain(
+    runtime: WorkerRuntime,
+    servers: Sequence[WorkerServer],
+    registration: Registration,
+    hooks: Sequence[Callable[[], Any]],
+    deadline_s: float,
+) -> Proof:
+    """Refuse new work, deregister, finish what is held, run the shutdown hooks; then the process may end.
+
+    Whoever sends a request before he has heard of the deregistration is refused with a status that
+    sends him elsewhere. At the deadline the rest is cut, counted and logged. A failure of the worker
+    itself ends the waiting too.
+    """
+    begun_s = runtime.clock.now_s()
+    runtime.is_draining = True
+    for server in servers:
+        await server.drain()
+    held = _held(runtime, servers)
+    log.info("draining: %d requests held (because %s)", held, runtime.told_to_leave.result())
+    await registration.withdraw()
+    await _within(deadline_s, _finish(runtime, servers), runtime.failed)
+    cut = min(held, _held(runtime, servers))
+    await _within(HOOKS_S, _call_each(hooks))
+    await _within(HOOKS_S, _call_each(runtime.closers))
+    proof = Proof(held, cut, runtime.clock.now_s() - begun_s, runtime.told_to_leave.result())
+    log.log(logging.WARNING if cut else logging.INFO, "%s", proof)
+    return proof
+
+
+def _held(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> int:
+    return runtime.held + sum(server.in_flight.count for server in servers)
+
+
+async def _finish(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> None:
+    linger = asyncio.ensure_future(runtime.clock.sleep(LINGER_S))
+    try:
+        await asyncio.gather(*(_logged(finish) for finish in runtime.finishers))
+        for server in servers:
+            await server.in_flight.wait_idle()
+        while runtime.held:
+            await runtime.clock.sleep(POLL_S)
+        await linger
+    finally:
+        linger.cancel()
+
+
+async def _within(
+    seconds: float, work: Coroutine[Any, Any, None], stop: asyncio.Future[Any] | None = None
+) -> None:
+    """Await the work, but no longer than that, and only until ``stop``."""
+    task = asyncio.create_task(work)
+    waited_for = {task, stop} if stop else {task}
+    done, _ = await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        log.error("not done within %g s: going on without", seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _call_each(hooks: Sequence[Callable[[], Any]]) -> None:
+    for hook in hooks:
+        await _logged(hook)
+
+
+async def _logged(hook: Finish | Callable[[], Any]) -> None:
+    """Call the hook, sync or async; leaving goes on whatever it raises."""
+    try:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
+    except Exception:
+        log.exception("%s failed while leaving", getattr(hook, "__qualname__", hook))

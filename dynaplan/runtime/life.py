@@ -1,0 +1,179 @@
+"""The life of one worker process: prepare, serve, register, and at the end drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.ports import Route
+from dynaplan.runtime import metrics
+from dynaplan.runtime.drain import drain
+from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route
+from dynaplan.runtime.process import EXIT_CRASHED, EXIT_CUT, EXIT_DRAINED, WorkerRuntime
+from dynaplan.runtime.registration import Registration
+from dynaplan.runtime.server import WorkerServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A service that is ready to serve: its endpoints, the names it registers, what to call at its end.
+
+    ``checks`` are its own health checks: path -> what must be true.
+    """
+
+    endpoints: Sequence[ServedEndpoint] = ()
+    registered: Sequence[str] = ()
+    shutdown_hooks: Sequence[Callable[[], Any]] = ()
+    checks: Mapping[str, Sequence[Callable[[], Any]]] = field(default_factory=dict)
+
+
+@dataclass
+class WorkerLife:
+    """Runs one worker from its start hooks to its exit code.
+
+    ``server`` is the worker's own HTTP server; ``public`` makes the one for ``@api`` endpoints, and is
+    called only when there are any.
+    """
+
+    runtime: WorkerRuntime
+    server: WorkerServer
+    public: Callable[[], WorkerServer]
+    drain_deadline_s: float
+    _servers: list[WorkerServer] = field(default_factory=list, init=False)
+    _prepared: Prepared = field(default_factory=Prepared, init=False)
+
+    async def live(self, prepare: Callable[[], Awaitable[Prepared]]) -> int:
+        """The exit code, when everything has ended. What ``prepare`` raises comes through."""
+        runtime = self.runtime
+        registration = self._registration()
+        with _signals(runtime):
+            try:
+                await self._until_told(asyncio.create_task(self._begin(prepare, registration)))
+                return await self._end(registration)
+            finally:
+                for server in {self.server, *self._servers}:
+                    await server.stop()
+
+    async def _until_told(self, beginning: asyncio.Task[None]) -> None:
+        """Begin, and stay until the end is called for, which may be before the beginning is done."""
+        endings: set[asyncio.Future[Any]] = {self.runtime.told_to_leave, self.runtime.failed}
+        await asyncio.wait({beginning, *endings}, return_when=asyncio.FIRST_COMPLETED)
+        if beginning.done():
+            beginning.result()
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+
+    async def _begin(self, prepare: Callable[[], Awaitable[Prepared]], registration: Registration) -> None:
+        self._prepared = prepared = await prepare()
+        await self._serve(self.server, [*self._own_routes(), *map(internal_route, prepared.endpoints)])
+        public = [public_route(endpoint) for endpoint in prepared.endpoints if endpoint.is_public]
+        if public:
+            await self._serve(self.public(), public)
+        await registration.start()
+        self.runtime.ready.set()
+        self.runtime.spawn(_leave_when_revoked(self.runtime, registration), "registration")
+        log.info("ready: %s serves %s at %s", self.runtime.worker_name, self._names(), self.runtime.url)
+
+    async def _end(self, registration: Registration) -> int:
+        runtime = self.runtime
+        if not runtime.failed.done():
+            proof = await drain(
+                runtime, self._servers, registration, self._prepared.shutdown_hooks, self.drain_deadline_s
+            )
+            if not runtime.failed.done():
+                return EXIT_CUT if proof.cut else EXIT_DRAINED
+        await registration.withdraw(1.0)
+        log.error("this worker failed: %r", runtime.failed.result())
+        return EXIT_CRASHED
+
+    async def _serve(self, server: WorkerServer, routes: Sequence[Route]) -> None:
+        await server.start(routes)
+        self._servers.append(server)
+
+    def _registration(self) -> Registration:
+        runtime = self.runtime
+        return Registration(runtime.store, runtime.leases, runtime.clock, runtime.discovery, self._instances)
+
+    def _instances(self, lease: int) -> Iterable[Instance]:
+        runtime = self.runtime
+        return [
+            Instance(
+                runtime.namespace,
+                runtime.component,
+                endpoint,
+                lease,
+                runtime.url,
+                worker=runtime.worker_name,
+                pid=os.getpid(),
+                card=runtime.card,
+            )
+            for endpoint in self._names()
+        ]
+
+    def _names(self) -> Sequence[str]:
+        return self._prepared.registered
+
+    def _own_routes(self) -> Sequence[Route]:
+        return (
+            Route("GET", "/health", self._health, is_open=True, is_work=False),
+            Route("GET", "/metrics", self._metrics, is_open=True, is_work=False),
+            Route("GET", "/load_metrics", self._load_metrics, is_open=True, is_work=False),
+            *(check_route(path, checks) for path, checks in self._prepared.checks.items()),
+            *self.runtime.routes,
+        )
+
+    async def _health(self, _: web.Request) -> web.Response:
+        draining = self.runtime.is_draining
+        status = "draining" if draining else "ready" if self.runtime.ready.is_set() else "starting"
+        document = {"status": status, "worker": self.runtime.worker_name}
+        return web.json_response(document, status=200 if status == "ready" else 503)
+
+    async def _load_metrics(self, _: web.Request) -> web.Response:
+        return web.json_response(self.runtime.load.to_json())
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        runtime = self.runtime
+        in_flight = sum(server.in_flight.count for server in self._servers)
+        values = {
+            **metrics.load_gauges(runtime.load),
+            f"{metrics.PREFIX}inflight_requests": in_flight + runtime.held,
+            **runtime.metrics,
+        }
+        labels = {
+            "dynamo_namespace": runtime.namespace,
+            "dynamo_component": runtime.component,
+            "worker": runtime.worker_name,
+        }
+        text = metrics.render(values, labels)
+        return web.Response(text=text, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def _leave_when_revoked(runtime: WorkerRuntime, registration: Registration) -> None:
+    await registration.task
+    runtime.leave("the lease was revoked")
+
+
+@contextmanager
+def _signals(runtime: WorkerRuntime) -> Iterator[None]:
+    """SIGTERM and SIGINT drain, however often they come."""
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, runtime.leave, f"{number.name} arrived")
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

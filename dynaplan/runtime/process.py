@@ -1,0 +1,149 @@
+"""One worker process as its service sees it: what it may use, and what it tells the process about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.domain.load import WorkerLoad
+from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger, Route
+from dynaplan.runtime.discovery import Discovery
+
+log = logging.getLogger(__name__)
+
+EXIT_DRAINED = 0
+EXIT_CRASHED = 1
+EXIT_CUT = 75
+"""Drained, but the deadline cut requests off (``EX_TEMPFAIL``)."""
+EXIT_NEVER = 78
+"""It can never start; nobody should try again (``EX_CONFIG``)."""
+
+Finish = Callable[[], Awaitable[None]]
+
+
+@dataclass(kw_only=True)
+class WorkerRuntime:
+    """What a service gets as ``dynamo_context["runtime"]``.
+
+    ``url`` is the base address of this worker's own HTTP server, certain before it serves. ``settings``
+    is the service's configuration, keys in kebab-case as written. ``discovery`` is started. ``ready`` is
+    set once this worker serves and is registered.
+    """
+
+    namespace: str
+    component: str
+    worker_name: str
+    worker_token: str = field(repr=False)
+    url: str
+    store: KeyValueStore
+    leases: LeaseKeeper
+    clock: Clock
+    discovery: Discovery
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
+    is_draining: bool = False
+
+    routes: list[Route] = field(default_factory=list, init=False)
+    card: dict[str, Any] = field(default_factory=dict, init=False)
+    finishers: list[Finish] = field(default_factory=list, init=False)
+    closers: list[Finish] = field(default_factory=list, init=False)
+    _load: Callable[[], WorkerLoad] = field(default=WorkerLoad, init=False)
+    _metrics: list[Callable[[], Mapping[str, float]]] = field(default_factory=list, init=False)
+    _held: list[Callable[[], int]] = field(default_factory=list, init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _connecting: asyncio.Task[Messenger] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.told_to_leave: asyncio.Future[str] = loop.create_future()
+        self.failed: asyncio.Future[BaseException] = loop.create_future()
+        self.ready = asyncio.Event()
+
+    async def messenger(self) -> Messenger:
+        """The messaging server's client, one per process, connected on first use.
+
+        Raises QueueUnavailable while the server does not answer; the next call tries again.
+        """
+        if self._connecting is None or (self._connecting.done() and self._connecting.exception()):
+            self._connecting = asyncio.create_task(self.connect_messenger())
+        return await asyncio.shield(self._connecting)
+
+    def add_routes(self, routes: Sequence[Route]) -> None:
+        """Serve these from the worker's own HTTP server too. Before the start hooks end."""
+        self.routes.extend(routes)
+
+    def set_load(self, read: Callable[[], WorkerLoad]) -> None:
+        """What ``/load_metrics`` and ``/metrics`` say; called for each request of them."""
+        self._load = read
+
+    def add_metrics(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """More samples for ``/metrics``: name -> value; a name that ends in ``_total`` is a counter."""
+        self._metrics.append(read)
+
+    def describe(self, **card: Any) -> None:
+        """Add to the card that travels with the registrations. Before the start hooks end."""
+        self.card.update(card)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Run in the background while the process lives; an exception in it ends the process, exit code 1."""
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def on_drain(self, finish: Finish) -> None:
+        """Await this after deregistration; drained means that it has returned and nothing is in flight."""
+        self.finishers.append(finish)
+
+    def on_stop(self, close: Finish) -> None:
+        """Await this last, when nothing is in flight any more and the shutdown hooks have run."""
+        self.closers.append(close)
+
+    def held_requests(self, count: Callable[[], int]) -> None:
+        """Count these as held too, beside the requests in flight on the worker's own HTTP server."""
+        self._held.append(count)
+
+    def leave(self, why: str) -> None:
+        """Drain and end this process; ``why`` completes "because ...". Only the first call counts."""
+        if not self.told_to_leave.done():
+            self.told_to_leave.set_result(why)
+
+    def fail(self, error: BaseException) -> None:
+        """End this process with exit code 1. Only the first call counts."""
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    @property
+    def load(self) -> WorkerLoad:
+        """The load at this moment."""
+        return self._load()
+
+    @property
+    def held(self) -> int:
+        """The requests held besides those in flight on the worker's own HTTP server."""
+        return sum(count() for count in self._held)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The samples that the service added."""
+        return {name: value for read in self._metrics for name, value in read().items()}
+
+    async def close(self) -> None:
+        """End the background tasks and the connections that were made on use."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connecting:
+            self._connecting.cancel()
+            for connected in await asyncio.gather(self._connecting, return_exceptions=True):
+                if not isinstance(connected, BaseException):
+                    await connected.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error:
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self.fail(error)

@@ -1,0 +1,160 @@
+"""The HTTP server of one worker: routes behind a token, work in flight counted, refused while draining."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from dynaplan.ports import Route
+
+log = logging.getLogger(__name__)
+
+DRAINING_HEADER = "x-dynaplan-draining"
+"""On a 503: this worker is leaving; the request was not touched and is safe to send to another one."""
+
+LARGEST_BODY_BYTES = 64 * 1024 * 1024
+IDLE_CONNECTION_S = 75.0
+BACKLOG = 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class InFlight:
+    """The work in flight: counted from a request's arrival until its response is sent or its client gone."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing is in flight."""
+        await self._idle.wait()
+
+
+class WorkerServer:
+    """Serves routes from one socket, which is bound from the beginning, so that its ``url`` is certain.
+
+    ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
+    called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
+    finishing may need them. One that ``leaves_port`` stops listening then too, so that the kernel gives new
+    connections to the others that share its port.
+    """
+
+    def __init__(self, listen_on: socket.socket, token: str, *, leaves_port: bool = False) -> None:
+        self._socket = listen_on
+        self.url = _url(listen_on)
+        self._leaves_port = leaves_port
+        self._credentials = f"Bearer {token}".encode() if token else b""
+        self._runner: web.AppRunner | None = None
+        self._site: web.SockSite | None = None
+        self.in_flight = InFlight()
+        self.is_draining = False
+
+    async def start(self, routes: Sequence[Route]) -> None:
+        """Listen and serve these routes."""
+        app = web.Application(client_max_size=LARGEST_BODY_BYTES)
+        for route in routes:
+            app.router.add_route(route.method, route.path, self._guarded(route))
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_CONNECTION_S,
+            shutdown_timeout=0.5,
+        )
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, self._socket, backlog=BACKLOG)
+        await self._site.start()
+
+    async def drain(self) -> None:
+        """Refuse new work from now on."""
+        self.is_draining = True
+        if self._leaves_port and self._site:
+            await self._site.stop()
+
+    async def stop(self) -> None:
+        """Close every connection, and with it whatever is still in flight."""
+        if self._runner:
+            await self._runner.cleanup()
+        self._socket.close()
+
+    def _guarded(self, route: Route) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if not route.is_open and not self._bears_token(request):
+                return web.json_response({"error": "a valid worker token is needed"}, status=401)
+            if not route.is_work or route.is_open:
+                return _as_response(await route.handler(request))
+            if self.is_draining:
+                return _refusal()
+            with self.in_flight:
+                response = _as_response(await route.handler(request))
+                await _send_completely(request, response)
+                return response
+
+        return handle
+
+    def _bears_token(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return not self._credentials or hmac.compare_digest(given, self._credentials)
+
+
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A bound TCP socket; ``port`` 0 takes a free one, ``is_shared`` lets several processes listen on it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _as_response(answer: object) -> web.StreamResponse:
+    if not isinstance(answer, web.StreamResponse):
+        raise TypeError(f"a route answered {type(answer).__name__} instead of a response")
+    return answer
+
+
+def _refusal() -> web.Response:
+    headers = {DRAINING_HEADER: "1", "Connection": "close"}
+    return web.json_response({"error": "this worker is draining"}, status=503, headers=headers)
+
+
+async def _send_completely(request: web.Request, response: web.StreamResponse) -> None:
+    """Send the rest of the response and return when the kernel has it: exiting then cuts nothing."""
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+        transport = request.transport
+        if transport is None or not transport.get_write_buffer_size():
+            return
+        transport.set_write_buffer_limits(high=0)
+        await request.protocol._drain_helper()
+        transport.set_write_buffer_limits()
+    except ConnectionError:
+        log.debug("the client of %s left before the end of its answer", request.path)

@@ -1,0 +1,88 @@
+"""The configuration of a graph: defaults < decorator < YAML < ``--Service.key=value``.
+
+The only place where a configuration is parsed: what leaves here has been merged, and what leaves
+``validate_config`` and ``resolve_graph`` is right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.sdk.errors import nearest
+from dynaplan.sdk.graph import Graph
+from dynaplan.sdk.overrides import Sections, merge_sections, parse_overrides, split_overrides
+from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.sdk.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
+from dynaplan.sdk.validation import validate_config
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "DEPLOYMENT_CONFIG_VARIABLE",
+    "ServiceConfig",
+    "dry_run_text",
+    "export_config",
+    "find_config_file",
+    "kebab_keys",
+    "read_config",
+    "resolve_graph",
+    "split_overrides",
+    "validate_config",
+]
+
+DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
+"""YAML or JSON text that takes the file's place."""
+
+
+def find_config_file(name: str, working_dir: Path, graph: Graph | None = None) -> Path:
+    """The file that ``-f NAME`` means: in the working directory, else beside the graph's module."""
+    folders = [working_dir.resolve()]
+    if graph is not None and graph.module_file is not None:
+        folders.append(graph.module_file.parent)
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    known = [file.name for folder in folders for file in folder.glob("*.y*ml")]
+    looked = " and ".join(dict.fromkeys(map(str, folders)))
+    raise ConfigError(f"-f {name}: no such file in {looked}", hint=nearest(name, known))
+
+
+def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
+    """The YAML and, over it, the overrides, deep-merged.
+
+    ``DYN_DEPLOYMENT_CONFIG``, when set, takes the file's place; the overrides still apply. Raises
+    ConfigError for what cannot be read. Names and types are checked by ``validate_config``.
+    """
+    from dynaplan.sdk.yaml_file import read_sections, read_sections_file
+
+    text = os.environ.get(DEPLOYMENT_CONFIG_VARIABLE, "")
+    if text:
+        sections = read_sections(text, DEPLOYMENT_CONFIG_VARIABLE)
+    else:
+        sections = read_sections_file(file) if file is not None else {}
+    return merge_sections(sections, parse_overrides(overrides))
+
+
+def export_config(config: Mapping[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
+    """Hand the configuration down to every process started from here."""
+    environment[CONFIG_VARIABLE] = _json(config)
+    ServiceConfig.reset()
+
+
+def dry_run_text(config: Mapping[str, Any]) -> str:
+    """What ``--dry-run`` prints about the configuration, in the original's words."""
+    return (
+        f"Service Configuration:\n{_json(config, indent=2)}\n\n"
+        f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={_json(config)}"
+    )
+
+
+def _json(config: Mapping[str, Any], indent: int | None = None) -> str:
+    try:
+        return json.dumps(config, indent=indent, ensure_ascii=False)
+    except TypeError as error:
+        raise ConfigError(f"the configuration holds a value that JSON has no word for: {error}") from error

@@ -1,0 +1,9 @@
+"""What a service can ask about the process it runs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+dynamo_context: dict[str, Any] = {}
+"""Filled before a service is made: ``service_name``, ``namespace``, ``worker_id`` (text), ``runtime``,
+``runner_map``, ``component``, ``endpoints``. Empty in a unit test."""

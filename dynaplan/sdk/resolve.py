@@ -1,0 +1,147 @@
+"""From a graph and its configuration to the services that the supervisor starts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dynaplan.domain.errors import ConfigError, GraphError
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.sdk.graph import Graph
+from dynaplan.sdk.overrides import deep_merge
+from dynaplan.sdk.service import Service
+from dynaplan.sdk.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
+from dynaplan.sdk.validation import validate_config
+
+__all__ = ["DEFAULT_NAMESPACE", "resolve_graph", "validate_config"]
+
+DEFAULT_NAMESPACE = "dynamo"
+NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""It becomes part of file names, queue names and keys."""
+
+
+def resolve_graph(
+    graph: Graph, config: Mapping[str, Mapping[str, Any]], namespace: str | None = None
+) -> GraphSpec:
+    """The services to run, the entry first; raises ConfigError or GraphError for what cannot be started.
+
+    The namespace is the given one, else the one that the services' decorators agree on, else ``dynamo``.
+    """
+    services = graph.services()
+    names = {service.name for service in services}
+    for service in services:
+        if service.in_process_of and service.in_process_of not in names:
+            raise GraphError(
+                f"{service.name} runs in the process of {service.in_process_of}, which this graph lacks",
+                hint=f"Link {service.in_process_of} into {graph.identifier}.",
+            )
+    planners = [service.name for service in services if service.role is Role.PLANNER]
+    if len(planners) > 1:
+        raise GraphError(
+            f"More than one planner found in the pipeline: {', '.join(planners)}", hint="Link one."
+        )
+    return GraphSpec(
+        identifier=graph.identifier,
+        working_dir=str(graph.working_dir),
+        namespace=_namespace(services, namespace),
+        services=tuple(_spec(service, config) for service in services),
+    )
+
+
+def _namespace(services: list[Service[Any]], chosen: str | None) -> str:
+    declared = sorted({service.config.namespace for service in services} - {""})
+    if not chosen and len(declared) > 1:
+        raise GraphError(
+            f"All components must have the same namespace, got {set(declared)}",
+            hint="Give them one namespace in @service(dynamo=...), or use --namespace.",
+        )
+    namespace = chosen or next(iter(declared), DEFAULT_NAMESPACE)
+    if not NAMESPACE.fullmatch(namespace):
+        raise ConfigError(
+            f"namespace {namespace!r}: not a usable name",
+            hint="Expected letters, digits, '-' and '_', beginning with a letter or digit, 63 at most.",
+        )
+    return namespace
+
+
+def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> ServiceSpec:
+    if service.in_process_of:
+        return ServiceSpec(service.name, service.role, in_process_of=service.in_process_of)
+    written = _without_nulls(config.get(service.name, {}).get(SERVICE_ARGS))
+    arguments = deep_merge(
+        {
+            "workers": service.config.workers,
+            "resources": service.config.resources,
+            "envs": service.config.envs,
+        },
+        written,
+    )
+    where = f"{service.name}.{SERVICE_ARGS}"
+    return ServiceSpec(
+        name=service.name,
+        role=service.role,
+        workers=_workers(f"{where}.workers", arguments["workers"]),
+        gpus=_gpus_of(service, config, arguments["resources"], "gpu" in written.get("resources", {})),
+        envs={name: str(value) for name, value in arguments["envs"].items()},
+    )
+
+
+def _without_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A key written without a value is a key not written."""
+    return {key: value for key, value in (mapping or {}).items() if value is not None}
+
+
+def _workers(where: str, value: Any) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where} = {value!r}: expected a whole number of at least 1")
+    return value
+
+
+def _gpus_of(
+    service: Service[Any],
+    config: Mapping[str, Mapping[str, Any]],
+    resources: Mapping[str, Any],
+    is_written: bool,
+) -> float:
+    """The GPUs of one worker: as written, else enough for the engine's parallel ranks."""
+    where = f"{service.name}.{SERVICE_ARGS}.resources.gpu"
+    gpus = _gpus(where, resources.get("gpu"))
+    ranks = _ranks(service, config)
+    if ranks <= 1 or gpus >= ranks:
+        return gpus
+    if not is_written:
+        return ranks
+    raise ConfigError(
+        f"{where} = {gpus:g}: the worker has {ranks} parallel ranks",
+        hint="Expected tensor-parallel-size x pipeline-parallel-size, or more; without the key it is that.",
+    )
+
+
+def _gpus(where: str, value: Any) -> float:
+    try:
+        gpus = float(value if value is not None else 0)
+    except (TypeError, ValueError):
+        gpus = math.nan
+    if isinstance(value, bool) or not math.isfinite(gpus) or gpus < 0:
+        raise ConfigError(f"{where} = {value!r}: expected a number of GPUs, 0 or more")
+    if gpus > 1 and gpus != int(gpus):
+        raise ConfigError(
+            f"{where} = {value!r}: Float GPUs larger than 1 is not supported",
+            hint="Expected a whole number, or a fraction below 1 for workers that share a GPU.",
+        )
+    return int(gpus) if gpus == int(gpus) else gpus
+
+
+def _ranks(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> int:
+    """The processes of one engine that need a GPU each; 1 for a service that is not an engine worker."""
+    if service.options is None or "tensor-parallel-size" not in service.options:
+        return 1
+    sections = {name: dict(section) for name, section in config.items()}
+    settings = kebab_keys(ServiceConfig(sections).get_parsed_config(service.name))
+    sizes = [settings.get(key) or 1 for key in ("tensor-parallel-size", "pipeline-parallel-size")]
+    return math.prod(size for size in sizes if isinstance(size, int))

@@ -1,0 +1,124 @@
+"""Check a configuration against a graph: names, types, and the values every service has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import NoneType
+from typing import Any
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.sdk.errors import nearest
+from dynaplan.sdk.graph import Graph
+from dynaplan.sdk.options import Options, kebab
+from dynaplan.sdk.service import Service
+from dynaplan.sdk.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, common_values, names_of_common
+
+STOCK_SERVICES = frozenset(
+    {
+        "Frontend", "Processor", "Router", "VllmWorker", "PrefillWorker", "Planner",
+        "DecodeWorker", "EncodeWorker", "KvRouter", "MockPrefillWorker", "MockVllmWorker", "Prometheus",
+        "SGLangDecodeWorker", "SGLangWorker", "SimpleLoadBalancer", "TensorRTLLMPrefillWorker",
+        "TensorRTLLMWorker", "VllmBaseWorker", "VllmDecodeWorker", "VllmPrefillWorker",
+    }
+)  # fmt: skip
+"""Services of ours and of the original: a YAML may have a section for one that the graph lacks."""
+
+SERVICE_ARGS_KEYS = ("workers", "resources", "envs", "dynamo")
+RESOURCE_KEYS = ("gpu", "cpu", "memory")
+
+
+def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Raise ConfigError for the first unknown section, unknown key or wrong type; return the warnings.
+
+    A section named after a stock service that this graph lacks is a warning, so that one YAML serves several
+    graphs; any other unknown section is an error. Services without an option table take any key.
+    """
+    services = {service.name: service for service in graph.services()}
+    warnings: list[str] = []
+    for name, section in config.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{name} = {section!r}: expected a mapping of options")
+        if name == COMMON:
+            continue
+        if name in services:
+            warnings += _check_section(services[name], section, config)
+        else:
+            warnings.append(_absent(name, services))
+    return warnings
+
+
+def _absent(name: str, services: Mapping[str, Any]) -> str:
+    """The warning for a section whose service is not in the graph; raises unless it is a stock service."""
+    if name in STOCK_SERVICES:
+        return f"{name}: this graph has no such service; its section has no effect"
+    raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
+
+
+def _check_section(
+    service: Service[Any], section: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    name = service.name
+    common = common_values(config, section)
+    for key, value in (common | dict(section)).items():
+        if kebab(key) == SERVICE_ARGS:
+            yield from _check_service_args(service, value)
+        elif kebab(key) == COMMON_CONFIGS:
+            yield from _check_common(name, section, config.get(COMMON, {}))
+        elif service.options is not None:
+            where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
+            _check_option(where, key, value, service.options)
+
+
+def _check_option(where: str, key: str, value: Any, options: Options) -> None:
+    option = options.get(kebab(key))
+    if option is None:
+        raise ConfigError(f"{where}: unknown option", hint=_near_option(key, options))
+    if not option.accepts(value):
+        raise ConfigError(f"{where} = {value!r}: expected {option.expected()}", hint=option.about)
+
+
+def _near_option(key: str, options: Options) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "No option of this service has a name like that."
+
+
+def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[str]:
+    wanted = names_of_common(section)
+    if not isinstance(wanted, list) or not all(isinstance(each, str) for each in wanted):
+        raise ConfigError(f"{name}.{COMMON_CONFIGS} = {wanted!r}: expected a list of keys of {COMMON}")
+    known = {kebab(key) for key in common}
+    for each in wanted:
+        if kebab(each) not in known:
+            yield f"{name}.{COMMON_CONFIGS}: {COMMON} has no {each!r}; {nearest(each, common)}".rstrip("; ")
+
+
+def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:
+    where = f"{service.name}.{SERVICE_ARGS}"
+    _check_keys(where, value, SERVICE_ARGS_KEYS)
+    arguments = value or {}
+    _check_keys(f"{where}.resources", arguments.get("resources"), RESOURCE_KEYS)
+    _check_envs(f"{where}.envs", arguments.get("envs"))
+    if "dynamo" in arguments:
+        yield f"{where}.dynamo has no effect; use --namespace"
+    if service.in_process_of and arguments:
+        yield f"{where} has no effect: {service.name} runs in {service.in_process_of}'s process"
+
+
+def _check_keys(where: str, value: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(value, Mapping | NoneType):
+        raise ConfigError(f"{where} = {value!r}: expected a mapping", hint=f"Keys: {', '.join(known)}.")
+    for key in value or ():
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown key", hint=nearest(str(key), known))
+
+
+def _check_envs(where: str, envs: Any) -> None:
+    if not isinstance(envs, Mapping | NoneType):
+        raise ConfigError(f"{where} = {envs!r}: expected a mapping of variables")
+    for key, value in (envs or {}).items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{where}.{key} = {value!r}: expected text", hint="Put the value in quotes.")
+        if not key or "=" in key or "\0" in f"{key}{value}":
+            raise ConfigError(f"{where}.{key}: not a name and value that an environment can hold")

@@ -1,0 +1,167 @@
+"""The OpenAI API as the frontend needs it: requests read and checked, errors in its shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.core.tokens import BYTES_PER_TOKEN, chat_text, count_tokens
+from dynaplan.domain.errors import UserError
+
+
+class ApiError(Exception):
+    """An answer that is an error: ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        metric: str = "validation",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.metric = metric
+        self.headers = dict(headers or {})
+        self._error = {"message": message, "type": kind, "param": param, "code": code}
+
+    def to_json(self) -> bytes:
+        """The body: ``{"error": {...}}``."""
+        return json.dumps({"error": self._error}).encode()
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the client must change its request."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def no_worker(message: str) -> ApiError:
+    """503: there is nobody who could answer now."""
+    return ApiError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="no_worker",
+        metric="unavailable",
+        headers={"Retry-After": "1"},
+    )
+
+
+def worker_failed(message: str) -> ApiError:
+    """502: workers tried, and failed."""
+    return ApiError(502, message, kind="server_error", code="worker_failed", metric="internal")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of the two ways to ask for tokens; ``name`` is the metrics' label."""
+
+    path: str
+    name: str
+    is_chat: bool
+
+
+CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", "chat_completions", is_chat=True)
+COMPLETIONS = Endpoint("/v1/completions", "completions", is_chat=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked request. ``body`` is what the client sent, ``document`` the same, parsed.
+
+    ``prompt`` is one text or one sequence of token ids; ``prompt_tokens`` its length, by the simulated
+    engine's tokenizer for a text.
+    """
+
+    endpoint: Endpoint
+    body: bytes
+    document: Mapping[str, Any]
+    model: str
+    is_stream: bool
+    prompt: str | tuple[int, ...]
+    prompt_tokens: int
+
+    def body_with(self, kv_transfer_params: Mapping[str, Any]) -> bytes:
+        """The client's body with the hand-off added, its own bytes untouched."""
+        params = json.dumps(kv_transfer_params, separators=(",", ":")).encode()
+        # The body is a JSON object with at least a model in it, so it ends in "}" and needs the comma.
+        return self.body.rstrip()[:-1] + b',"kv_transfer_params":' + params + b"}"
+
+
+def read_call(endpoint: Endpoint, body: bytes) -> Call:
+    """Check a request's body; raises ApiError (400) that says what is wrong."""
+    document = _parsed(body)
+    _check_types(document)
+    try:
+        prompt = chat_text(document.get("messages")) if endpoint.is_chat else _prompt(document.get("prompt"))
+    except UserError as error:
+        raise bad_request(str(error), param="messages" if endpoint.is_chat else "prompt") from None
+    return Call(
+        endpoint=endpoint,
+        body=body,
+        document=document,
+        model=document["model"],
+        is_stream=document.get("stream") or False,
+        prompt=prompt,
+        prompt_tokens=count_tokens(prompt) if isinstance(prompt, str) else len(prompt),
+    )
+
+
+def check_context(call: Call, context_tokens: int) -> None:
+    """Raises ApiError (400) when the prompt is longer than the context; 0 means the context is unknown."""
+    if context_tokens and call.prompt_tokens > context_tokens:
+        raise bad_request(
+            f"This model's maximum context length is {context_tokens} tokens, and the prompt alone has "
+            f"{call.prompt_tokens}. Shorten it.",
+            param="messages" if call.endpoint.is_chat else "prompt",
+            code="context_length_exceeded",
+        )
+
+
+def prompt_blocks(call: Call, block_tokens: int) -> tuple[str | tuple[int, ...], int]:
+    """The prompt, and how many of its elements (characters, or token ids) make one KV block."""
+    if isinstance(call.prompt, str):
+        return call.prompt, block_tokens * BYTES_PER_TOKEN
+    return call.prompt, block_tokens
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        # Not json.loads(body): it would take UTF-16 too, which a worker may read otherwise.
+        document = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"The body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise bad_request("The body must be a JSON object")
+    return document
+
+
+def _check_types(document: Mapping[str, Any]) -> None:
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("'model' must be a non-empty text", param="model")
+    if not isinstance(document.get("stream"), bool | None):
+        raise bad_request("'stream' must be true or false", param="stream")
+    for name in ("max_tokens", "max_completion_tokens", "n"):
+        value = document.get(name)
+        if value is not None and (type(value) is not int or value < (name == "n")):
+            raise bad_request(f"{name!r} must be a whole number, not negative", param=name)
+    if "kv_transfer_params" in document:
+        # They name the host a worker fetches from, with its token: only the frontend may say that.
+        raise bad_request("'kv_transfer_params' is set by the server", param="kv_transfer_params")
+
+
+def _prompt(prompt: object) -> str | tuple[int, ...]:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return tuple(prompt)
+    raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")

@@ -1,0 +1,147 @@
+"""The options of the stock services: plain tables, read when a configuration is checked."""
+
+from __future__ import annotations
+
+from dynaplan.sdk.options import Kind, Option, Options
+
+ROUTER_MODES = ("round-robin", "random", "least-loaded", "kv-load", "kv")
+
+
+def _text(about: str) -> Option:
+    return Option(Kind.TEXT, about)
+
+
+def _flag(about: str) -> Option:
+    return Option(Kind.BOOLEAN, about)
+
+
+def _whole(about: str, least: float = 0) -> Option:
+    return Option(Kind.INTEGER, about, least)
+
+
+def _number(about: str, least: float = 0) -> Option:
+    return Option(Kind.NUMBER, about, least)
+
+
+MODEL: Options = {
+    "model": _text("The model, as the engine knows it"),
+    "served-model-name": _text("The name that clients use"),
+    "block-size": _whole("Tokens of one KV block", 1),
+    "max-model-len": _whole("Context length in tokens", 1),
+}
+
+ROUTING: Options = {
+    "router": Option(Kind.TEXT, "How a worker is chosen", choices=ROUTER_MODES),
+    "router-num-threads": _whole("Of the original; has no effect", 1),
+    "min-workers": _whole("Of the original; has no effect"),
+    "kv-overlap-score-weight": _number("Weight of the cached prefix in the KV router's cost"),
+}
+
+DISAGGREGATION: Options = {
+    "remote-prefill": _flag("Let prefill workers compute prompts"),
+    "conditional-disagg": _flag("Decide per request whether prefill is remote"),
+    "max-local-prefill-length": _whole("Tokens up to which a prompt is computed by the decode worker"),
+    "max-prefill-queue-size": _whole("Queued prompts from which on the decode worker computes for itself"),
+}
+
+PROCESS: Options = {
+    "drain-deadline": _number("Seconds for a worker to finish its requests before it is killed"),
+}
+
+FRONTEND: Options = {
+    **MODEL,
+    **ROUTING,
+    **DISAGGREGATION,
+    **PROCESS,
+    "endpoint": _text("Of the original, dynamo.Processor.chat/completions; has no effect"),
+    "endpoint-chat": _text("Of the original; has no effect"),
+    "endpoint-completions": _text("Of the original; has no effect"),
+    "port": _whole("The public port; --port and DYNAMO_PORT come first"),
+    "host": _text("The address to listen on; --host and DYNAMO_HOST come first"),
+    "api-key": _text("Key that clients must bear; better as DYNAPLAN_API_KEY"),
+    "max-waiting-requests": _whole("Requests that may wait before new ones are answered 429", 1),
+    "max-body-bytes": _whole("Largest request body", 1),
+    "worker-wait": _number("Seconds that a request waits for a worker when there is none"),
+    "prefill-wait": _number("Seconds that a request waits for its remote prefill"),
+    "decode-component": _text("Service whose workers decode"),
+    "prefill-component": _text("Service whose workers prefill"),
+}
+
+PROCESSOR: Options = {
+    **MODEL,
+    **ROUTING,
+    **DISAGGREGATION,
+    "prompt-template": _text("Of the original; has no effect"),
+}
+
+ROUTER: Options = {**MODEL, **ROUTING, **DISAGGREGATION, "indexer": _text("Of the original; has no effect")}
+
+SIMULATION: Options = {
+    "engine": _text("The engine; sim is the simulated one"),
+    "speedup-ratio": _number("Divides every simulated duration; 0 means no delay at all"),
+    "startup-time": _number("Simulated seconds from start to ready"),
+    "profile": _text("Measured profile to take times from: a name or a path"),
+    "kv-total-tokens": _whole("KV cache size in tokens", 1),
+    "jitter": _number("Largest random change of a step's duration, as a part of it"),
+    "max-concurrent-prefills": _whole("Prompts that a prefill worker takes at once", 1),
+}
+
+VLLM: Options = {
+    "dtype": _text("Type of weights and activations"),
+    "quantization": _text("Method of quantization"),
+    "tokenizer": _text("Tokenizer, when it is not the model's"),
+    "trust-remote-code": _flag("Run code that comes with the model"),
+    "max-num-batched-tokens": _whole("Most tokens of one step", 1),
+    "max-num-seqs": _whole("Most requests of one step", 1),
+    "tensor-parallel-size": _whole("GPUs that each layer is split over", 1),
+    "pipeline-parallel-size": _whole("GPUs that the layers are divided between", 1),
+    "gpu-memory-utilization": _number("Part of the GPU's memory to use"),
+    "num-gpu-blocks-override": _whole("KV blocks, instead of what fits", 1),
+    "swap-space": _number("GiB of host memory per GPU for swapped KV blocks"),
+    "cpu-offload-gb": _number("GiB of weights per GPU kept in host memory"),
+    "enforce-eager": _flag("No CUDA graphs"),
+    "enable-prefix-caching": _flag("Keep the KV blocks of prefixes for later requests"),
+    "enable-chunked-prefill": _flag("Divide prompts over several steps"),
+    "kv-transfer-config": Option(Kind.MAPPING, "How KV blocks move between workers"),
+    "seed": _whole("Of every random choice"),
+}
+
+VLLM_OTHERS = (
+    "additional-config", "block-manager", "calculate-kv-scales", "code-revision",
+    "collect-detailed-traces", "compilation-config", "config-format", "cuda-graph-sizes",
+    "data-parallel-size", "device", "disable-async-output-proc", "disable-cascade-attn",
+    "disable-custom-all-reduce", "disable-hybrid-kv-cache-manager", "disable-log-requests",
+    "disable-log-stats", "disable-mm-preprocessor-cache", "disable-sliding-window",
+    "distributed-executor-backend", "download-dir", "enable-expert-parallel", "enable-lora",
+    "enable-prompt-adapter", "enable-prompt-embeds", "enable-reasoning", "enable-sleep-mode",
+    "fully-sharded-loras", "generation-config", "guided-decoding-backend", "hf-config-path",
+    "hf-overrides", "hf-token", "ignore-patterns", "kv-cache-dtype", "kv-events-config",
+    "limit-mm-per-prompt", "load-format", "logits-processor-pattern", "logprobs-mode",
+    "long-lora-scaling-factors", "long-prefill-token-threshold", "lora-dtype", "lora-extra-vocab-size",
+    "max-cpu-loras", "max-logprobs", "max-long-partial-prefills", "max-lora-rank", "max-loras",
+    "max-num-partial-prefills", "max-parallel-loading-workers", "max-prompt-adapter-token",
+    "max-prompt-adapters", "max-seq-len-to-capture", "mm-processor-kwargs", "model-impl",
+    "model-loader-extra-config", "multi-step-stream-outputs", "num-lookahead-slots",
+    "num-scheduler-steps", "override-generation-config", "override-neuron-config",
+    "override-pooler-config", "preemption-mode", "prefix-caching-hash-algo", "priority-queue",
+    "pt-load-map-location", "qlora-adapter-name-or-path", "ray-workers-use-nsight", "reasoning-parser",
+    "revision", "rope-scaling", "rope-theta", "scheduler-cls", "scheduler-delay-factor",
+    "scheduling-policy", "show-hidden-metrics", "skip-tokenizer-init", "speculative-config", "task",
+    "tokenizer-mode", "tokenizer-pool-extra-config", "tokenizer-pool-size", "tokenizer-pool-type",
+    "tokenizer-revision", "use-tqdm-on-load", "use-v2-block-manager", "worker-cls",
+    "worker-extension-cls", "worker-use-ray",
+)  # fmt: skip
+"""vLLM's further engine options: known by name, checked by vLLM."""
+
+ENGINE: Options = {
+    **{name: Option(Kind.ANY, "An option of vLLM") for name in VLLM_OTHERS},
+    **MODEL,
+    **VLLM,
+    **SIMULATION,
+    **PROCESS,
+}
+
+VLLM_WORKER: Options = {**ENGINE, **ROUTING, **DISAGGREGATION}
+
+PREFILL_WORKER: Options = {**ENGINE, **ROUTING, **DISAGGREGATION}
+"""A prefill worker takes the decode worker's options as well: the original's services share one parser."""

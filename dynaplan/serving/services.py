@@ -1,0 +1,72 @@
+"""The stock services, as graphs link them. What each does is imported when it starts."""
+
+from __future__ import annotations
+
+from dynaplan.sdk.context import dynamo_context
+from dynaplan.sdk.dependency import depends
+from dynaplan.sdk.endpoints import async_on_start
+from dynaplan.sdk.interfaces import PlannerInterface
+from dynaplan.sdk.service import ComponentType, service
+from dynaplan.serving.options import FRONTEND, PREFILL_WORKER, PROCESSOR, ROUTER, VLLM_WORKER
+
+
+@service(dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=PREFILL_WORKER)
+class PrefillWorker:
+    """Pulls prompts from the prefill queue, computes their KV blocks and hands them to a decode worker."""
+
+    @async_on_start
+    async def start(self) -> None:
+        """Start the engine and the pulling."""
+        from dynaplan.serving.workers import start_prefill_worker
+
+        await start_prefill_worker(dynamo_context["runtime"])
+
+
+@service(dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=VLLM_WORKER)
+class VllmWorker:
+    """Decodes; with no prefill worker it prefills as well. Serves the engine's own OpenAI API."""
+
+    prefill_worker = depends(PrefillWorker)
+
+    @async_on_start
+    async def start(self) -> None:
+        """Start the engine and serve its API."""
+        from dynaplan.serving.workers import start_decode_worker
+
+        await start_decode_worker(dynamo_context["runtime"])
+
+
+@service(in_process_of="Frontend", options=ROUTER)
+class Router:
+    """Chooses the worker of a request.
+
+    It runs inside the Frontend's process, which reads this service's options: a choice costs no hop.
+    """
+
+    worker = depends(VllmWorker)
+
+
+@service(in_process_of="Frontend", options=PROCESSOR)
+class Processor:
+    """Between the HTTP API and the workers: checks requests, decides where their prefill is done.
+
+    It runs inside the Frontend's process, which reads this service's options: a token takes one hop.
+    """
+
+    router = depends(Router)
+    worker = depends(VllmWorker)
+
+
+@service(dynamo={"component_type": ComponentType.FRONTEND}, options=FRONTEND)
+class Frontend:
+    """The OpenAI-compatible HTTP API, on the public port; Processor and Router live in its process."""
+
+    planner = depends(PlannerInterface)
+    processor = depends(Processor)
+
+    @async_on_start
+    async def start(self) -> None:
+        """Serve the API."""
+        from dynaplan.serving.frontend import start_frontend
+
+        await start_frontend(dynamo_context["runtime"])

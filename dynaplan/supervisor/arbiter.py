@@ -1,0 +1,130 @@
+# mypy: disallow-untyped-calls=False
+# (circus is not typed)
+"""The circus arbiter inside the ``serve`` process.
+
+Four things differ from circus' own: a child's end is noticed at once (SIGCHLD) instead of at the next
+check; signals are the caller's business; ``circusctl quit`` takes the orderly way out; and a check that
+collides with a command is skipped in silence, because the next one comes anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import shlex
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import zmq
+from circus.arbiter import Arbiter
+from circus.controller import Controller
+from circus.exc import ConflictError
+from circus.watcher import Watcher
+from tornado.ioloop import IOLoop
+
+from dynaplan.supervisor.watchers import WatcherSpec
+
+log = logging.getLogger(__name__)
+
+PR_SET_CHILD_SUBREAPER = 36
+
+CHECK_DELAY_S = 1.0
+"""How often circus looks after its processes by itself; what SIGCHLD tells does not wait for it."""
+
+COLLISION_DELAY_S = 0.02
+REAP_INTERVAL_S = 0.1
+"""The least time between two checks on SIGCHLD, so that a watcher that dies at once cannot spin."""
+
+
+class _NoSignals:
+    """In place of circus' SysHandler, which would turn SIGHUP into a restart of every worker."""
+
+    def stop(self) -> None:
+        """Nothing was registered."""
+
+
+class _Controller(Controller):
+    def _init_syshandler(self) -> None:
+        self.sys_hdl = _NoSignals()  # type: ignore[assignment]
+
+
+class ServeArbiter(Arbiter):
+    """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop."""
+
+    def __init__(
+        self,
+        specs: Sequence[WatcherSpec],
+        endpoint: str,
+        events: str,
+        plugin: dict[str, Any],
+        log_file: str,
+        on_quit: Callable[[], Awaitable[None]],
+    ) -> None:
+        watchers = [Watcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        self._on_quit = on_quit
+        self._reap_timer: asyncio.TimerHandle | None = None
+        self._reaped_s = 0.0
+        super().__init__(
+            watchers,
+            endpoint,
+            events,
+            check_delay=CHECK_DELAY_S,
+            loop=IOLoop.current(),
+            plugins=[plugin],
+            proc_name="dynaplan",
+            loglevel="warning",
+            logoutput=shlex.quote(log_file),
+        )
+
+    def _init_context(self, context: Any) -> None:
+        self.context = zmq.Context()
+        self._ensure_ioloop()
+        self.ctrl = _Controller(self.endpoint, None, self.context, self.loop, self, self.check_delay, None)
+
+    def stop(self) -> Any:
+        """What ``circusctl quit`` asks for."""
+        return asyncio.ensure_future(self._on_quit())
+
+    async def end(self) -> None:
+        """Stop what is left at once, and close the endpoints."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        if self._reap_timer:
+            self._reap_timer.cancel()
+        await self._emergency_stop()
+        self.context.destroy(linger=0)
+
+    def manage_watchers(self) -> Any:
+        """circus' periodic check, left out when a command runs."""
+        try:
+            return super().manage_watchers()
+        except ConflictError:
+            return None
+
+    def notice_ends_at_once(self) -> None:
+        """Check on every SIGCHLD."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
+
+    def _reap_soon(self) -> None:
+        if self._reap_timer is None:
+            delay_s = max(0.0, self._reaped_s + REAP_INTERVAL_S - time.monotonic())
+            self._reap_timer = asyncio.get_running_loop().call_later(delay_s, self._reap)
+
+    def _reap(self) -> None:
+        self._reap_timer = None
+        self._reaped_s = time.monotonic()
+        if self._exclusive_running_command is not None:
+            self._reap_timer = asyncio.get_running_loop().call_later(COLLISION_DELAY_S, self._reap)
+        else:
+            self.manage_watchers()
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent dies becomes this process's child, so that none can slip away."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

@@ -1,0 +1,52 @@
+"""What the user reads when a deployment starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from dynaplan.domain.fleet import Role
+from dynaplan.supervisor.launch import Launch
+
+
+def banner(launch: Launch, is_simulated: bool) -> str:
+    """Where everything is, the circusctl line, and one request to try."""
+    kind = "simulated GPUs" if is_simulated else "GPUs"
+    frontend = launch.graph.of_role(Role.FRONTEND)
+    rows = [
+        ("graph", f"{launch.graph.identifier}, namespace {launch.namespace}, {len(launch.gpus)} {kind}"),
+        ("URL", launch.frontend_url),
+        ("logs", str(launch.log_dir)),
+        ("statefile", str(launch.statefile)),
+    ]
+    if launch.graph.of_role(Role.PLANNER):
+        rows.append(("TensorBoard", f"tensorboard --logdir {tensorboard_dir(launch)}"))
+    rows.append(("circus", f"circusctl --endpoint {launch.circus_endpoint} status"))
+    if frontend:
+        rows.append(("try", curl(launch)))
+    return "\n".join(["dynaplan serve (Ctrl-C to stop)", *(f"  {name:<12} {text}" for name, text in rows)])
+
+
+def tensorboard_dir(launch: Launch) -> str:
+    """Where the planner writes its curves."""
+    return str(launch.config.get("Planner", {}).get("log-dir") or launch.log_dir / "planner")
+
+
+def curl(launch: Launch) -> str:
+    """A request that the Frontend answers."""
+    key = ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
+    body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
+    body["messages"] = [{"role": "user", "content": "Hello"}]
+    url = f"{launch.frontend_url}/v1/chat/completions"
+    return f"curl -N {url}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def model_name(config: dict[str, dict[str, Any]]) -> str:
+    """The model as the configuration names it; a placeholder when it does not."""
+    sections = [config.get("Frontend", {}), config.get("Common", {}), *config.values()]
+    for key in ("served_model_name", "served-model-name", "model"):
+        for section in sections:
+            if isinstance(section.get(key), str):
+                return str(section[key])
+    return "MODEL"

@@ -1,0 +1,82 @@
+"""What one deployment was started with: handed from ``serve`` to the fleet plugin in a private file.
+
+circus gives a plugin flat strings on its command line only; and what is on a command line everybody can read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.identity import ProcessIdentity
+
+LAUNCH_FILE = "launch.json"
+ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One deployment: its graph, its GPUs and where everything of it is.
+
+    ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long a worker may
+    take to finish what it holds.
+    """
+
+    graph: GraphSpec
+    gpus: tuple[Gpu, ...]
+    arbiter: ProcessIdentity
+    config: dict[str, dict[str, Any]]
+    runtime_dir: Path
+    log_dir: Path
+    statefile: Path
+    circus_endpoint: str
+    circus_events: str
+    host: str
+    port: int
+    is_protected: bool = False
+    drain_timeout_s: float = 30.0
+
+    @property
+    def namespace(self) -> str:
+        """The deployment's name."""
+        return self.graph.namespace
+
+    @property
+    def plugin_name(self) -> str:
+        """The name of the fleet plugin's watcher."""
+        return f"{self.namespace}_fleet"
+
+    @property
+    def frontend_url(self) -> str:
+        """Where the Frontends answer; an address for clients on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(
+            asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Launch:
+        """Read what ``to_json`` wrote."""
+        document = json.loads(text)
+        graph = document["graph"]
+        services = tuple(ServiceSpec(**{**each, "role": Role(each["role"])}) for each in graph["services"])
+        paths = {name: Path(document[name]) for name in ("runtime_dir", "log_dir", "statefile")}
+        return cls(
+            **{
+                **document,
+                **paths,
+                "graph": GraphSpec(**{**graph, "services": services}),
+                "gpus": tuple(Gpu(**each) for each in document["gpus"]),
+                "arbiter": ProcessIdentity(**document["arbiter"]),
+            }
+        )

@@ -1,0 +1,286 @@
+"""Everything that can go wrong for the user goes wrong here, before the first process is started.
+
+Each step that takes something puts its way back on the exit stack, so that what was taken is given back in
+reverse order: the statefile last of what others look at, the namespace at the very end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.allocation import check_fits
+from dynaplan.core.reconcile import applied, reconcile
+from dynaplan.core.statefile import arbiter_of, with_fleet
+from dynaplan.domain.errors import (
+    DeploymentError,
+    PermanentError,
+    StatefileCorrupt,
+    StatefileUnwritable,
+    TemporaryError,
+)
+from dynaplan.domain.fleet import Role, Worker
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.scaling import fleet_key, planner_prefix
+from dynaplan.domain.store import Transaction
+from dynaplan.supervisor.document import new_document
+from dynaplan.supervisor.embedded import (
+    ServerSpec,
+    check_external_etcd,
+    check_external_nats,
+    embedded_etcd,
+    embedded_nats,
+)
+from dynaplan.supervisor.gpu_claims import GpuClaims
+from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
+from dynaplan.supervisor.runtime_dir import (
+    CLIENTS_FILE,
+    hold_port,
+    make_private_directory,
+    make_runtime_directory,
+    new_token,
+    runtime_directory,
+    write_private,
+)
+
+log = logging.getLogger(__name__)
+
+Config = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve a graph.
+
+    ``gpus`` is how many GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their own;
+    ``drain_timeout_s`` is how long requests may take to finish when workers leave.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    gpus: int | None = None
+    circus_tcp: bool = False
+    api_key: str | None = None
+    drain_timeout_s: float = 30.0
+    log_dir: Path | None = None
+    state_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is needed to start: deployment, first workers, servers; ``notes`` are for the user."""
+
+    launch: Launch
+    workers: tuple[Worker, ...]
+    servers: tuple[ServerSpec, ...]
+    is_simulated: bool
+    notes: tuple[str, ...]
+
+
+def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack) -> Prepared:
+    """Check everything and take hold of everything. Raises a UserError that says what is in the way."""
+    if options.state_dir:
+        os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
+    statefile = wiring.statefile_path(graph.namespace)
+    runtime_dir = runtime_directory(graph.namespace, os.environ)
+    make_private_directory(runtime_dir.parent)
+    with _as_deployment_error():
+        stack.enter_context(wiring.namespace_lock(statefile))
+        stack.enter_context(wiring.namespace_lock(runtime_dir.with_suffix(".json")))
+        notes = _clear_what_was_left(statefile)
+    arbiter = wiring.processes().identity_of(os.getpid())
+    gpus, is_simulated = wiring.gpu_inventory(options.gpus)
+    claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
+    stack.callback(claims.release_beyond, ())
+    workers = _first_workers(graph, gpus, claims)
+    port = _port(graph, options, stack)
+    log_dir = _log_dir(graph.namespace, options)
+    make_runtime_directory(runtime_dir)
+    stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
+    endpoint, events = _circus_endpoints(runtime_dir, options.circus_tcp)
+    launch = Launch(
+        graph,
+        gpus,
+        arbiter,
+        config,
+        runtime_dir,
+        log_dir,
+        statefile,
+        endpoint,
+        events,
+        options.host,
+        port,
+        bool(options.api_key),
+        options.drain_timeout_s,
+    )
+    servers = _servers(runtime_dir)
+    if not any(server.name == "etcd" for server in servers):
+        stack.callback(_forget_decisions, graph.namespace)
+    os.environ.update(_environment(launch, servers, options.api_key))
+    write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
+    write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
+    _write_statefile(launch, workers, stack)
+    return Prepared(launch, workers, servers, is_simulated, tuple(notes))
+
+
+def _forget_decisions(namespace: str) -> None:
+    """In an etcd that outlives this deployment: the next one is to begin with what its configuration says."""
+
+    async def forget() -> None:
+        store = wiring.connect_store()
+        try:
+            keys = tuple(item.key for item in await store.list(planner_prefix(namespace)))
+            await store.commit(Transaction(deletes=(*keys, fleet_key(namespace))))
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(forget())
+    except (TemporaryError, PermanentError) as error:
+        log.warning("the decisions stay in etcd: %s", error)
+
+
+@contextmanager
+def _as_deployment_error() -> Iterator[None]:
+    """A statefile that cannot be written is worth a retry later on; at the start it is the user's to mend."""
+    try:
+        yield
+    except StatefileUnwritable as error:
+        raise DeploymentError(str(error.args[0]), hint=error.hint) from error
+
+
+def _clear_what_was_left(path: Path) -> list[str]:
+    """An earlier deployment of this namespace: refused when it lives, what it left ended when not."""
+    store, processes = wiring.open_statefile(path), wiring.processes()
+    try:
+        document = store.read()
+    except StatefileCorrupt as error:
+        return [f"The statefile of an earlier run is set aside as {store.set_aside()} ({error})."]
+    if document is None:
+        return []
+    arbiter = arbiter_of(document)
+    if arbiter and processes.is_alive(arbiter):
+        raise DeploymentError(
+            f"namespace {document['namespace']} is already running here (pid {arbiter.pid})",
+            hint="stop it with `dynaplan stop`, or choose another one with --namespace",
+        )
+    ended = processes.sweep(document)
+    store.remove()
+    return ["An earlier run ended without cleaning up; that is done now.", *ended]
+
+
+def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Worker, ...]:
+    """The configured workers, with their GPUs claimed; CapacityError when they do not fit."""
+    foreign = claims.foreign()
+    while True:
+        check_fits(graph, gpus, foreign)
+        workers = applied((), reconcile(graph, (), {}, gpus, foreign, time.monotonic()))
+        missed = claims.claim_for(workers)
+        if not missed:
+            return workers
+        foreign |= missed
+
+
+def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
+    """The port, held for as long as this process lives; a graph in which nobody listens needs none."""
+    if not any(service.role in (Role.FRONTEND, Role.SERVICE) for service in graph.services):
+        return options.port
+    holder = stack.enter_context(hold_port(options.host, options.port))
+    return int(holder.getsockname()[1])
+
+
+def _log_dir(namespace: str, options: ServeOptions) -> Path:
+    base = os.environ.get("DYN_CIRCUS_LOG_DIR")
+    default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
+    directory = (options.log_dir or default).absolute()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot write logs to {directory}: {error.strerror}",
+            hint="set DYN_CIRCUS_LOG_DIR to another directory",
+        ) from error
+    return directory
+
+
+def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
+    """Sockets in the private directory; loopback TCP, open to every user of the box, only when asked for."""
+    ports = [os.environ.get(f"DYN_CIRCUS_{name}_PORT") for name in ("ENDPOINT", "PUBSUB")]
+    if is_tcp or all(ports):
+        endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else _free_port()}" for port in ports)
+        return endpoint, events
+    return f"ipc://{runtime_dir / ENDPOINT_SOCKET}", f"ipc://{runtime_dir / EVENTS_SOCKET}"
+
+
+def _free_port() -> int:
+    with hold_port("127.0.0.1", 0) as holder:
+        return int(holder.getsockname()[1])
+
+
+def _servers(runtime_dir: Path) -> tuple[ServerSpec, ...]:
+    """The servers to bring along: those that the environment does not name. What it names must answer."""
+    servers = []
+    if endpoints := os.environ.get("ETCD_ENDPOINTS"):
+        asyncio.run(check_external_etcd(endpoints))
+    else:
+        servers.append(embedded_etcd(runtime_dir))
+    if server := os.environ.get("NATS_SERVER"):
+        asyncio.run(check_external_nats(server))
+    else:
+        servers.append(embedded_nats(runtime_dir))
+    return tuple(servers)
+
+
+def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str | None) -> Mapping[str, str]:
+    """What every process of the deployment finds in its environment, beyond what this one has."""
+    of_servers = {name: value for server in servers for name, value in server.environment.items()}
+    return {
+        **of_servers,
+        "DYNAMO_SERVICE_CONFIG": json.dumps(launch.config),
+        "DYN_NAMESPACE": launch.namespace,
+        "DYNAMO_HOST": launch.host,
+        "DYNAMO_PORT": str(launch.port),
+        "DYNAPLAN_API_KEY": api_key or "",
+        "DYNAPLAN_WORKER_TOKEN": new_token(),
+        "DYNAPLAN_RUNTIME_DIR": str(launch.runtime_dir),
+        "DYNAPLAN_LOG_DIR": str(launch.log_dir),
+        "DYNAPLAN_STATEFILE": str(launch.statefile),
+        "DYNAPLAN_PARENT_PID": str(launch.arbiter.pid),
+        "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.drain_timeout_s:g}",
+    }
+
+
+def _clients_environment() -> dict[str, str]:
+    """What the commands beside ``serve`` need to reach the deployment."""
+    names = (
+        "DYN_NAMESPACE",
+        "DYNAPLAN_WORKER_TOKEN",
+        "DYNAPLAN_API_KEY",
+        "DYNAPLAN_RUNTIME_DIR",
+        "DYNAPLAN_LOG_DIR",
+    )
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(("ETCD_ENDPOINTS", "ETCD_AUTH_", "NATS_SERVER", "NATS_AUTH_"))
+    }
+
+
+def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
+    """The document with its first workers, meant to start; from here on it is the fleet plugin's."""
+    store = wiring.open_statefile(launch.statefile)
+    stack.callback(store.remove)
+    with _as_deployment_error():
+        store.write(with_fleet(new_document(launch), workers))

@@ -1,0 +1,109 @@
+"""The private places of one deployment: its runtime directory, its tokens, its port."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from dynaplan.domain.errors import ConfigError, DeploymentError
+
+LONGEST_SOCKET_NAME = "/circus-events.sock"
+LONGEST_SOCKET_PATH_BYTES = 107
+CLIENTS_FILE = "clients.json"
+"""The environment that a client of the deployment needs, tokens included; mode 0600."""
+
+
+def runtime_root(environ: Mapping[str, str]) -> Path:
+    """``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``: where the runtime directories of this user are."""
+    base = environ.get("XDG_RUNTIME_DIR", "")
+    # circus takes a plugin's endpoint apart at white space.
+    usable = os.path.isabs(base) and not any(map(str.isspace, base)) and os.access(base, os.W_OK | os.X_OK)
+    root = Path(base if usable else "/tmp") / f"dynaplan-{os.getuid()}"
+    return root if _fits(root / "123456789012") else Path("/tmp") / f"dynaplan-{os.getuid()}"
+
+
+def runtime_directory(namespace: str, environ: Mapping[str, str]) -> Path:
+    """Where this namespace's runtime directory is, whether it exists or not. Short enough for sockets."""
+    root = runtime_root(environ)
+    named = root / namespace
+    return named if _fits(named) else root / hashlib.sha256(namespace.encode()).hexdigest()[:12]
+
+
+def make_runtime_directory(directory: Path) -> None:
+    """Make it anew and empty, mode 0700, inside a root that is this user's alone.
+
+    Raises DeploymentError when somebody else could read or change what is in it. The caller holds the
+    namespace's lock: what lies there is from a deployment that is dead.
+    """
+    make_private_directory(directory.parent)
+    if directory.is_symlink() or directory.is_file():
+        directory.unlink()
+    elif directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make it with mode 0700 unless it exists; DeploymentError when it is not this user's alone."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.lstat()
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot make the runtime directory {directory}: {error.strerror}",
+            hint="set XDG_RUNTIME_DIR to a directory of yours",
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DeploymentError(
+            f"the runtime directory {directory} is not private",
+            hint="expected a directory of yours with mode 0700; remove it, or set XDG_RUNTIME_DIR",
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+
+
+def new_token() -> str:
+    """A random token that nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A bound socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
+
+    Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
+    that the kernel chooses. It is bound without sharing, so that another program's port, shared or not, is
+    never joined by accident, and opened for sharing afterwards.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        holder = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}", hint="expected an address of this machine"
+        ) from error
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        holder.close()
+        raise ConfigError(
+            f"cannot use port {port} of {host}: {error.strerror}",
+            hint="--port expects a free port; 0 lets the kernel choose one",
+        ) from error
+    return holder
+
+
+def _fits(directory: Path) -> bool:
+    return len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES

@@ -1,0 +1,207 @@
+"""``dynaplan serve``: one process that runs the circus arbiter until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import time
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import zmq
+
+from dynaplan import wiring
+from dynaplan.core import allocation
+from dynaplan.core.statefile import fleet_of
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.fleet import Role, Worker, WorkerState
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
+from dynaplan.supervisor.banner import banner
+from dynaplan.supervisor.guard import guarded
+from dynaplan.supervisor.prepare import Config, Prepared, ServeOptions, prepare
+from dynaplan.supervisor.shutdown import Shutdown
+from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
+
+__all__ = ["ServeOptions", "gpu_map", "serve"]
+
+EXIT_HURRIED = 130
+READY_POLL_S = 0.05
+SLOW_S = 10.0
+"""After that time the user is told who is not there yet."""
+
+
+def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
+    """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; the exit code: 0, or 130 when told twice.
+
+    Raises a UserError, and has started nothing, when something is in the way.
+    """
+    with ExitStack() as stack:
+        prepared = prepare(graph, config, options, stack)
+        return asyncio.run(Serving(prepared).run())
+
+
+def gpu_map(graph: GraphSpec, gpus: int | None) -> str:
+    """The workers and the GPUs that they would get, for ``--dry-run``; CapacityError when they do not fit."""
+    inventory, _ = wiring.gpu_inventory(gpus)
+    arbiter = wiring.processes().identity_of(os.getpid())
+    foreign = wiring.gpu_claims(arbiter, graph.namespace).foreign([gpu.uuid for gpu in inventory])
+    unusable = frozenset(gpu.index for gpu in inventory if gpu.uuid in foreign)
+    allocation.check_fits(graph, inventory, unusable)
+    return allocation.gpu_map(graph, inventory, unusable)
+
+
+class Serving:
+    """The arbiter from its start to its end."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._launch = prepared.launch
+        self._told_to_stop = asyncio.Event()
+        self._shutdown: Shutdown | None = None
+        self._is_hurried = False
+
+    async def run(self) -> int:
+        """Start everything, tell the user, wait, end everything; the exit code."""
+        begun_s = time.monotonic()
+        _log_to(str(self._launch.log_dir / "circus.log"))
+        adopt_orphans()
+        self._handle_signals()
+        arbiter = self._arbiter()
+        for note in self._prepared.notes:
+            say(note)
+        say(banner(self._launch, self._prepared.is_simulated))
+        shutdown = self._shutdown = Shutdown(
+            arbiter,
+            self._launch.graph,
+            self._launch.plugin_name,
+            wiring.processes(),
+            self._launch.drain_timeout_s,
+            say,
+        )
+        ready = asyncio.create_task(self._say_when_ready(begun_s))
+        try:
+            await self._start(arbiter)
+            await self._told_to_stop.wait()
+            await shutdown.run()
+        finally:
+            ready.cancel()
+        say("Stopped.")
+        return EXIT_HURRIED if self._is_hurried else 0
+
+    async def _start(self, arbiter: ServeArbiter) -> None:
+        try:
+            await arbiter.start()
+        except zmq.ZMQError as error:
+            endpoints = f"{self._launch.circus_endpoint} and {self._launch.circus_events}"
+            raise ConfigError(
+                f"circus cannot listen on {endpoints}: {error}",
+                hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports",
+            ) from error
+        arbiter.notice_ends_at_once()
+
+    def _arbiter(self) -> ServeArbiter:
+        launch = self._launch
+        specs = [
+            *(
+                self._server(server.name, server.cmd, str(server.working_dir), server.without)
+                for server in self._prepared.servers
+            ),
+            *(worker_watcher(launch, worker) for worker in self._prepared.workers),
+        ]
+        plugin = {
+            "use": "dynaplan.supervisor.plugin.FleetPlugin",
+            "name": launch.plugin_name,
+            "close_child_stdout": False,
+            "close_child_stderr": False,
+        }
+        log_file = str(launch.log_dir / "circus.log")
+        return ServeArbiter(
+            specs, launch.circus_endpoint, launch.circus_events, plugin, log_file, self._on_quit
+        )
+
+    def _server(
+        self, name: str, command: list[str], working_dir: str, without: tuple[str, ...]
+    ) -> WatcherSpec:
+        log_file = self._launch.log_dir / f"{self._launch.namespace}_{name}.log"
+        command = guarded(command, log_file, self._launch.arbiter.pid, without=without)
+        return server_watcher(f"{self._launch.namespace}_{name}", command, working_dir)
+
+    def _handle_signals(self) -> None:
+        """The first one ends in order, the second at once; a closed terminal is nothing to end for."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    def _stop(self) -> None:
+        if not self._told_to_stop.is_set():
+            patience = f"requests may take {self._launch.drain_timeout_s:g} s to finish"
+            say(f"Stopping: {patience}. Once more to stop at once.")
+            self._told_to_stop.set()
+        elif self._shutdown:
+            self._is_hurried = True
+            self._shutdown.is_hurried.set()
+
+    async def _on_quit(self) -> None:
+        if not self._told_to_stop.is_set():
+            self._stop()
+
+    async def _say_when_ready(self, begun_s: float) -> None:
+        has_frontend = self._launch.graph.of_role(Role.FRONTEND) is not None
+        tell_at_s = begun_s + SLOW_S
+        while not await (self._frontend_is_healthy() if has_frontend else self._all_are_ready()):
+            await asyncio.sleep(READY_POLL_S)
+            if time.monotonic() > tell_at_s:
+                tell_at_s = math.inf
+                say(f"Not ready after {SLOW_S:g} s; waiting for: {', '.join(await self._missing())}")
+        say(f"Ready after {time.monotonic() - begun_s:.1f} s: {self._launch.frontend_url}")
+
+    async def _frontend_is_healthy(self) -> bool:
+        url = urlsplit(self._launch.frontend_url)
+        try:
+            async with asyncio.timeout(1.0):
+                reader, writer = await asyncio.open_connection(url.hostname, url.port)
+                writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                status = await reader.readline()
+                writer.close()
+        except (OSError, TimeoutError):
+            return False
+        return b" 200 " in status
+
+    async def _all_are_ready(self) -> bool:
+        states = {worker.state for worker in self._workers()}
+        return states == {WorkerState.READY}
+
+    def _workers(self) -> tuple[Worker, ...]:
+        """The workers as the fleet plugin has written them down."""
+        document = wiring.open_statefile(self._launch.statefile).read()
+        return fleet_of(document) if document else ()
+
+    async def _missing(self) -> list[str]:
+        """Who is not there yet, in words."""
+        silent = [server.name for server in self._prepared.servers if not await server.is_ready()]
+        late = [
+            f"{each.name} ({each.state.value})"
+            for each in self._workers()
+            if each.state is not WorkerState.READY
+        ]
+        return [*silent, *late] or ["the Frontend"]
+
+
+def say(line: str) -> None:
+    """Tell the user; a terminal that is gone is no reason to end."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _log_to(path: str) -> None:
+    """What circus and tornado have to say is for a file, not for the user."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,131 @@
+# mypy: disallow-untyped-calls=False
+# (circus is not typed)
+"""The orderly way out: those who take requests first, then those who answer them, then what they stand on.
+
+Nobody can hold it up: at the deadline whoever is left is killed, with its whole process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+import psutil
+from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
+
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.ports import Processes
+from dynaplan.supervisor.arbiter import ServeArbiter
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+PLUGIN_S = 0.5
+"""How long the fleet plugin may take to end; all it has is on the disk."""
+
+RESERVED_S = 2.0
+"""So long before the deadline the workers are told, even if a Frontend is not done."""
+
+AFTER_KILL_S = 1.0
+
+
+@dataclass
+class Shutdown:
+    """Ends everything that this ``serve`` started.
+
+    ``groups`` maps the pid of a worker's process to its start time: the process groups to be empty at the
+    end. ``killed`` tells who had to be.
+    """
+
+    arbiter: ServeArbiter
+    graph: GraphSpec
+    plugin_name: str
+    processes: Processes
+    drain_timeout_s: float
+    say: Callable[[str], None]
+    killed: list[str] = field(default_factory=list)
+    is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Return when nothing is left, within the drain deadline and about two seconds."""
+        deadline_s = time.monotonic() + self.drain_timeout_s
+        await self._end_plugin()
+        first = self._watchers_of(self._first_services())
+        rest = [name for name in self._watchers_of(self._all_services()) if name not in first]
+        for names, until_s in (
+            (first, deadline_s - min(RESERVED_S, self.drain_timeout_s / 4)),
+            (rest, deadline_s),
+        ):
+            self._signal(names, signal.SIGTERM)
+            await self._wait_gone(names, until_s)
+        await self._wait_gone([*first, *rest], deadline_s)
+        self._kill([*first, *rest])
+        await self.arbiter.end()
+        self._kill_strays()
+
+    async def _end_plugin(self) -> None:
+        """From here on nobody starts anything; ``respawn`` would bring the plugin itself back."""
+        watcher = self.arbiter.get_watcher(self.plugin_name)
+        watcher.graceful_timeout = PLUGIN_S
+        await watcher._stop()
+
+    def _first_services(self) -> set[str]:
+        """The planner, the Frontends, and the entry service, which takes the requests whatever its role."""
+        roles = (Role.PLANNER, Role.FRONTEND)
+        entry = self.graph.services[0].name
+        return {entry, *(service.name for service in self.graph.services if service.role in roles)}
+
+    def _all_services(self) -> set[str]:
+        return {service.name for service in self.graph.services}
+
+    def _watchers_of(self, services: Collection[str]) -> list[str]:
+        """The watchers of these services' workers, by the command line that they were started with."""
+        return [
+            watcher.name
+            for watcher in self.arbiter.watchers
+            if watcher.args
+            and "--service-name" in watcher.args
+            and watcher.args[list(watcher.args).index("--service-name") + 1] in services
+        ]
+
+    def _pids(self, names: Iterable[str]) -> dict[int, str]:
+        """The processes of these watchers that still run."""
+        return {
+            process.pid: name
+            for name in names
+            for process in list(self.arbiter.get_watcher(name).processes.values())
+            if process.status not in (DEAD_OR_ZOMBIE, UNEXISTING)
+        }
+
+    def _signal(self, names: Iterable[str], number: int) -> None:
+        for pid, name in self._pids(names).items():
+            self.arbiter.get_watcher(name).send_signal(pid, number)
+
+    async def _wait_gone(self, names: Collection[str], until_s: float) -> None:
+        while self._pids(names) and time.monotonic() < until_s and not self.is_hurried.is_set():
+            await asyncio.sleep(POLL_S)
+
+    def _kill(self, names: Collection[str]) -> None:
+        for pid, name in self._pids(names).items():
+            self.killed.append(name)
+            self.processes.kill_group(pid, self.processes.identify(pid) or 0)
+        if self.killed and not self.is_hurried.is_set():
+            held = ", ".join(self.killed)
+            self.say(f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost.")
+
+    def _kill_strays(self) -> None:
+        """Whatever descends from this process still: it is the subreaper of the workers' orphans."""
+        strays = psutil.Process().children(recursive=True)
+        for stray in strays:
+            try:
+                stray.kill()
+            except psutil.NoSuchProcess:
+                continue
+        _, left = psutil.wait_procs(strays, timeout=AFTER_KILL_S)
+        for process in left:
+            self.say(f"Process {process.pid} does not end, even killed; it may keep a GPU.")

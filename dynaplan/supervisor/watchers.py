@@ -1,0 +1,66 @@
+"""From a worker to the circus watcher that runs it. Pure: the same for ``serve`` and for the fleet plugin.
+
+One watcher per worker, one process per watcher. circus never restarts it (``respawn`` false) and never
+signals the children of its process: restarting and leaving are the fleet plugin's.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.core.allocation import worker_environment
+from dynaplan.domain.fleet import Worker
+from dynaplan.supervisor.launch import Launch
+
+
+@dataclass(frozen=True)
+class WatcherSpec:
+    """What circus is told: ``env`` in ``options`` is what differs from the environment of ``serve``."""
+
+    name: str
+    cmd: str
+    args: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def command_line(self) -> str:
+        """The whole command, for the statefile."""
+        return shlex.join([*shlex.split(self.cmd), *self.args])
+
+
+def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
+    """The watcher of one worker, with its own GPUs in its environment."""
+    service = launch.graph.service(worker.component)
+    args = ["-m", "dynaplan.supervisor.child", launch.graph.identifier]
+    args += ["--service-name", worker.component, "--worker-id", "1"]
+    options = {
+        **_common(launch.drain_timeout_s),
+        "respawn": False,
+        "working_dir": launch.graph.working_dir,
+        "env": worker_environment(worker, launch.gpus, service.envs if service else {}),
+    }
+    return WatcherSpec(worker.name, shlex.quote(sys.executable), args, options)
+
+
+def server_watcher(name: str, command: list[str], working_dir: str) -> WatcherSpec:
+    """The watcher of an embedded server, which circus restarts by itself."""
+    return WatcherSpec(
+        name,
+        shlex.quote(command[0]),
+        command[1:],
+        {**_common(1.0), "respawn": True, "working_dir": working_dir},
+    )
+
+
+def _common(graceful_timeout_s: float) -> dict[str, Any]:
+    return {
+        "numprocesses": 1,
+        "copy_env": True,
+        "stop_children": False,
+        "stop_signal": 15,
+        "graceful_timeout": graceful_timeout_s,
+        "max_retry": 1,
+    }

@@ -1,0 +1,195 @@
+"""What every connector promises; run over the virtual connector and its twin in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from dynaplan.adapters.connectors.memory import MemoryConnector
+from dynaplan.adapters.connectors.virtual import VirtualConnector
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.domain.decisions import Decision, Targets
+from dynaplan.domain.errors import StoreUnavailable, TemporaryError
+from dynaplan.domain.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
+from tests.fakes.polling import eventually
+
+NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")
+
+
+class LoopClock:
+    """The event loop's own time."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.connector = MemoryConnector()
+
+    async def ask(self, desired: DesiredCounts) -> None:
+        self.connector.set_desired(desired)
+
+    async def publish(self, fleet: FleetCounts) -> None:
+        self.connector.set_fleet(fleet)
+
+    def go_away(self) -> None:
+        self.connector.is_available = False
+
+
+class OverKeys:
+    """The store's other side: what a supervisor, an operator or another planner writes."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(LoopClock())
+        self.registered = FleetCounts()
+        self.connector = VirtualConnector(self.store, "ns", lambda: self.registered, LoopClock())
+
+    async def ask(self, desired: DesiredCounts) -> None:
+        for name in NAMES:
+            if getattr(desired, name) >= 0:
+                await self.store.put(planner_prefix("ns") + name, str(getattr(desired, name)))
+
+    async def publish(self, fleet: FleetCounts) -> None:
+        roles = {
+            role: {
+                state: getattr(counts, state)
+                for state in ("starting", "ready", "draining", "backoff", "failed")
+            }
+            for role, counts in (("prefill", fleet.prefill), ("decode", fleet.decode))
+        }
+        gpus = {"prefill": fleet.prefill.gpus, "decode": fleet.decode.gpus}
+        document = {"roles": roles, "gpus_total": fleet.gpus_total, "gpus_per_worker": gpus}
+        await self.store.put(fleet_key("ns"), json.dumps(document))
+
+    def go_away(self) -> None:
+        self.store.is_available = False
+
+
+@pytest.fixture(params=[InMemory, OverKeys])
+async def deployment(request):
+    return request.param()
+
+
+@pytest.fixture
+async def keys():
+    return OverKeys()
+
+
+def to(prefill: int, decode: int, before: tuple[int, int] = (1, 1)) -> Decision:
+    return Decision(Targets(*before), Targets(prefill, decode))
+
+
+async def test_nothing_is_desired_at_first(deployment):
+    assert await deployment.connector.desired() == DesiredCounts()
+
+
+async def test_what_is_applied_is_desired_and_pending(deployment):
+    identifier = await deployment.connector.apply(to(1, 2))
+    desired = await deployment.connector.desired()
+    assert desired == DesiredCounts(1, 2, identifier, -1)
+    assert desired.is_pending
+
+
+async def test_ids_continue_above_every_id_in_use(deployment):
+    await deployment.ask(DesiredCounts(1, 1, 4, 7))
+    assert await deployment.connector.apply(to(1, 2)) == 8
+    assert (await deployment.connector.desired()).is_pending
+
+
+async def test_a_decision_that_somebody_else_overtook_is_refused(deployment):
+    await deployment.ask(DesiredCounts(1, 3, 5, 5))
+    with pytest.raises(TemporaryError):
+        await deployment.connector.apply(to(1, 2))
+    assert await deployment.connector.desired() == DesiredCounts(1, 3, 5, 5)
+
+
+async def test_an_aggregated_deployment_is_not_asked_for_prefill_workers(deployment):
+    await deployment.connector.apply(to(0, 2, (0, 1)))
+    assert (await deployment.connector.desired()).num_prefill_workers == -1
+
+
+async def test_zero_prefill_workers_can_be_asked_for(deployment):
+    await deployment.ask(DesiredCounts(1, 1, 0, 0))
+    await deployment.connector.apply(to(0, 1))
+    assert (await deployment.connector.desired()).num_prefill_workers == 0
+
+
+async def test_the_fleet_is_as_published(deployment):
+    fleet = FleetCounts(WorkerCounts(1, 2, 3, 4, 5, gpus=1), WorkerCounts(0, 1, gpus=2), gpus_total=8)
+    await deployment.publish(fleet)
+    assert await deployment.connector.fleet() == fleet
+
+
+async def test_ready_means_that_a_decode_worker_is(deployment):
+    waiting = asyncio.create_task(deployment.connector.wait_ready())
+    await deployment.publish(FleetCounts(WorkerCounts(ready=1), WorkerCounts(starting=1)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await deployment.publish(FleetCounts(WorkerCounts(), WorkerCounts(ready=1)))
+    await eventually(waiting.done)
+    await waiting
+
+
+async def test_away_is_a_temporary_error(deployment):
+    deployment.go_away()
+    for call in (deployment.connector.fleet, deployment.connector.desired):
+        with pytest.raises(StoreUnavailable):
+            await call()
+    with pytest.raises(StoreUnavailable):
+        await deployment.connector.apply(to(1, 2))
+
+
+async def test_waiting_for_readiness_outlives_an_absence_of_the_store(keys):
+    keys.store.is_available = False
+    waiting = asyncio.create_task(keys.connector.wait_ready())
+    await asyncio.sleep(0)
+    keys.store.is_available = True
+    keys.registered = FleetCounts(decode=WorkerCounts(ready=1))
+    await eventually(waiting.done)
+    await waiting
+
+
+async def test_without_a_supervisor_registrations_are_counted(keys):
+    keys.registered = FleetCounts(decode=WorkerCounts(ready=3))
+    assert await keys.connector.fleet() == keys.registered
+
+
+async def test_a_fleet_that_cannot_be_read_is_counted_by_registrations(keys):
+    keys.registered = FleetCounts(decode=WorkerCounts(ready=3))
+    for nonsense in ("", "[]", '{"roles": {"decode": 7}}', '{"gpus_total": "many"}'):
+        await keys.store.put(fleet_key("ns"), nonsense)
+        assert await keys.connector.fleet() == keys.registered
+
+
+async def test_the_counts_are_decimal_text_written_in_one_transaction(keys):
+    await keys.connector.apply(to(2, 3))
+    items = await keys.store.list(planner_prefix("ns"))
+    assert {item.key.removeprefix(planner_prefix("ns")): item.value for item in items} == {
+        "num_prefill_workers": "2",
+        "num_decode_workers": "3",
+        "decision_id": "0",
+    }
+    assert len({item.revision for item in items}) == 1
+
+
+async def test_a_write_between_reading_and_writing_makes_apply_fail_whole(keys, monkeypatch):
+    await keys.ask(DesiredCounts(1, 1, 0, 0))
+    read = keys.store.list
+
+    async def read_then_overtaken(prefix: str):
+        items = await read(prefix)
+        await keys.store.put(planner_prefix("ns") + "num_decode_workers", "5")
+        return items
+
+    monkeypatch.setattr(keys.store, "list", read_then_overtaken)
+    with pytest.raises(TemporaryError):
+        await keys.connector.apply(to(1, 2))
+    monkeypatch.undo()
+    assert (await keys.connector.desired()).num_decode_workers == 5

@@ -1,0 +1,461 @@
+"""What every messenger and work queue promises, and what the real one promises about outages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.queues.memory import MemoryMessenger, matches
+from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.domain.errors import PermanentError, QueueUnavailable
+from dynaplan.ports import Messenger, WorkItem, WorkQueue
+from tests.fakes.polling import eventually
+from tests.fakes.servers import Server, runtime_dir, start_nats  # noqa: F401
+
+Connect = Callable[[], Awaitable[Messenger]]
+
+
+@pytest.fixture(scope="module")
+def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_nats(tmp_path_factory.mktemp("n"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    """Makes one more connection to the same server."""
+    first = MemoryMessenger(SystemClock())
+    made: list[Messenger] = []
+
+    async def connect() -> Messenger:
+        if request.param == "memory":
+            made.append(first.peer())
+        else:
+            server: Server = request.getfixturevalue("shared_nats")
+            made.append(await NatsMessenger.from_environment(server.environment))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        await each.close()
+
+
+@pytest.fixture
+async def messenger(connect: Connect) -> Messenger:
+    return await connect()
+
+
+@pytest.fixture
+async def queue(messenger: Messenger, request: pytest.FixtureRequest) -> WorkQueue:
+    return await messenger.queue(f"queue_{abs(hash(request.node.name))}")
+
+
+@pytest.fixture
+async def other_queue(connect: Connect, queue: WorkQueue, request: pytest.FixtureRequest) -> WorkQueue:
+    """The same queue as another process sees it."""
+    return await (await connect()).queue(f"queue_{abs(hash(request.node.name))}")
+
+
+@pytest.fixture
+def nats(runtime_dir: Path) -> Iterator[Server]:  # noqa: F811
+    """One of its own, to be killed."""
+    server = start_nats(runtime_dir)
+    yield server
+    server.kill()
+
+
+async def taken(queue: WorkQueue, timeout_s: float = 5.0) -> WorkItem:
+    item = await queue.get(timeout_s)
+    assert item is not None
+    return item
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Messages
+
+
+async def test_a_message_reaches_every_listener_of_its_subject(connect: Connect) -> None:
+    heard: list[tuple[int, str, bytes]] = []
+
+    def listen(number: int) -> Callable[[str, bytes], None]:
+        return lambda subject, payload: heard.append((number, subject, payload))
+
+    for number, subject in enumerate(("a.b", "a.b", "a.>", "a.*", "a.c", "b.>")):
+        await (await connect()).subscribe(subject, listen(number))
+    await (await connect()).publish("a.b", b"\x00hello")
+    await eventually(lambda: len(heard) == 4)
+    assert sorted(heard) == [(number, "a.b", b"\x00hello") for number in range(4)]
+
+
+async def test_messages_keep_their_order(messenger: Messenger, connect: Connect) -> None:
+    heard: list[int] = []
+    await messenger.subscribe("order", lambda subject, payload: heard.append(int(payload)))
+    sender = await connect()
+    for number in range(100):
+        await sender.publish("order", str(number).encode())
+    await eventually(lambda: len(heard) == 100)
+    assert heard == list(range(100))
+
+
+async def test_a_message_that_nobody_listens_to_is_no_error(messenger: Messenger) -> None:
+    await messenger.publish("nobody", b"hello")
+
+
+async def test_a_closed_messenger_says_so(messenger: Messenger) -> None:
+    await messenger.close()
+    with pytest.raises(QueueUnavailable):
+        await messenger.publish("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a", "a", True),
+        ("a", "a.b", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        (">", "a.b", True),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("*.b.>", "a.b.c", True),
+        ("*.b.>", "a.c.c", False),
+    ],
+)
+def test_wildcards_match_as_in_nats(pattern: str, subject: str, expected: bool) -> None:
+    assert matches(pattern, subject) is expected
+
+
+# Work
+
+
+async def test_work_is_delivered_in_order_and_each_piece_once(queue: WorkQueue) -> None:
+    sequences = [await queue.put(str(number).encode()) for number in range(5)]
+    assert sequences == sorted(set(sequences))
+    items = [await taken(queue) for _ in range(5)]
+    assert [item.payload for item in items] == [b"0", b"1", b"2", b"3", b"4"]
+    for item in items:
+        await item.ack()
+    assert await queue.get(0.1) is None
+    assert await queue.depth() == 0
+
+
+async def test_an_empty_queue_is_none_at_the_end_of_the_time(queue: WorkQueue) -> None:
+    begun_s = now_s()
+    assert await queue.get(0.5) is None
+    assert 0.4 < now_s() - begun_s < 1.5
+    assert await queue.get(0.0) is None
+
+
+async def test_work_that_is_there_is_got_without_any_waiting_time(queue: WorkQueue) -> None:
+    await queue.put(b"work")
+    assert (await taken(queue, 0.0)).payload == b"work"
+
+
+async def test_who_waits_gets_work_as_soon_as_it_comes(queue: WorkQueue, other_queue: WorkQueue) -> None:
+    waiting = asyncio.create_task(queue.get(10.0))
+    await asyncio.sleep(0.1)
+    begun_s = now_s()
+    await other_queue.put(b"work")
+    item = await waiting
+    assert item is not None
+    assert now_s() - begun_s < 1.0
+    await item.ack()
+
+
+async def test_a_piece_of_work_goes_to_one_of_many(queue: WorkQueue, other_queue: WorkQueue) -> None:
+    waiting = [asyncio.create_task(each.get(1.0)) for each in (queue, other_queue, queue, other_queue)]
+    await asyncio.sleep(0.1)
+    for number in range(3):
+        await queue.put(str(number).encode())
+    items = await asyncio.gather(*waiting)
+    assert sorted(item.payload for item in items if item is not None) == [b"0", b"1", b"2"]
+
+
+async def test_depth_counts_what_waits_and_what_is_taken_but_not_done(queue: WorkQueue) -> None:
+    assert await queue.depth() == 0
+    for _ in range(3):
+        await queue.put(b"work")
+    assert await queue.depth() == 3
+    item = await taken(queue)
+    assert await queue.depth() == 3
+    await item.ack()
+    assert await queue.depth() == 2
+
+
+async def test_removed_work_is_not_delivered_and_not_counted(queue: WorkQueue) -> None:
+    first, second = await queue.put(b"1"), await queue.put(b"2")
+    await queue.remove(first)
+    assert await queue.depth() == 1
+    assert (await taken(queue)).payload == b"2"
+    await queue.remove(second)
+    await queue.remove(second)
+    await queue.remove(12345)
+    assert await queue.depth() == 0
+
+
+async def test_work_given_back_is_delivered_again_at_once(queue: WorkQueue, other_queue: WorkQueue) -> None:
+    await queue.put(b"work")
+    await (await taken(queue)).nack()
+    begun_s = now_s()
+    item = await taken(other_queue)
+    assert item.payload == b"work"
+    assert now_s() - begun_s < 1.0
+    await item.ack()
+
+
+async def test_work_given_back_with_a_delay_is_delivered_after_it(queue: WorkQueue) -> None:
+    await queue.put(b"work")
+    await (await taken(queue)).nack(delay_s=0.5)
+    begun_s = now_s()
+    await taken(queue)
+    assert 0.4 < now_s() - begun_s < 1.5
+
+
+async def test_work_of_one_who_died_comes_back_in_three_seconds(
+    queue: WorkQueue, other_queue: WorkQueue
+) -> None:
+    await queue.put(b"work")
+    await taken(queue)
+    begun_s = now_s()
+    item = await taken(other_queue, 10.0)
+    assert 2.0 < now_s() - begun_s < 4.5
+    await item.ack()
+
+
+async def test_work_that_goes_on_stays_with_who_has_it(queue: WorkQueue, other_queue: WorkQueue) -> None:
+    await queue.put(b"work")
+    item = await taken(queue)
+    for _ in range(5):
+        assert await other_queue.get(0.8) is None
+        await item.in_progress()
+    await item.ack()
+    assert await queue.depth() == 0
+
+
+async def test_work_that_nobody_waits_for_any_more_goes_to_another_at_once(
+    queue: WorkQueue, other_queue: WorkQueue
+) -> None:
+    given_up = asyncio.create_task(queue.get(30.0))
+    await asyncio.sleep(0.2)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await other_queue.put(b"work")
+    begun_s = now_s()
+    item = await taken(other_queue)
+    assert now_s() - begun_s < 1.0
+    await item.ack()
+
+
+async def test_work_is_not_given_to_one_who_has_left(
+    connect: Connect, queue: WorkQueue, request: pytest.FixtureRequest
+) -> None:
+    leaver = await connect()
+    left = asyncio.create_task((await leaver.queue(f"queue_{abs(hash(request.node.name))}")).get(30.0))
+    await asyncio.sleep(0.2)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    await leaver.close()
+    await queue.put(b"work")
+    begun_s = now_s()
+    await (await taken(queue)).ack()
+    assert now_s() - begun_s < 1.0
+
+
+async def test_a_queue_is_the_same_for_all_and_made_once(queue: WorkQueue, other_queue: WorkQueue) -> None:
+    await queue.put(b"work")
+    assert await other_queue.depth() == 1
+
+
+async def test_the_memory_server_can_be_away() -> None:
+    messenger = MemoryMessenger(SystemClock())
+    queue = await messenger.queue("q")
+    messenger.is_available = False
+    for call in (messenger.publish("a", b""), queue.put(b""), queue.get(1.0), queue.depth()):
+        with pytest.raises(QueueUnavailable):
+            await call
+
+
+# Outages of NATS
+
+
+async def test_a_killed_nats_is_an_error_at_once_and_a_restarted_one_goes_on(
+    nats: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[bytes] = []
+    messenger, listener = [await NatsMessenger.from_environment(nats.environment) for _ in range(2)]
+    await listener.subscribe("news", lambda subject, payload: heard.append(payload))
+    queue = await messenger.queue("q")
+    await queue.put(b"kept")
+    for round_ in range(3):
+        nats.kill()
+        await eventually(lambda: not messenger.is_connected)
+        for call in (messenger.publish("news", b"lost"), queue.put(b"lost"), queue.depth(), queue.get(0.0)):
+            begun_s = now_s()
+            with pytest.raises(QueueUnavailable):
+                await call
+            assert now_s() - begun_s < 0.5
+        await nats.start_again()
+        await eventually(lambda: messenger.is_connected and listener.is_connected)
+        await messenger.publish("news", str(round_).encode())
+        assert await queue.depth() == 1
+    await eventually(lambda: heard == [b"0", b"1", b"2"])
+    item = await taken(queue)
+    assert item.payload == b"kept"
+    await item.ack()
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+    await messenger.close()
+    await listener.close()
+
+
+async def test_who_waits_for_work_waits_through_a_restart(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    waiting = asyncio.create_task(queue.get(20.0))
+    await asyncio.sleep(0.2)
+    nats.kill()
+    await asyncio.sleep(0.5)
+    await nats.start_again()
+
+    async def put() -> int:
+        try:
+            return await queue.put(b"work")
+        except QueueUnavailable:
+            return 0
+
+    await eventually(put)
+    item = await waiting
+    assert item is not None
+    assert item.payload == b"work"
+    await item.ack()
+    assert await queue.depth() == 0
+    await messenger.close()
+
+
+async def test_work_taken_before_a_restart_can_be_acknowledged_after_it(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"work")
+    item = await taken(queue)
+    nats.kill()
+    await eventually(lambda: not messenger.is_connected)
+    with pytest.raises(QueueUnavailable):
+        await item.ack()
+    await nats.start_again()
+    await eventually(lambda: messenger.is_connected)
+    await item.ack()
+    assert await queue.depth() == 0
+    assert await queue.get(4.0) is None
+    await messenger.close()
+
+
+async def test_a_server_that_comes_back_empty_gets_its_queue_again(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"lost")
+    nats.kill()
+    nats.wipe()
+    await nats.start_again()
+    await eventually(lambda: messenger.is_connected)
+    assert await queue.get(0.5) is None
+    await queue.put(b"new")
+    assert (await taken(queue)).payload == b"new"
+    await messenger.close()
+
+
+async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(
+    nats: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    nats.freeze()
+    begun_s = now_s()
+    with pytest.raises(QueueUnavailable):
+        await messenger.publish("news", b"")
+    assert now_s() - begun_s < 3.0
+    nats.thaw()
+
+    async def works() -> bool:
+        try:
+            await queue.put(b"work")
+        except QueueUnavailable:
+            return False
+        return True
+
+    await eventually(works)
+    assert (await taken(queue)).payload == b"work"
+    await messenger.publish("news", b"")
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+    await messenger.close()
+
+
+async def test_a_server_frozen_for_long_is_connected_to_again(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    nats.freeze()
+    await eventually(lambda: not messenger.is_connected, timeout_s=15)
+    nats.thaw()
+    await eventually(lambda: messenger.is_connected)
+    await messenger.publish("news", b"")
+    await messenger.close()
+
+
+async def test_an_empty_queue_of_the_original_is_replaced_and_one_in_use_is_adopted(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    async with messenger.call() as client:
+        manager = client.jsm()
+        for stream in ("empty", "used"):
+            await manager.add_stream(name=stream, subjects=[f"{stream}.*"], max_age=600)
+            await manager.add_consumer(stream, durable_name="worker-group", ack_wait=30)
+        await client.jetstream().publish("used.queue", b"theirs")
+        for stream in ("empty", "used"):
+            queue = await messenger.queue(stream)
+            await queue.put(b"ours")
+        retention = {
+            stream: (await manager.stream_info(stream)).config.retention for stream in ("empty", "used")
+        }
+        assert retention == {"empty": "workqueue", "used": "limits"}
+        assert (await manager.consumer_info("used", "worker-group")).config.ack_wait == 3.0
+    assert await queue.depth() == 2
+    for payload in (b"theirs", b"ours"):
+        item = await taken(queue)
+        assert item.payload == payload
+        await item.ack()
+    assert await queue.depth() == 0
+    await messenger.close()
+
+
+async def test_a_message_that_is_too_large_is_refused_for_good(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"x" * (7 * 1024 * 1024))
+    with pytest.raises(PermanentError):
+        await queue.put(b"x" * (9 * 1024 * 1024))
+    await messenger.close()
+
+
+async def test_a_wrong_token_is_refused_for_good_and_soon(nats: Server) -> None:
+    begun_s = now_s()
+    with pytest.raises(PermanentError, match="Authorization"):
+        await NatsMessenger.from_environment({**nats.environment, "NATS_AUTH_TOKEN": "guess"})
+    assert now_s() - begun_s < 2.0
+
+
+async def test_no_server_at_all_is_an_error_in_time() -> None:
+    with pytest.raises(QueueUnavailable, match="cannot be connected to"):
+        await NatsMessenger.from_environment({"NATS_SERVER": "nats://127.0.0.1:9"})
+
+
+async def test_a_name_that_is_no_stream_name_becomes_one(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("a/b.c\\d e_queue")
+    await queue.put(b"work")
+    assert await queue.depth() == 1
+    await messenger.close()

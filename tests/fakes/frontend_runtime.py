@@ -1,0 +1,124 @@
+"""A frontend with the real runtime object over the in-memory twins: no etcd, no NATS, no supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.queues.memory import MemoryMessenger
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.ports import Messenger
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.serving.frontend import Frontend
+from dynaplan.serving.frontend_settings import read_settings
+from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
+
+
+@dataclass
+class Stage:
+    """One frontend, its client, and what stands behind it."""
+
+    frontend: Frontend
+    client: aiohttp.ClientSession
+    store: MemoryStore
+    messenger: MemoryMessenger
+    discovery: Discovery
+    workers: list[FakeWorker] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.frontend.port}"
+
+    async def worker(self, act: str = "answer", **options: Any) -> FakeWorker:
+        """One more decode worker, registered and known to the frontend."""
+        worker = FakeWorker(f"ns_VllmWorker_{len(self.workers)}", act=act, **options)
+        await worker.start()
+        self.workers.append(worker)
+        await self.know(await worker.register(self.store, len(self.workers)))
+        return worker
+
+    async def know(self, instance: Instance) -> None:
+        while not self.discovery.has(instance.key):
+            await asyncio.sleep(0)
+
+    async def leave(self, worker: FakeWorker) -> None:
+        """The worker is gone from discovery."""
+        instance = await worker.register(self.store, self.workers.index(worker) + 1)
+        await self.store.delete(instance.key)
+        while self.discovery.has(instance.key):
+            await asyncio.sleep(0)
+
+    async def post(self, path: str = "/v1/chat/completions", **changes: Any) -> tuple[int, str]:
+        """Status and body of one request to its end."""
+        async with self.client.post(self.url + path, json=body(path, **changes)) as response:
+            return response.status, await response.text()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.client.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def sample(self, name: str) -> float:
+        """The sum of the samples of ``/metrics`` whose line begins so; 0 when there is none."""
+        _, text = await self.get("/metrics")
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+def body(path: str, **changes: Any) -> dict[str, Any]:
+    """A request's body with everything it needs."""
+    prompt: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        if "chat" in path
+        else {"prompt": "The sky is"}
+    )
+    return {"model": MODEL, **prompt, **changes}
+
+
+@asynccontextmanager
+async def stage(environment: Mapping[str, str] | None = None, **options: Any) -> AsyncIterator[Stage]:
+    """A frontend on a free port with these options (``max_local_prefill_length=10`` ...)."""
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    messenger = MemoryMessenger(clock)
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+
+    async def connect() -> Messenger:
+        if options.get("without_messenger"):
+            raise QueueUnavailable("there is none", delay_s=0.01)
+        return messenger
+
+    runtime = WorkerRuntime(
+        namespace="ns",
+        component="Frontend",
+        worker_name="ns_Frontend",
+        worker_token=TOKEN,
+        url="",
+        store=store,
+        leases=store,
+        clock=clock,
+        discovery=discovery,
+        connect_messenger=connect,
+    )
+    settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": "0", **(environment or {})})
+    frontend = Frontend(runtime, settings)
+    await frontend.start()
+    async with aiohttp.ClientSession() as client:
+        here = Stage(frontend, client, store, messenger, discovery)
+        try:
+            yield here
+        finally:
+            for worker in here.workers:
+                await worker.stop()
+            await frontend.close()
+            await runtime.close()
+            await discovery.close()
+            await store.close()

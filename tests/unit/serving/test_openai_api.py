@@ -1,0 +1,53 @@
+"""What the frontend reads from a request, and adds to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dynaplan.serving.openai_api import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    ApiError,
+    check_context,
+    read_call,
+)
+
+
+def test_the_hand_off_is_added_without_touching_the_clients_bytes() -> None:
+    body = b'{ "model":"m",\n "prompt": "caf\\u00e9 }", "stream": true } \n'
+    extended = read_call(COMPLETIONS, body).body_with({"remote_port": 1})
+    assert extended.startswith(body.rstrip()[:-1])
+    assert json.loads(extended) == {**json.loads(body), "kv_transfer_params": {"remote_port": 1}}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"), [("four", 1), ("fives", 2), (["four"], 1), ([1, 2, 3], 3), ([[1, 2, 3]], 3)]
+)
+def test_a_prompt_is_a_text_or_token_ids(prompt: object, tokens: int) -> None:
+    call = read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert call.prompt_tokens == tokens
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", "b"], [1, "a"], [-1], [True], [[]], {}])
+def test_anything_else_is_refused(prompt: object) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert refused.value.status == 400
+    assert json.loads(refused.value.to_json())["error"]["param"] == "prompt"
+
+
+def test_a_stream_is_only_what_asks_for_it() -> None:
+    message = [{"role": "user", "content": "x"}]
+    for stream, expected in ((None, False), (False, False), (True, True)):
+        document = {"model": "m", "messages": message, "stream": stream}
+        assert read_call(CHAT_COMPLETIONS, json.dumps(document).encode()).is_stream is expected
+
+
+def test_a_prompt_as_long_as_the_context_is_left_to_the_worker_and_a_longer_one_refused() -> None:
+    call = read_call(COMPLETIONS, b'{"model": "m", "prompt": [1, 2, 3]}')
+    check_context(call, 3)
+    check_context(call, 0)
+    with pytest.raises(ApiError, match="maximum context length is 2 tokens"):
+        check_context(call, 2)

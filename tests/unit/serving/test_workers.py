@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.load import WorkerLoad
+from dynaplan.ports import Route
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.serving.workers import start_decode_worker, start_prefill_worker
+from tests.unit.runtime.conftest import LoopClock
+from tests.unit.runtime.fake_store import FakeStore
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+class Engine:
+    """An engine that does nothing but say what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.broken = asyncio.Event()
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def stop(self) -> None:
+        self.events.append("stop")
+
+    async def died(self) -> None:
+        await self.broken.wait()
+        raise PermanentError("the engine died")
+
+    def routes(self) -> Sequence[Route]:
+        return (Route("POST", "/v1/completions", self._serve),)
+
+    def card(self) -> Mapping[str, Any]:
+        return {"model": "m"}
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(running_requests=7)
+
+    async def _serve(self, _: Any) -> None: ...
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: made)
+    return made
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[WorkerRuntime]:
+    store = FakeStore()
+
+    async def away() -> Any:
+        raise PermanentError("no messenger in this test")
+
+    made = WorkerRuntime(
+        namespace="ns",
+        component="VllmWorker",
+        worker_name="ns_VllmWorker",
+        worker_token="",
+        url="http://127.0.0.1:1",
+        store=store,
+        leases=store,
+        clock=LoopClock(),
+        discovery=Discovery(store, "ns"),
+        connect_messenger=away,
+    )
+    yield made
+    await made.close()
+
+
+async def test_an_engine_becomes_the_workers_routes_load_and_card(
+    runtime: WorkerRuntime, engine: Engine
+) -> None:
+    await start_decode_worker(runtime)
+    assert engine.events == ["start"]
+    assert [route.path for route in runtime.routes] == ["/v1/completions"]
+    assert runtime.load.running_requests == 7
+    assert runtime.card == {"model": "m"}
+
+
+async def test_a_worker_ends_when_its_engine_dies(runtime: WorkerRuntime, engine: Engine) -> None:
+    await start_decode_worker(runtime)
+    await asyncio.sleep(1)
+    assert not runtime.failed.done()
+    engine.broken.set()
+    await asyncio.sleep(1)
+    assert str(runtime.failed.result()) == "the engine died"
+
+
+async def test_a_decode_engine_stops_last_and_a_prefill_engine_before_its_worker_is_drained(
+    runtime: WorkerRuntime, engine: Engine
+) -> None:
+    await start_decode_worker(runtime)
+    assert runtime.closers == [engine.stop]
+    await start_prefill_worker(runtime)
+    (finish,) = runtime.finishers
+    await finish()
+    assert engine.events == ["start", "start", "stop"]
+
+
+async def test_nothing_is_pulled_before_the_worker_is_ready(runtime: WorkerRuntime, engine: Engine) -> None:
+    await start_prefill_worker(runtime)
+    await asyncio.sleep(5)
+    assert not runtime.failed.done()
+    runtime.ready.set()
+    await asyncio.sleep(1)
+    assert str(runtime.failed.result()) == "no messenger in this test"
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", True, 1.5])
+async def test_a_wrong_number_of_prefills_is_an_error(
+    runtime: WorkerRuntime, engine: Engine, value: object
+) -> None:
+    runtime.settings = {"max-concurrent-prefills": value}
+    with pytest.raises(ConfigError, match="max-concurrent-prefills"):
+        await start_prefill_worker(runtime)
