@@ -105,6 +105,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     workers = _first_workers(graph, gpus, claims)
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
+    _log_to(log_dir / "circus.log")
     make_runtime_directory(runtime_dir)
     stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
     endpoint, events = _circus_endpoints(runtime_dir, options.circus_tcp)
@@ -213,6 +214,13 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
             hint="set DYN_CIRCUS_LOG_DIR to another directory",
         ) from error
     return directory
+
+
+def _log_to(path: Path) -> None:
+    """What circus and the libraries have to say is for a file, not for the user."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import signal
@@ -67,7 +66,6 @@ class Serving:
     async def run(self) -> int:
         """Start everything, tell the user, wait, end everything; the exit code."""
         begun_s = time.monotonic()
-        _log_to(str(self._launch.log_dir / "circus.log"))
         adopt_orphans()
         self._handle_signals()
         arbiter = self._arbiter()
@@ -198,10 +196,3 @@ def say(line: str) -> None:
         print(line, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _log_to(path: str) -> None:
-    """What circus and tornado have to say is for a file, not for the user."""
-    handler = logging.FileHandler(path, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

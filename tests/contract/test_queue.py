@@ -316,12 +316,15 @@ async def test_a_killed_nats_is_an_error_at_once_and_a_restarted_one_goes_on(
     await listener.close()
 
 
-async def test_who_waits_for_work_waits_through_a_restart(nats: Server) -> None:
+@pytest.mark.parametrize("end", [Server.kill, Server.stop])
+async def test_who_waits_for_work_waits_through_a_restart(
+    nats: Server, end: Callable[[Server], None]
+) -> None:
     messenger = await NatsMessenger.from_environment(nats.environment)
     queue = await messenger.queue("q")
     waiting = asyncio.create_task(queue.get(20.0))
     await asyncio.sleep(0.2)
-    nats.kill()
+    end(nats)
     await asyncio.sleep(0.5)
     await nats.start_again()
 

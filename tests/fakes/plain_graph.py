@@ -26,7 +26,8 @@ class VllmWorker:
         settings = dynamo_context["runtime"].settings
         if settings.get("has-engine"):
             # As an engine's own processes: in the worker's process group, and deaf to SIGTERM.
-            self.engine = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
+            command = "trap '' TERM; while :; do sleep 1; done"
+            self.engine = subprocess.Popen(["sh", "-c", command])  # noqa: ASYNC220
         if settings.get("never-starts"):
             from dynaplan.domain.errors import WorkerStartFailed
 

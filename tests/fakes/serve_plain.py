@@ -1,7 +1,7 @@
 """``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
 
-Keys: port, gpus, drain, namespace, decode and prefill (workers); and, with any value: never (the decode worker
-can never start), engine (it has a process of its own), tcp (circus on TCP).
+Keys: port, gpus, drain, namespace, decode and prefill (workers); and, with any value: never (the decode
+worker can never start), engine (it has a process of its own), tcp (circus on TCP).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
         "VllmWorker": {
             "ServiceArgs": {"workers": int(given.get("decode", 1))},
             "never-starts": "never" in given,
+            "has-engine": "engine" in given,
         },
         "PrefillWorker": {"ServiceArgs": {"workers": int(given.get("prefill", 1))}},
     }

@@ -63,6 +63,13 @@ class Server:
             self.process.wait()
             self.process = None
 
+    def stop(self) -> None:
+        """SIGTERM, and wait until it is gone."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
     def freeze(self) -> None:
         """SIGSTOP: connections stay open, nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)

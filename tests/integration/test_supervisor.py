@@ -442,7 +442,9 @@ async def test_the_processes_of_an_engine_end_with_its_worker(start: Start) -> N
 
 
 async def test_servers_that_the_environment_names_are_used_and_left_clean(
-    start: Start, etcd: Server, nats: Server
+    start: Start,
+    etcd: Server,  # noqa: F811
+    nats: Server,  # noqa: F811
 ) -> None:
     plain = start(environment={**etcd.environment, **nats.environment}).wait_ready()
     assert not {"etcd", "nats-server"} & {child.name() for child in plain.children()}
@@ -450,7 +452,7 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
     store = EtcdStore.from_environment(etcd.environment)
     assert await store.list("v1/plain/") != ()
     assert plain.stop() == 0
-    assert await store.list("") == ()
+    assert await store.list("v1/") == await store.list("/services/") == ()
     await store.close()
 
 
@@ -460,7 +462,7 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
 async def test_a_named_server_that_does_not_answer_is_refused(start: Start, name: str, value: str) -> None:
     plain = start(environment={name: value})
     assert plain.process.wait(20) == 2
-    assert f"{name}={value} does not answer" in plain.text
+    assert f"{name}={value}" in plain.text
     assert not plain.statefile.exists()
 
 

@@ -127,21 +127,21 @@ class JetStreamQueue:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
-            left_s = deadline_s - loop.time()
             try:
-                message = await self._pull(max(left_s, 0.0))
+                message = await self._pull(max(deadline_s - loop.time(), 0.0))
+                if message is None:
+                    return None
+                if message.reply:
+                    return NatsWorkItem(self._messenger, message, self)
+                # A status: stream or consumer are gone, or the server is about to go.
+                await self._ensure()
             except QueueUnavailable:
                 if deadline_s - loop.time() <= RETRY_S:
                     raise
                 await asyncio.sleep(RETRY_S)
-                continue
-            if message is None:
-                return None
-            if message.reply:
-                return NatsWorkItem(self._messenger, message, self)
-            if deadline_s - loop.time() <= 0:
-                raise QueueUnavailable(f"queue {self.stream} is not there")
-            await self._ensure()
+            else:
+                if deadline_s <= loop.time():
+                    return None
 
     async def remove(self, sequence: int) -> None:
         """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
