@@ -55,7 +55,20 @@ class ServeCommand(click.Command):
 @click.option(
     "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
 )
-@click.option("--drain-timeout", type=click.FloatRange(0.0), default=30.0, show_default=True, help="Seconds.")
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(0.0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that requests may take to finish when everything ends.",
+)
+@click.option(
+    "--leave-timeout",
+    type=click.FloatRange(0.0),
+    default=600.0,
+    show_default=True,
+    help="Seconds that a worker may take to finish its requests when it leaves.",
+)
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @click.pass_context
 def command(
@@ -71,6 +84,7 @@ def command(
     namespace: str | None,
     api_key: str,
     drain_timeout: float,
+    leave_timeout: float,
     circus_tcp: bool,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C."""
@@ -107,6 +121,7 @@ def command(
         circus_tcp=circus_tcp,
         api_key=api_key or None,
         drain_timeout_s=drain_timeout,
+        leave_timeout_s=leave_timeout,
     )
     sys.stdout.flush()
     return serve(spec, config, options)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
     from dynaplan.sdk.service import Service
 
-DRAIN_DEADLINE_S = 30.0
+DRAIN_DEADLINE_S = 600.0
 """How long requests may take to finish once a worker was told to leave; its ``drain-deadline`` wins."""
 
 CLOSE_S = 3.0

@@ -253,7 +253,7 @@ class FleetKeeper:
     async def _press(self, worker: Worker) -> None:
         """Make a worker leave: decode by its lease, the others by SIGTERM, at the deadline by force."""
         age_s = self._clock.now_s() - worker.since_s
-        if age_s >= self._launch.drain_timeout_s + KILL_GRACE_S:
+        if age_s >= self._launch.leave_timeout_of(worker.component) + KILL_GRACE_S:
             if worker.name not in self._memory.condemned:
                 self._memory.condemned.add(worker.name)
                 self._memory.killed += 1
@@ -325,13 +325,13 @@ class FleetKeeper:
             worker.state is WorkerState.STARTING and not worker.pid for worker in self._workers.values()
         ):
             return LOOK_SOON_S
-        now_s, drain_s = self._clock.now_s(), self._launch.drain_timeout_s + KILL_GRACE_S
+        now_s = self._clock.now_s()
         due_s = [now_s + LOOK_EVERY_S]
         for worker in self._workers.values():
             if worker.state is WorkerState.BACKOFF:
                 due_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.DRAINING:
-                due_s.append(worker.since_s + drain_s)
+                due_s.append(worker.since_s + self._launch.leave_timeout_of(worker.component) + KILL_GRACE_S)
             elif worker.state is WorkerState.STOPPED:
                 due_s.append(now_s)
         return max(0.001, min(due_s) - now_s)

@@ -19,13 +19,16 @@ from dynaplan.domain.identity import ProcessIdentity
 LAUNCH_FILE = "launch.json"
 ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
 
+LEAVE_TIMEOUT_S = 600.0
+"""A worker that leaves while others serve is in nobody's way: the longest answers may finish."""
+
 
 @dataclass(frozen=True)
 class Launch:
     """One deployment: its graph, its GPUs and where everything of it is.
 
-    ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long a worker may
-    take to finish what it holds.
+    ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long requests
+    may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
     """
 
     graph: GraphSpec
@@ -41,6 +44,12 @@ class Launch:
     port: int
     is_protected: bool = False
     drain_timeout_s: float = 30.0
+    leave_timeout_s: float = LEAVE_TIMEOUT_S
+
+    def leave_timeout_of(self, component: str) -> float:
+        """How long a worker of this service may take to leave: its ``drain-deadline``, if it has one."""
+        section = self.config.get(component, {})
+        return float(section.get("drain-deadline") or section.get("drain_deadline") or self.leave_timeout_s)
 
     @property
     def namespace(self) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -42,7 +43,7 @@ from dynaplan.supervisor.embedded import (
     embedded_nats,
 )
 from dynaplan.supervisor.gpu_claims import GpuClaims
-from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
+from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, LEAVE_TIMEOUT_S, Launch
 from dynaplan.supervisor.runtime_dir import (
     CLIENTS_FILE,
     hold_port,
@@ -63,7 +64,8 @@ class ServeOptions:
     """How to serve a graph.
 
     ``gpus`` is how many GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their own;
-    ``drain_timeout_s`` is how long requests may take to finish when workers leave.
+    ``drain_timeout_s`` is how long requests may take to finish when everything ends, ``leave_timeout_s`` when
+    one worker leaves and the others go on.
     """
 
     host: str = "127.0.0.1"
@@ -72,6 +74,7 @@ class ServeOptions:
     circus_tcp: bool = False
     api_key: str | None = None
     drain_timeout_s: float = 30.0
+    leave_timeout_s: float = LEAVE_TIMEOUT_S
     log_dir: Path | None = None
     state_dir: Path | None = None
 
@@ -106,8 +109,10 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
     _log_to(log_dir / "circus.log")
-    make_runtime_directory(runtime_dir)
     stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
+    with _usable(runtime_dir):
+        make_runtime_directory(runtime_dir)
+        servers = _servers(runtime_dir)
     endpoint, events = _circus_endpoints(runtime_dir, options.circus_tcp)
     launch = Launch(
         graph,
@@ -123,13 +128,14 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         port,
         bool(options.api_key),
         options.drain_timeout_s,
+        options.leave_timeout_s,
     )
-    servers = _servers(runtime_dir)
     if not any(server.name == "etcd" for server in servers):
         stack.callback(_forget_decisions, graph.namespace)
     os.environ.update(_environment(launch, servers, options.api_key))
-    write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
-    write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
+    with _usable(runtime_dir):
+        write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
+        write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
     return Prepared(launch, workers, servers, is_simulated, tuple(notes))
 
@@ -149,6 +155,18 @@ def _forget_decisions(namespace: str) -> None:
         asyncio.run(forget())
     except (TemporaryError, PermanentError) as error:
         log.warning("the decisions stay in etcd: %s", error)
+
+
+@contextmanager
+def _usable(runtime_dir: Path) -> Iterator[None]:
+    """What the disk refuses is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot use the runtime directory {runtime_dir}: {error.strerror}",
+            hint="free space or give write permission there, or set XDG_RUNTIME_DIR to another directory",
+        ) from error
 
 
 @contextmanager
@@ -206,18 +224,19 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
     directory = (options.log_dir or default).absolute()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"is there permission, and space?")
     except OSError as error:
         raise DeploymentError(
             f"cannot write logs to {directory}: {error.strerror}",
-            hint="set DYN_CIRCUS_LOG_DIR to another directory",
+            hint="free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory",
         ) from error
     return directory
 
 
 def _log_to(path: Path) -> None:
-    """What circus and the libraries have to say is for a file, not for the user."""
+    """What circus and the libraries have to say is for a file, not for the user, even if the disk is full."""
+    logging.raiseExceptions = False
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -266,7 +285,7 @@ def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str |
         "DYNAPLAN_LOG_DIR": str(launch.log_dir),
         "DYNAPLAN_STATEFILE": str(launch.statefile),
         "DYNAPLAN_PARENT_PID": str(launch.arbiter.pid),
-        "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.drain_timeout_s:g}",
+        "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.leave_timeout_s:g}",
     }
 
 

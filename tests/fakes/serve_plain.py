@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
         port=int(given.get("port", 0)),
         gpus=int(given.get("gpus", 8)),
         drain_timeout_s=float(given.get("drain", 5)),
+        leave_timeout_s=float(given.get("drain", 5)),
         circus_tcp="tcp" in given,
     )
     try:

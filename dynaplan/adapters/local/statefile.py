@@ -146,13 +146,20 @@ class NamespaceLock:
                 hint="stop it with `dynaplan stop`, or choose another one with --namespace",
             ) from None
         except OSError as error:
-            raise StatefileUnwritable(
-                f"cannot use {self.path}: {error.strerror}",
-                hint="give write permission there, or set DYN_LOCAL_STATE_DIR",
-            ) from error
-        os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
+            raise self._unusable(error) from error
         self._fd = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, str(os.getpid()).encode())
+        except OSError as error:
+            self.release()
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> StatefileUnwritable:
+        return StatefileUnwritable(
+            f"cannot use {self.path}: {error.strerror}",
+            hint="free space or give write permission there, or set DYN_LOCAL_STATE_DIR",
+        )
 
     def holder(self) -> int:
         """The pid of who holds it, or last held it; 0 when that is not known."""

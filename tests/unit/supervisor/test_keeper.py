@@ -49,7 +49,7 @@ class Box:
             circus_events="ipc:///none",
             host="127.0.0.1",
             port=8000,
-            drain_timeout_s=10,
+            leave_timeout_s=10,
         )
         self.now = 100.0
         self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)

@@ -1,0 +1,259 @@
+"""Statefiles that somebody left, spoilt or forbids: a clear answer each time, and serving goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dynaplan.adapters.local.processes import boot_id, identify
+from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.traces import fill, processes_of, small_disk
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually, wait_until
+from tests.fakes.servers import runtime_dir  # noqa: F401
+
+QUIET = ("--Planner.no-operation=true",)
+WORKER = "dynamo_VllmWorker"
+SERVICE = "--service-name VllmWorker"
+
+
+@pytest.fixture
+def leftover() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Start processes such as a worker that outlives its arbiter: their own group, deaf to SIGTERM."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", code],
+            env={"DYNAPLAN_WORKER_NAME": WORKER, "DYN_NAMESPACE": "dynamo"},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def state_disk(tmp_path: Path) -> Iterator[Path]:
+    """The state directory on a small file system of its own."""
+    try:
+        with small_disk(tmp_path / "state") as directory:
+            yield directory
+    except OSError as error:
+        pytest.skip(f"cannot mount a small file system: {error}")
+
+
+def dead_statefile(directory: Path, pid: int, started_at: int) -> Path:
+    """A statefile whose arbiter is gone and whose decode worker is that process."""
+    document = json.loads((Path("statefiles") / "worker_added.json").read_text())
+    document["namespace"] = "dynamo"
+    document["arbiter"] = {"pid": 2**22 + 1, "started_at": 1, "boot_id": boot_id()}
+    entry = next(each for each in document["components"].values() if each["component"] == "VllmWorker")
+    entry |= {"watcher_name": WORKER, "pid": pid, "started_at": started_at, "state": "ready"}
+    document["components"] = {WORKER: entry}
+    path = directory / "state" / "dynamo.json"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_worker_that_outlived_its_arbiter_is_ended_before_its_gpu_is_given_out(
+    deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    old = leftover()
+    dead_statefile(tmp_path, old.pid, identify(old.pid) or 0)
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    assert old.poll() == -signal.SIGKILL
+    assert f"killed {WORKER} (group {old.pid}" in deployment.text
+    assert is_whole(deployment)
+
+
+def test_a_process_that_only_has_the_pid_of_a_former_worker_is_left_alone(
+    deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    stranger = leftover()
+    dead_statefile(tmp_path, stranger.pid, (identify(stranger.pid) or 0) - 100)
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    assert stranger.poll() is None
+    assert "killed" not in deployment.text
+    assert is_whole(deployment)
+
+
+def test_a_statefile_of_another_boot_is_cleared_away_without_killing(
+    deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    stranger = leftover()
+    path = dead_statefile(tmp_path, stranger.pid, identify(stranger.pid) or 0)
+    document = json.loads(path.read_text())
+    document["arbiter"] |= {"pid": os.getpid(), "boot_id": "another-boot"}
+    path.write_text(json.dumps(document))
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    assert stranger.poll() is None
+    assert is_whole(deployment)
+
+
+def test_a_statefile_from_a_live_arbiter_is_refused_and_kept(tmp_path: Path) -> None:
+    path = dead_statefile(tmp_path, 0, 0)
+    document = json.loads(path.read_text())
+    document["arbiter"] |= {"pid": os.getpid(), "started_at": identify(os.getpid())}
+    path.write_text(json.dumps(document))
+    result = serve_to_its_end(tmp_path)
+    assert result.returncode == 2
+    assert f"already running here (pid {os.getpid()})" in result.stderr
+    assert json.loads(path.read_text()) == document
+
+
+def serve_to_its_end(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``dynaplan serve`` in these directories, when it is expected to refuse."""
+    deployment = Deployment(directory, "graphs.agg:Frontend", "agg.yaml", environment=environment)
+    try:
+        return deployment.run(*deployment.command[1:], timeout_s=30)
+    finally:
+        deployment.close()
+
+
+@pytest.mark.parametrize("spoilt", [b"", b'{"namespace": "dy', b"\xff\xfe\x00", b"[]", b'{"version": 99}', None])
+async def test_a_statefile_spoilt_while_serving_is_written_anew_when_the_plugin_starts_again(
+    deploy: Callable[..., Deployment], spoilt: bytes | None
+) -> None:
+    if spoilt not in (b"", None) and not os.environ.get("DYNAPLAN_TORTURE"):
+        pytest.skip("the other ways to spoil it are in tox -e torture")
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    before = facts(deployment)
+    plugin = process_of(deployment, "FleetPlugin")
+    async with Load(deployment.url, MODEL, clients=2, tokens=30) as load:
+        if spoilt is None:
+            deployment.statefile_path.unlink()
+        else:
+            deployment.statefile_path.write_bytes(spoilt)
+        plugin.kill()
+        await eventually(lambda: facts(deployment) == before, 15)
+        await load.stop()
+    assert load.incomplete == []
+    await asyncio.to_thread(deployment.scale, decode=2)
+    await eventually(lambda: len(deployment.workers("VllmWorker")) == 2 and is_whole(deployment), 20)
+
+
+def facts(deployment: Deployment) -> dict[str, tuple[Any, ...]]:
+    """What must be the same after the statefile was written anew."""
+    return {
+        name: (worker["state"], worker["pid"], worker["resources"])
+        for name, worker in deployment.workers().items()
+    }
+
+
+async def test_on_a_full_disk_serving_goes_on_scaling_up_waits_and_then_happens(
+    deploy: Callable[..., Deployment], state_disk: Path
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    before = deployment.statefile_path.read_text()
+    url, children = deployment.url, len(deployment.children())
+    ballast = fill(state_disk)
+    async with Load(url, MODEL, clients=2, tokens=30) as load:
+        await asyncio.to_thread(deployment.run, "scale", "decode=2", "--no-wait")
+        await eventually(lambda: "statefile cannot be written" in deployment.text, 10)
+        count = len(load.outcomes)
+        await eventually(lambda: len(load.outcomes) > count + 6, 10)
+        assert deployment.statefile_path.read_text() == before
+        assert len(deployment.children()) == children
+        ballast.unlink()
+        await eventually(lambda: len(deployment.workers("VllmWorker")) == 2 and is_whole(deployment), 15)
+        await load.stop()
+    assert load.incomplete == []
+    assert deployment.text.count("statefile cannot be written") == 1
+    assert deployment.text.count("statefile can be written again") == 1
+
+
+async def test_on_a_full_disk_a_crashed_worker_and_plugin_come_back_and_exit_is_clean(
+    deploy: Callable[..., Deployment], state_disk: Path
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    url = deployment.url
+    worker, plugin = process_of(deployment, SERVICE), process_of(deployment, "FleetPlugin")
+    ballast = fill(state_disk)
+    async with Load(url, MODEL, clients=1, tokens=5) as load:
+        worker.kill()
+        plugin.kill()
+        await eventually(lambda: others(deployment, SERVICE, worker), 15)
+        count = len(load.outcomes)
+        await eventually(lambda: len(load.outcomes) > count + 3, 15)
+        # The one after the next reads a statefile that is out of date.
+        (await eventually(lambda: others(deployment, "FleetPlugin", plugin), 15))[0].kill()
+        count = len(load.outcomes)
+        await eventually(lambda: len(load.outcomes) > count + 10, 15)
+        await load.stop()
+    assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
+    ballast.unlink()
+    await eventually(lambda: is_whole(deployment), 15)
+    assert [each.pid for each in others(deployment, SERVICE)] == [deployment.pid_of(WORKER)]
+    fill(state_disk)
+    assert await asyncio.to_thread(deployment.stop) == 0, deployment.text
+    assert not deployment.statefile_path.exists()
+
+
+def others(deployment: Deployment, words: str, known: psutil.Process | None = None) -> list[psutil.Process]:
+    """The processes with these words on their command lines, without the known one."""
+    processes = processes_of(deployment)
+    return [psutil.Process(pid) for pid, line in processes.items() if words in line and psutil.Process(pid) != known]
+
+
+async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    worker, url = process_of(deployment, SERVICE), deployment.url
+    directory = str(deployment.statefile_path.parent)
+    if subprocess.run(["chattr", "+i", directory], capture_output=True, check=False).returncode:
+        pytest.skip("cannot make a directory immutable here (chattr +i)")
+    try:
+        async with Load(url, MODEL, clients=1, tokens=5) as load:
+            worker.kill()
+            await eventually(lambda: "statefile cannot be written" in deployment.text, 10)
+            await eventually(lambda: len(load.outcomes) > 5, 10)
+            await load.stop()
+        assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
+    finally:
+        subprocess.run(["chattr", "-i", directory], check=True)
+    wait_until(lambda: "statefile can be written again" in deployment.text and is_whole(deployment), 10)
+
+
+@pytest.mark.parametrize("place", ["state", "node", "logs", "runtime"])
+def test_a_disk_that_is_full_at_the_start_is_refused_in_words(
+    tmp_path: Path, runtime_dir: Path, place: str
+) -> None:
+    full = runtime_dir / place
+    names = {
+        "state": "DYN_LOCAL_STATE_DIR",
+        "node": "DYNAPLAN_NODE_DIR",
+        "logs": "DYN_CIRCUS_LOG_DIR",
+        "runtime": "XDG_RUNTIME_DIR",
+    }
+    try:
+        with small_disk(full):
+            fill(full)
+            result = serve_to_its_end(tmp_path, **{names[place]: str(full)})
+    except OSError as error:
+        pytest.skip(f"cannot mount a small file system: {error}")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert str(full) in result.stderr
+    assert "No space left" in result.stderr

@@ -1,0 +1,65 @@
+"""What a deployment may leave on the machine, looked for without asking the deployment."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.deployment import Deployment
+
+PAGE_BYTES = 4096
+
+
+def processes_of(deployment: Deployment) -> dict[int, str]:
+    """Every process whose environment is this deployment's: pid -> command line. Zombies have none."""
+    marks = {
+        f"DYN_NAMESPACE={deployment.namespace}".encode(),
+        f"XDG_RUNTIME_DIR={deployment.runtime_base}".encode(),
+    }
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = set((directory / "environ").read_bytes().split(b"\0"))
+            if marks <= environment:
+                found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def files_of(deployment: Deployment) -> list[str]:
+    """What is left of its runtime directory, its statefile and its locks, and its claims of GPUs."""
+    namespace = deployment.namespace
+    left = [path for path in deployment.runtime_base.rglob("*") if namespace in path.name]
+    for directory in ("state", "node"):
+        left += [path for path in (deployment.directory / directory).glob("*") if path.is_file()]
+    return sorted(str(path) for path in left)
+
+
+@contextmanager
+def small_disk(directory: Path, kilobytes: int = 64) -> Iterator[Path]:
+    """A file system of that size at ``directory``; OSError when this process may not mount one."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    size = f"size={kilobytes}k,mode=0700"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        raise OSError(mounted.stderr.decode().strip())
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """A file that takes all the space that is left there."""
+    ballast = directory / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(PAGE_BYTES))
+        except OSError:
+            return ballast
