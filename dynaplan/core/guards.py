@@ -56,6 +56,12 @@ def against_consolidation(
     return f"the other {rest} would then be at {after:.3g}, over the scale-up threshold {up:g}"
 
 
+def against_failures(fleet: FleetCounts, role: Role) -> str:
+    """Against adding a worker of a role of which one has failed for good: the next would fail alike."""
+    failed = _counts(fleet, role).failed
+    return f"{failed} {role.value} worker(s) failed: `dynaplan status` says why" if failed else ""
+
+
 def against_budget(
     settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets, role: Role
 ) -> str:

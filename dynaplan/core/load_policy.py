@@ -157,8 +157,11 @@ def scale_up(role: Role) -> Stage:
             return targets, f"no data: change nothing, because {signal.missing}"
         if not signal.load > signal.up:
             return targets, f"{signal} is not above {signal.up:g}"
-        obstacle = _against_trend(signal) or guards.against_budget(
-            situation.settings, situation.observation.fleet, situation.current, targets, role
+        fleet = situation.observation.fleet
+        obstacle = (
+            _against_trend(signal)
+            or guards.against_failures(fleet, role)
+            or guards.against_budget(situation.settings, fleet, situation.current, targets, role)
         )
         if obstacle:
             return targets, f"{signal} is above {signal.up:g}, but {obstacle}"

@@ -37,7 +37,7 @@ def curl(launch: Launch) -> str:
     """A request that the Frontend answers."""
     key = ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
     body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
-    body["messages"] = [{"role": "user", "content": "Hello"}]
+    body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
     url = f"{launch.frontend_url}/v1/chat/completions"
     return f"curl -N {url}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     arbiter = wiring.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.gpu_inventory(options.gpus)
     claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
-    stack.callback(claims.release_beyond, ())
+    # Not by ``claims``: the fleet plugin has claimed more in our name.
+    stack.callback(GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
     workers = _first_workers(graph, gpus, claims)
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
@@ -237,6 +238,8 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
 def _log_to(path: Path) -> None:
     """What circus and the libraries have to say is for a file, not for the user, even if the disk is full."""
     logging.raiseExceptions = False
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

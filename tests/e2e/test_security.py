@@ -1,7 +1,8 @@
 """Another local user can drive nothing of a deployment, and no secret shows where others could look.
 
 Every attempt is made twice: as the owner, who must succeed (else the test would prove nothing), and as
-user nobody, who must not. All directories above ours can be entered by everybody: what refuses is ours.
+user nobody, who must not. Everybody may enter the directories above ours, and the two that were there
+before for statefile and logs: what refuses is ours.
 """
 
 from __future__ import annotations
@@ -50,8 +51,15 @@ def running(open_directory: Path) -> Iterator[Deployment]:
         *QUIET,
         "--VllmWorker.hf-token=" + SECRET,
         "--VllmWorker.ServiceArgs.envs.SOME_NAME=" + SECRET,
-        environment={"MY_API_KEY": SECRET, "HARMLESS": SECRET, "DYNAPLAN_API_KEY": SECRET},
+        environment={
+            "MY_API_KEY": SECRET,
+            "HARMLESS": SECRET,
+            "DYNAPLAN_API_KEY": SECRET,
+            "DYN_CIRCUS_LOG_DIR": str(open_directory / "logs"),
+        },
     )
+    for directory in (deployment.statefile_path.parent, open_directory / "logs" / "dynamo"):
+        directory.mkdir(parents=True)
     deployment.runtime_base.chmod(0o755)
     try:
         yield deployment.start()
@@ -104,7 +112,7 @@ def attempts_on_files(deployment: Deployment) -> Attempts:
     assert deployment.process
     return [
         *(attempt(f"read {path}", another_user.read, path) for path in files),
-        *(attempt(f"list {path}", another_user.look_into, path) for path in directories),
+        attempt(f"list {runtime_dir}", another_user.look_into, runtime_dir),
         *(attempt(f"write into {path}", another_user.write_into, path) for path in directories),
         *(attempt(f"environ of {pid}", another_user.read, f"/proc/{pid}/environ") for pid in pids),
         *(attempt(f"signal {pid}", another_user.send_signal, pid) for pid in [*pids, deployment.process.pid]),

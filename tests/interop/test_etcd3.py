@@ -1,16 +1,10 @@
-"""An independent etcd client (``etcd3``) and dynaplan understand each other through the store.
-
-Runs where ``etcd3`` 0.12 can be imported, which needs a protobuf older than 4 (``tox -e interop``); skipped
-elsewhere.
-"""
+"""An independent etcd client (``etcd3``) and dynaplan understand each other through the store."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import warnings
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -20,26 +14,14 @@ from dynaplan.domain.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server, etcd, runtime_dir  # noqa: F401
-
-with warnings.catch_warnings():
-    # Its generated code uses what protobuf 3.20 has deprecated.
-    warnings.simplefilter("ignore")
-    try:
-        import etcd3  # type: ignore[import-not-found]
-    except (ImportError, TypeError) as error:  # TypeError: protobuf 4 and later refuse its descriptors
-        pytest.skip(f"etcd3 cannot be imported: {error}", allow_module_level=True)
+from tests.interop.conftest import Etcd3
 
 NAMESPACE = "interop"
 
 
 @pytest.fixture
-def client(etcd: Server) -> Iterator[Any]:  # noqa: F811
-    """etcd3 on the embedded server's socket: it joins host and port to the gRPC target ``unix:{path}``."""
-    path = etcd.environment["ETCD_ENDPOINTS"].removeprefix("unix://")
-    host, _, port = path.rpartition(":")
-    client = etcd3.client(host=f"unix:{host}", port=port, timeout=5)
-    yield client
-    client.close()
+def client(connect_etcd3: Callable[[str], Etcd3], etcd: Server) -> Etcd3:  # noqa: F811
+    return connect_etcd3(etcd.environment["ETCD_ENDPOINTS"])
 
 
 @pytest.fixture
@@ -87,33 +69,33 @@ class Reader:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def test_it_reads_our_registrations(client: Any, store: EtcdStore) -> None:
+async def test_it_reads_our_registrations(client: Etcd3, store: EtcdStore) -> None:
     instance = await registered(store)
-    ((value, metadata),) = await asyncio.to_thread(lambda: list(client.get_prefix(f"/services/{NAMESPACE}/")))
-    assert metadata.key.decode() == f"/services/{NAMESPACE}/VllmWorker/generate/{instance.instance_id:x}"
-    document = json.loads(value)
+    (found,) = await asyncio.to_thread(client.call, "get_prefix", f"/services/{NAMESPACE}/")
+    assert found["key"] == f"/services/{NAMESPACE}/VllmWorker/generate/{instance.instance_id:x}"
+    document = json.loads(found["value"])
     assert document["transport"] == {"http": "http://127.0.0.1:1"}
     assert document["instance_id"] == instance.instance_id
-    assert metadata.lease_id == instance.instance_id
+    assert found["lease"] == instance.instance_id
 
 
 async def test_a_lease_that_it_revokes_takes_the_worker_out_of_discovery(
-    client: Any, store: EtcdStore
+    client: Etcd3, store: EtcdStore
 ) -> None:
     instance = await registered(store)
     reader = await Reader(store, f"/services/{NAMESPACE}/").started()
     assert list(reader.keys) == [instance.key]
-    await asyncio.to_thread(client.revoke_lease, instance.instance_id)
+    await asyncio.to_thread(client.call, "revoke", instance.instance_id)
     await eventually(lambda: not reader.keys)
     assert await store.keep_alive(instance.instance_id) == 0.0
     await reader.stop()
 
 
-async def test_the_counts_that_it_writes_are_the_counts_desired(client: Any, store: EtcdStore) -> None:
+async def test_the_counts_that_it_writes_are_the_counts_desired(client: Etcd3, store: EtcdStore) -> None:
     reader = await Reader(store, planner_prefix(NAMESPACE)).started()
     counts = {"num_prefill_workers": "2", "num_decode_workers": "3", "decision_id": "7"}
-    puts = [client.transactions.put(planner_prefix(NAMESPACE) + key, value) for key, value in counts.items()]
-    await asyncio.to_thread(client.transaction, compare=[], success=puts, failure=[])
+    keys = {planner_prefix(NAMESPACE) + name: value for name, value in counts.items()}
+    assert await asyncio.to_thread(client.call, "put_together", keys)
     await eventually(lambda: len(reader.keys) == 3)
     desired = DesiredCounts.from_keys(NAMESPACE, reader.keys)
     assert (desired.num_prefill_workers, desired.num_decode_workers, desired.decision_id) == (2, 3, 7)
@@ -121,11 +103,9 @@ async def test_the_counts_that_it_writes_are_the_counts_desired(client: Any, sto
     await reader.stop()
 
 
-# Its watching thread ends with an exception when the client is closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_it_watches_what_we_write(client: Any, store: EtcdStore) -> None:
-    events, cancel = await asyncio.to_thread(client.watch_prefix, planner_prefix(NAMESPACE))
-    await store.put(planner_prefix(NAMESPACE) + "scaled_decision_id", "7")
-    event = await asyncio.to_thread(next, events)
-    assert event.value == b"7"
-    await asyncio.to_thread(cancel)
+async def test_it_watches_what_we_write(client: Etcd3, store: EtcdStore) -> None:
+    key = planner_prefix(NAMESPACE) + "scaled_decision_id"
+    await asyncio.to_thread(client.call, "watch", planner_prefix(NAMESPACE))
+    await store.put(key, "7")
+    event = await asyncio.to_thread(client.call, "next_event")
+    assert event == {"key": key, "value": "7", "event": "PutEvent"}

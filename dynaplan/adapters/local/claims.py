@@ -55,11 +55,11 @@ class Claims:
         return obtained
 
     def release(self, uuids: Iterable[str]) -> None:
-        """Give these GPUs back; those that are not ours are left alone."""
+        """Give these GPUs back; those of another living arbiter are left alone."""
         with self._locked() as directory:
             for uuid in uuids:
                 document = _read(directory, _file_name(uuid, os.getuid()))
-                if document is not None and _arbiter(document) == self._arbiter:
+                if document is not None and not self._is_foreign(_arbiter(document)):
                     os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -76,9 +76,12 @@ class Claims:
             if document is None:
                 continue
             arbiter = _arbiter(document)
-            if arbiter != self._arbiter and is_alive(arbiter):
+            if self._is_foreign(arbiter):
                 held[document["uuid"]] = f"namespace {document['namespace']!r}, pid {arbiter.pid}"
         return held
+
+    def _is_foreign(self, arbiter: ProcessIdentity) -> bool:
+        return arbiter != self._arbiter and is_alive(arbiter)
 
     def _write(self, directory: int, uuid: str) -> None:
         """Replace our user's claim file of that GPU."""

@@ -44,7 +44,7 @@ class AppendingFile:
         if self._descriptor < 0:
             path = self._name()
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             chunk = self._opening() + chunk
         while chunk:
             chunk = chunk[os.write(self._descriptor, chunk) :]

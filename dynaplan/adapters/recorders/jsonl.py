@@ -68,7 +68,7 @@ def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
 
 def point_to(planner_dir: Path, log_dir: Path) -> None:
     """Leave word where the newest planner logs; raises OSError when that cannot be written."""
-    planner_dir.mkdir(parents=True, exist_ok=True)
+    planner_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = planner_dir / f".{POINTER_NAME}.{os.getpid()}"
     draft.write_text(f"{log_dir.absolute()}\n", encoding="utf-8")
     draft.replace(planner_dir / POINTER_NAME)

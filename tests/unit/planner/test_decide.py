@@ -186,3 +186,10 @@ def test_waiting_requests_add_to_the_kv_usage_of_a_worker_that_runs_some():
 def test_an_observation_reads_back_as_it_was_written():
     observation = replace(interval(2, 1, 0.3, (1.5, 2)), failure="somebody else scaled")
     assert Observation.from_json(observation.to_json()) == observation
+
+
+def test_no_worker_is_added_to_a_role_of_which_one_has_failed():
+    failing = FleetCounts(decode=WorkerCounts(ready=1, failed=1, gpus=1), gpus_total=8)
+    observation = with_fleet(interval(0, 2, 0.95), failing)
+    assert outcome(SEEDS, observation) == Targets(0, 2)
+    assert "1 decode worker(s) failed" in told(SEEDS, observation)

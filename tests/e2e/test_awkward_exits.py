@@ -1,0 +1,214 @@
+"""Ctrl-C and kill -9 of ``serve`` when it suits least: nothing is left, and the next one starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.traces import files_of, processes_of
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually, wait_until
+
+IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
+DRAIN_S = 2.0
+OPTIONS = ("--Planner.no-operation=true", "--drain-timeout", f"{DRAIN_S:g}")
+AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", *OPTIONS)
+WORKER = "dynamo_VllmWorker"
+
+STUBBORN_GRAPH = """
+import signal, time
+from dynaplan.sdk import async_on_start, depends, endpoint, service
+
+@service
+class Deaf:
+    @async_on_start
+    async def begin(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    @endpoint()
+    async def generate(self, request: str):
+        yield request
+
+@service
+class Blocking:
+    deaf = depends(Deaf)
+
+    @async_on_start
+    async def begin(self):
+        import asyncio
+        asyncio.get_running_loop().call_later(1.0, time.sleep, 600)
+
+    @endpoint()
+    async def generate(self, request: str):
+        yield request
+"""
+
+
+def ctrl_c(deployment: Deployment) -> tuple[int, float]:
+    """The exit code, and how long that took, in seconds."""
+    begun_s = time.monotonic()
+    code = deployment.stop(30)
+    return code, time.monotonic() - begun_s
+
+
+def nothing_is_left(deployment: Deployment) -> None:
+    assert processes_of(deployment) == {}
+    assert files_of(deployment) == []
+
+
+async def during_scale_up(deployment: Deployment) -> None:
+    await asyncio.to_thread(deployment.run, "scale", "decode=5", "--no-wait")
+    await eventually(lambda: len(deployment.workers("VllmWorker")) > 1, 10, 0.005)
+
+
+async def during_back_off(deployment: Deployment) -> None:
+    for _ in range(6):
+        worker = deployment.workers()[WORKER]
+        if worker["pid"]:
+            with suppress(ProcessLookupError):
+                os.kill(worker["pid"], signal.SIGKILL)
+        pid = worker["pid"]
+        await eventually(lambda pid=pid: deployment.workers()[WORKER]["pid"] != pid, 20, 0.01)
+        if deployment.workers()[WORKER]["state"] == "backoff":
+            return
+        await eventually(lambda: deployment.workers()[WORKER]["pid"], 20, 0.01)
+    raise AssertionError("never in back-off")
+
+
+async def during_a_drain(deployment: Deployment) -> None:
+    """Of two decode workers one is to go; both hold streams that last longer than anybody waits."""
+    await asyncio.to_thread(deployment.scale, decode=2)
+    async with _endless_streams(deployment):
+        await asyncio.to_thread(deployment.run, "scale", "decode=1", "--no-wait")
+        await eventually(lambda: "draining" in states(deployment), 10, 0.01)
+
+
+async def with_etcd_stopped(deployment: Deployment) -> None:
+    process_of(deployment, "etcd --name").suspend()
+
+
+async def with_nats_stopped(deployment: Deployment) -> None:
+    process_of(deployment, "nats-server").suspend()
+
+
+async def with_the_plugin_stopped(deployment: Deployment) -> None:
+    process_of(deployment, "FleetPlugin").suspend()
+
+
+async def with_etcd_stopped_and_a_worker_starting(deployment: Deployment) -> None:
+    await during_scale_up(deployment)
+    process_of(deployment, "etcd --name").suspend()
+
+
+MOMENTS = {
+    "scale-up": during_scale_up,
+    "back-off": during_back_off,
+    "drain": during_a_drain,
+    "etcd stopped": with_etcd_stopped,
+    "nats stopped": with_nats_stopped,
+    "plugin stopped": with_the_plugin_stopped,
+    "etcd stopped, worker starting": with_etcd_stopped_and_a_worker_starting,
+}
+
+
+def states(deployment: Deployment) -> list[str]:
+    return [worker["state"] for worker in deployment.workers().values()]
+
+
+@asynccontextmanager
+async def _endless_streams(deployment: Deployment) -> AsyncIterator[None]:
+    """Streams that go on in the background until the deployment has ended."""
+    load = await Load(deployment.url, MODEL, clients=4, tokens=8000).__aenter__()
+    load._stopping = True
+    deployment.load = load  # type: ignore[attr-defined]
+    await asyncio.sleep(0.5)  # until every stream has begun; nothing depends on it
+    yield
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_ctrl_c_ends_it_within_the_deadline_and_leaves_nothing(
+    deploy: Callable[..., Deployment], moment: str
+) -> None:
+    deployment = await asyncio.to_thread(deploy, *AGGREGATED)
+    await MOMENTS[moment](deployment)
+    code, took_s = await asyncio.to_thread(ctrl_c, deployment)
+    await _end_of_load(deployment)
+    assert code == 0, deployment.text
+    assert took_s < DRAIN_S + 4
+    nothing_is_left(deployment)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_kill_9_leaves_no_process_and_the_next_serve_starts(
+    deploy: Callable[..., Deployment], moment: str
+) -> None:
+    if moment not in ("scale-up", "drain") and not IS_TORTURE:
+        pytest.skip("the other moments are in tox -e torture")
+    deployment = await asyncio.to_thread(deploy, *AGGREGATED)
+    await MOMENTS[moment](deployment)
+    assert deployment.process
+    deployment.process.kill()
+    deployment.process.wait()
+    await eventually(lambda: processes_of(deployment) == {}, 5)
+    await _end_of_load(deployment)
+    await asyncio.to_thread(deployment.start)
+    assert is_whole(deployment)
+    assert len(deployment.workers("VllmWorker")) == 1
+    code, _ = await asyncio.to_thread(ctrl_c, deployment)
+    assert code == 0, deployment.text
+    nothing_is_left(deployment)
+
+
+async def _end_of_load(deployment: Deployment) -> None:
+    load = getattr(deployment, "load", None)
+    if load:
+        await load.stop()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_may_be_ended_while_it_starts(
+    deploy: Callable[..., Deployment], seconds: float, number: signal.Signals
+) -> None:
+    if seconds not in (0.0, 0.3, 0.5, 1.0) and not IS_TORTURE:
+        pytest.skip("the other moments are in tox -e torture")
+    deployment = deploy(*AGGREGATED, wait=False)
+    assert deployment.process
+    time.sleep(seconds)
+    deployment.process.send_signal(number)
+    code = deployment.process.wait(DRAIN_S + 4)
+    if number == signal.SIGKILL:
+        wait_until(lambda: processes_of(deployment) == {}, 5)
+        return
+    # Before Python has come as far as to look at signals, the kernel ends it: nothing has begun then.
+    assert code in ((0,) if "dynaplan serve (Ctrl-C" in deployment.text else (0, 130, 143, -number)), (
+        deployment.text
+    )
+    assert "Traceback" not in deployment.text
+    nothing_is_left(deployment)
+
+
+def test_workers_that_ignore_sigterm_or_block_cannot_hold_up_the_exit(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    graph = tmp_path / "stubborn.py"
+    graph.write_text(STUBBORN_GRAPH)
+    deployment = deploy("stubborn:Blocking", "", *OPTIONS[1:], "--working-dir", str(tmp_path))
+    time.sleep(1.2)  # until its event loop stands still
+    stubborn = [psutil.Process(worker["pid"]) for worker in deployment.workers().values()]
+    code, took_s = ctrl_c(deployment)
+    assert len(stubborn) == 2
+    assert code == 0, deployment.text
+    assert took_s < DRAIN_S + 4
+    assert "killed: " in deployment.text
+    nothing_is_left(deployment)

@@ -1,0 +1,58 @@
+"""Reaching the independent client ``etcd3`` in the Python that ``DYNAPLAN_ETCD3_PYTHON`` names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import deploy
+
+__all__ = ["Etcd3", "connect_etcd3", "deploy"]
+
+
+class Etcd3:
+    """etcd3 in a process of its own; see ``etcd3_client.Calls`` for what can be called."""
+
+    def __init__(self, python: str, endpoint: str) -> None:
+        # It joins host and port with a colon to the target of gRPC: unix:{path}, and the path has a colon.
+        host, _, port = endpoint.replace("unix://", "unix:").rpartition(":")
+        command = [python, str(Path(__file__).with_name("etcd3_client.py")), host, port]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call it and wait for the result."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the client ended with {self._process.wait(5)}"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def connect_etcd3() -> Iterator[Callable[[str], Etcd3]]:
+    """Connect the client to an endpoint as in ``ETCD_ENDPOINTS``; skipped where there is no etcd3."""
+    python = os.environ.get("DYNAPLAN_ETCD3_PYTHON")
+    if not python:
+        pytest.skip("DYNAPLAN_ETCD3_PYTHON names no Python with etcd3 0.12 (tox -e interop makes one)")
+    clients: list[Etcd3] = []
+
+    def connect(endpoint: str) -> Etcd3:
+        clients.append(Etcd3(python, endpoint))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
