@@ -57,9 +57,13 @@ def against_consolidation(
 
 
 def against_failures(fleet: FleetCounts, role: Role) -> str:
-    """Against adding a worker of a role of which one has failed for good: the next would fail alike."""
+    """Against adding a worker of a role of which several have failed for good.
+
+    One may have had a bad GPU, which another worker need not get; more are likely to share their fault
+    with the next.
+    """
     failed = _counts(fleet, role).failed
-    return f"{failed} {role.value} worker(s) failed: `dynaplan status` says why" if failed else ""
+    return f"{failed} {role.value} workers failed: `dynaplan status` says why" if failed > 1 else ""
 
 
 def against_budget(

@@ -188,8 +188,9 @@ def test_an_observation_reads_back_as_it_was_written():
     assert Observation.from_json(observation.to_json()) == observation
 
 
-def test_no_worker_is_added_to_a_role_of_which_one_has_failed():
-    failing = FleetCounts(decode=WorkerCounts(ready=1, failed=1, gpus=1), gpus_total=8)
-    observation = with_fleet(interval(0, 2, 0.95), failing)
-    assert outcome(SEEDS, observation) == Targets(0, 2)
-    assert "1 decode worker(s) failed" in told(SEEDS, observation)
+def test_no_worker_is_added_to_a_role_of_which_several_have_failed():
+    for failed, desired in ((1, Targets(0, 4)), (2, Targets(0, 3))):
+        fleet = FleetCounts(decode=WorkerCounts(ready=3 - failed, failed=failed, gpus=1), gpus_total=8)
+        observation = with_fleet(interval(0, 3, 0.95), fleet)
+        assert outcome(SEEDS, observation) == desired
+        assert ("workers failed" in told(SEEDS, observation)) == (failed > 1)
