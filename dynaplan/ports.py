@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.load import WorkerLoad
@@ -90,7 +90,7 @@ class KeyValueStore(Protocol):
 
 
 class LeaseKeeper(Protocol):
-    """Time-limited rights of keys to exist. Every method raises StoreUnavailable when the store does not answer."""
+    """Time-limited rights of keys to exist. Methods raise StoreUnavailable when the store does not answer."""
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease; its id, positive and below 2**63."""
@@ -160,7 +160,7 @@ class Messenger(Protocol):
         ...
 
     async def subscribe(self, subject: str, receive: Callable[[str, bytes], None]) -> None:
-        """Call ``receive(subject, payload)`` for every message; ``>`` at the end matches any rest of a subject."""
+        """Call ``receive(subject, payload)`` for every message; a ``>`` at the end matches any rest."""
         ...
 
     async def queue(self, stream: str) -> WorkQueue:
@@ -195,11 +195,11 @@ class Engine(Protocol):
         ...
 
     def routes(self) -> Sequence[Route]:
-        """The routes to serve from the worker's own HTTP server: the OpenAI API of an engine in this process."""
+        """What to serve from the worker's own HTTP server: the OpenAI API of an engine in this process."""
         ...
 
     def card(self) -> Mapping[str, Any]:
-        """What the frontend needs to know: ``model``, ``context_tokens``, ``tokenizer``, ``kv_block_tokens``."""
+        """What the frontend must know: ``model``, ``context_tokens``, ``tokenizer``, ``kv_block_tokens``."""
         ...
 
     def load(self) -> WorkerLoad:
@@ -207,7 +207,7 @@ class Engine(Protocol):
         ...
 
     async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
-        """Compute the prompt's KV entries and hold them; the ``kv_transfer_params`` that let a decode worker take them."""
+        """Compute the prompt's KV entries and hold them; the ``kv_transfer_params`` to take them by."""
         ...
 
     async def stop(self) -> None:
@@ -215,11 +215,24 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class ObservableEngine(Protocol):
+    """An engine that tells more than its load."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Values for ``/metrics`` by name, as the engine itself calls them; ``_total`` ends a counter's."""
+        ...
+
+    async def died(self) -> None:
+        """Raises PermanentError once the engine has failed; until then it does not return."""
+        ...
+
+
 class MetricsSource(Protocol):
     """The load of workers, as they tell it themselves."""
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
-        """The load of the worker at each base address, asked all at once; None for one that does not answer."""
+        """The load of the worker at each base address, asked at once; None for one that does not answer."""
         ...
 
     async def close(self) -> None:

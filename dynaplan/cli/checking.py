@@ -38,9 +38,13 @@ def _check_engine(options: Options) -> None:
 
 
 def _check_planner(options: Options) -> None:
+    import click
+
     from dynaplan.planner.run import settings_of
 
     settings_of(options)
+    if options.get("environment") == "kubernetes":
+        click.echo("Warning: Planner.environment: kubernetes means local here: it scales this box", err=True)
 
 
 CHECKS: Mapping[Role, Callable[[Options], None]] = {

@@ -35,17 +35,13 @@ def command(workers: Sequence[str], namespace: str | None, lines: int, follow: b
 
 
 def _path(log_dir: Path, name: str) -> Path:
-    from difflib import get_close_matches
-
-    from dynaplan.domain.errors import ConfigError
+    from dynaplan.domain.errors import ConfigError, nearest
 
     path = log_dir / f"{name}.log"
     if path.is_file():
         return path
-    known = sorted(each.stem for each in log_dir.glob("*.log"))
-    near = get_close_matches(name, known, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
-    raise ConfigError(f"logs {name}: no such log in {log_dir}", hint=hint)
+    known = [each.stem for each in log_dir.glob("*.log")]
+    raise ConfigError(f"logs {name}: no such log in {log_dir}", hint=nearest(name, known))
 
 
 def _follow(paths: Sequence[Path]) -> None:

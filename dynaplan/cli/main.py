@@ -11,16 +11,8 @@ import click
 from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError
 
-COMMANDS = {
-    "serve": "serve",
-    "planner": "planner",
-    "status": "status",
-    "scale": "scale",
-    "why": "why",
-    "logs": "logs",
-    "stop": "stop",
-}
-"""Command -> module in ``dynaplan.cli``; imported only when it is the one to run."""
+COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop")
+"""Each is the ``command`` of the module of its name, imported only when it is the one to run."""
 
 
 class LazyGroup(click.Group):
@@ -34,7 +26,7 @@ class LazyGroup(click.Group):
         """Import the command's module and return its ``command``."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name]}")
+        module = import_module(f"dynaplan.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 

@@ -12,14 +12,13 @@ import click
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.domain.errors import CapacityError, ConfigError, StoreUnavailable, TemporaryError
 from dynaplan.domain.fleet import Role
-from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports import KeyValueStore
     from dynaplan.supervisor.locate import Deployment
 
-SCALED = {Role.DECODE: "num_decode_workers", Role.PREFILL: "num_prefill_workers"}
 POLL_S = 0.1
 ATTEMPTS = 5
 
@@ -43,8 +42,8 @@ def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: f
 
 def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
     name, _, number = text.partition("=")
-    roles = {worker.role.value: worker.role for worker in _scaled_entries(found)}
-    roles |= {worker.component: worker.role for worker in _scaled_entries(found)}
+    components = _scaled_components(found)
+    roles = {role.value: role for role in components.values()} | components
     if name not in roles:
         raise ConfigError(
             f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
@@ -56,19 +55,10 @@ def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
     return roles[name], int(number)
 
 
-def _scaled_entries(found: Deployment) -> list[_Entry]:
+def _scaled_components(found: Deployment) -> dict[str, Role]:
+    scaled = {role.value: role for role in COUNT_KEYS}
     entries = found.document["components"].values()
-    return [
-        _Entry(entry["component"], Role(entry["role"]))
-        for entry in entries
-        if entry.get("role") in {role.value for role in SCALED}
-    ]
-
-
-class _Entry:
-    def __init__(self, component: str, role: Role) -> None:
-        self.component = component
-        self.role = role
+    return {entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled}
 
 
 async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float) -> None:
@@ -113,7 +103,7 @@ async def _write(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int
     for _ in range(ATTEMPTS):
         items = await store.list(prefix)
         now = DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
-        puts = {prefix + SCALED[role]: str(number) for role, number in wanted.items()}
+        puts = {prefix + COUNT_KEYS[role]: str(number) for role, number in wanted.items()}
         puts[prefix + "decision_id"] = str(now.next_decision_id)
         expected = dict.fromkeys(puts, 0) | {item.key: item.revision for item in items}
         if await store.commit(Transaction(expected=expected, puts=puts)):

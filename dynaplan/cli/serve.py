@@ -135,16 +135,13 @@ def default_working_dir(graph: str) -> Path:
 def only_service(spec: GraphSpec, name: str) -> GraphSpec:
     """The graph with that service alone."""
     from dataclasses import replace
-    from difflib import get_close_matches
 
-    from dynaplan.domain.errors import GraphError
+    from dynaplan.domain.errors import GraphError, nearest
 
     service = spec.service(name)
     if service is None:
         names = [each.name for each in spec.services]
-        near = get_close_matches(name, names, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"The graph has: {', '.join(names)}."
-        raise GraphError(f"--service-name {name}: the graph has no such service", hint=hint)
+        raise GraphError(f"--service-name {name}: the graph has no such service", hint=nearest(name, names))
     if service.in_process_of:
         raise GraphError(
             f"--service-name {name}: it runs inside {service.in_process_of}'s process",

@@ -97,8 +97,6 @@ def _uptime_s(started_at: int) -> float | None:
 
 async def _loads(namespace: str) -> dict[str, WorkerLoad]:
     """The load of every worker that has KV blocks and answers, by name; none when the store is away."""
-    import aiohttp
-
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
     from dynaplan.domain.errors import StoreUnavailable
@@ -112,21 +110,11 @@ async def _loads(namespace: str) -> dict[str, WorkerLoad]:
         return {}
     finally:
         await store.close()
-    urls = {
-        instance.worker: instance.url for instance in map(Instance.from_json, (item.value for item in items))
-    }
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
-        loads = await asyncio.gather(*(_load(session, url) for url in urls.values()))
-    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load.kv_total_blocks}
-
-
-async def _load(session: Any, url: str) -> WorkerLoad | None:
-    import aiohttp
-
-    from dynaplan.domain.load import WorkerLoad
-
+    registered = [Instance.from_json(item.value) for item in items]
+    urls = {instance.worker: instance.url for instance in registered}
+    metrics = wiring.worker_metrics()
     try:
-        async with session.get(f"{url}/load_metrics") as response:
-            return WorkerLoad.from_json(await response.json())
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        return None
+        loads = await metrics.loads(tuple(urls.values()))
+    finally:
+        await metrics.close()
+    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load.kv_total_blocks}

@@ -16,14 +16,12 @@ from dynaplan.cli.deployment import connect, namespace_option
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan import wiring
-    from dynaplan.core.explaining import explain
+    from dynaplan.core.explaining import explain, is_change
 
     found = connect(namespace)
     records = wiring.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
     if changes:
-        records = [
-            record for record in records if record["decision"]["current"] != record["decision"]["desired"]
-        ]
+        records = [record for record in records if is_change(record)]
     for record in records[-last:]:
         click.echo(explain(record) + "\n")
     if not records:

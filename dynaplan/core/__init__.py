@@ -1,1 +1,1 @@
-"""Pure decisions. No I/O, no clock, no logging, no randomness, no environment: time and data are arguments."""
+"""Pure decisions. No I/O, clock, logging, randomness or environment: time and data are arguments."""

@@ -58,7 +58,7 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[i
     taken = sorted(existing & unusable)
     asking = [service for service in _own_process(graph) if service.gpus > 0]
     asks = ", ".join(f"{service.name} {service.workers} x {service.gpus:g}" for service in asking)
-    foreign = f", of which {_list(taken)} belong to somebody else" if taken else ""
+    foreign = f"; somebody else has GPU {_list(taken)}" if taken else ""
     raise CapacityError(
         f"the graph does not fit the GPUs of this box: it asks for {asks} (workers x GPUs); "
         f"there are {len(existing)} visible{foreign}",

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.core.load_policy import finite
-from dynaplan.domain.decisions import DecisionRecord, Step
+from dynaplan.domain.decisions import Decision, DecisionRecord, Step
 from dynaplan.domain.errors import UserError
 
 
 def explain(document: Mapping[str, Any]) -> str:
-    """One line of ``decisions.jsonl`` in words: what was seen and decided, each step with its reason,
-    and what it would have taken to decide otherwise. A line that cannot be read is said to be so.
+    """One line of ``decisions.jsonl`` in words; a line that cannot be read is said to be so.
+
+    What was seen and decided, each step with its reason, and what it would have taken to decide otherwise.
     """
     try:
         record = DecisionRecord.from_json(document)
@@ -23,6 +24,14 @@ def explain(document: Mapping[str, Any]) -> str:
     lines += [f"  {_label(step)} {step.stage}: {step.why}" for step in record.decision.steps]
     lines += [f"  otherwise  {each}" for each in _otherwise(record)]
     return "\n".join(lines)
+
+
+def is_change(document: Mapping[str, Any]) -> bool:
+    """Whether a line of ``decisions.jsonl`` tells of a change; one that cannot be read does not."""
+    try:
+        return Decision.from_json(document["decision"]).is_change
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _verdict(record: DecisionRecord) -> str:

@@ -8,9 +8,9 @@ from dynaplan.domain.decisions import PlannerState, Targets
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.scaling import COUNT_KEYS, DesiredCounts
 
-SCALED = (Role.PREFILL, Role.DECODE)
+SCALED = tuple(COUNT_KEYS)
 """The roles that the planner scales."""
 
 ROUNDING = 1e-9

@@ -12,15 +12,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-def chain_hashes(tokens: Sequence[int], block_size: int) -> tuple[int, ...]:
-    """One hash per full block, each over the block's tokens and the hash before it.
+def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, ...]:
+    """One hash per full block of the prompt, each over the block and the hash before it.
 
-    The same in every process: Python randomises only the hashes of texts and bytes.
+    ``block_length`` counts the prompt's elements: token ids, or characters of a text. The hashes of token ids
+    are the same in every process; those of a text in this one only, because Python randomises them.
     """
     hashes = []
     parent = 0
-    for end in range(block_size, len(tokens) + 1, block_size):
-        parent = hash((parent, tuple(tokens[end - block_size : end])))
+    for end in range(block_length, len(prompt) + 1, block_length):
+        block = prompt[end - block_length : end]
+        parent = hash((parent, block if isinstance(block, str) else tuple(block)))
         hashes.append(parent)
     return tuple(hashes)
 

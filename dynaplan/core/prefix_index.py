@@ -13,24 +13,10 @@ TIME_TO_LIVE_S = 120.0
 LARGEST_BLOCKS = 65_536
 
 
-def block_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, ...]:
-    """The hash of every full block of the prompt, each chained to the one before it.
-
-    ``block_length`` counts the prompt's elements: characters of a text, or token ids. The hashes are
-    good within this process only (Python salts the hash of a text).
-    """
-    parent = 0
-    hashes = []
-    for end in range(block_length, len(prompt) + 1, block_length):
-        block = prompt[end - block_length : end]
-        parent = hash((parent, block if isinstance(block, str) else tuple(block)))
-        hashes.append(parent)
-    return tuple(hashes)
-
-
 class PrefixIndex:
     """Block hash -> the workers it was sent to, and when; the least recently sent blocks are dropped first.
 
+    The hashes are those of ``dynaplan.core.kv_blocks.chain_hashes``.
     A worker that left needs no forgetting: its id never comes back, and its entries expire.
     """
 

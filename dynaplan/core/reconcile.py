@@ -64,11 +64,6 @@ def applied(fleet: tuple[Worker, ...], actions: Iterable[Action]) -> tuple[Worke
     return tuple(workers.values())
 
 
-def next_retry_s(fleet: Iterable[Worker]) -> float | None:
-    """When the next crashed worker is due to be restarted: call ``reconcile`` then. None when none waits."""
-    return min((worker.retry_at_s for worker in fleet if worker.state is WorkerState.BACKOFF), default=None)
-
-
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     number = desired.get(service.name, -1)
     return service.workers if number < 0 else number

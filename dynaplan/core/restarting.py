@@ -5,10 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from dynaplan.domain.fleet import Worker, WorkerState
-
-EXIT_NEVER = 78
-"""The exit code (EX_CONFIG) of a worker that can never start; the same number as the child's."""
+from dynaplan.domain.fleet import EXIT_NEVER, Worker, WorkerState
 
 
 @dataclass(frozen=True)

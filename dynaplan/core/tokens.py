@@ -36,17 +36,23 @@ def chat_text(messages: object) -> str:
 
 
 def prompt_token_ids(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int, ...]:
-    """The prompt of an OpenAI request body as token ids; raises UserError when it holds none.
+    """The prompt of an OpenAI request body as token ids; raises UserError when it holds none."""
+    prompt = text_prompt(body, is_chat=is_chat)
+    return tokenize(prompt) if isinstance(prompt, str) else prompt
+
+
+def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, ...]:
+    """The prompt of an OpenAI request body, one text or one sequence of token ids; UserError if none.
 
     A completion's ``prompt`` is a text, a list of token ids, or a list with one of these.
     """
     if is_chat:
-        return tokenize(chat_text(body.get("messages")))
+        return chat_text(body.get("messages"))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
-        return tokenize(prompt)
+        return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return tuple(prompt)
     raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")

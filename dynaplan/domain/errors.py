@@ -12,7 +12,6 @@
     |  |- StoreUnavailable      the key-value store does not answer
     |  |- QueueUnavailable      the work queue does not answer
     |  |- ArbiterBusy           the circus arbiter refuses or does not answer
-    |  |- MetricsUnavailable    a worker's load cannot be read
     |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
     |- PermanentError           a retry is useless
        |- IllegalTransition     a lifecycle was asked for an impossible move
@@ -21,6 +20,8 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class DynaplanError(Exception):
@@ -75,10 +76,6 @@ class ArbiterBusy(TemporaryError):
     """The circus arbiter refused a command because another one runs, or did not answer."""
 
 
-class MetricsUnavailable(TemporaryError):
-    """A worker's load could not be read."""
-
-
 class StatefileUnwritable(TemporaryError):
     """The statefile could not be written: full disk, read-only, no permission. Serving goes on without it."""
 
@@ -97,3 +94,15 @@ class StatefileCorrupt(PermanentError):
 
 class WorkerStartFailed(PermanentError):
     """A worker can never start; nobody should try again."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``did you mean X?`` when one of the names is near, else a list of them; the text of a hint."""
+    from difflib import get_close_matches
+
+    known = sorted(set(names))
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), by_lower, 1, cutoff=0.6)
+    if near:
+        return f"did you mean {by_lower[near[0]]!r}?"
+    return f"known: {', '.join(known)}" if known else ""

@@ -95,7 +95,7 @@ class Worker:
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
-        """This worker in its next state; raises IllegalTransition, with the history, for a move not in the table."""
+        """This worker in its next state; raises IllegalTransition, with its history, for an illegal move."""
         story = (*self.history[-15:], f"{now_s:.3f} {self.state.value} -> {state.value}: {why}")
         if state not in LIFECYCLE[self.state]:
             raise IllegalTransition(
@@ -115,6 +115,9 @@ def worker_name(namespace: str, component: str, index: int) -> str:
     base = f"{namespace}_{component}" if namespace else component
     return f"{base}_{index}" if index else base
 
+
+EXIT_NEVER = 78
+"""The exit code (``EX_CONFIG``) of a worker that can never start; nobody should try again."""
 
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})
 """The states in which a worker's GPUs are its own."""

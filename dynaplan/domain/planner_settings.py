@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, nearest
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
 """Intervals without removal after one that added a decode worker: it has to fill its KV cache first."""
@@ -79,7 +79,7 @@ class PlannerSettings:
         for key, value in options.items():
             name = key.replace("_", "-")
             if name not in known:
-                raise ConfigError(f"Planner has no option {key!r}", hint=_nearest(name, known))
+                raise ConfigError(f"Planner has no option {key!r}", hint=nearest(name, known))
             if value is not None:
                 values[known[name].name] = _checked(known[name], key, value)
         settings = cls(**values)
@@ -175,10 +175,3 @@ def _read_str(value: Any) -> str | None:
 
 _READERS = {bool: _read_bool, int: _read_int, float: _read_float, str: _read_str}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, 1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"

@@ -2,13 +2,18 @@
 
 Keys ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id,
 scaled_decision_id}``, decimal text. The first three are written in one transaction; whoever carries the
-decision out writes the last. -1 means not set. Source: seeds 003, ``VirtualConnectorClient``.
+decision out writes the last. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from dynaplan.domain.fleet import Role
+
+COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
+"""The roles whose number of workers is decided at run time, and the key of each."""
 
 
 def planner_prefix(namespace: str) -> str:
@@ -17,7 +22,7 @@ def planner_prefix(namespace: str) -> str:
 
 
 def fleet_key(namespace: str) -> str:
-    """The key under which the supervisor publishes its fleet: JSON ``{role: {state: count}}`` in its ``roles``."""
+    """The key of the fleet that the supervisor publishes: JSON, ``roles`` holds ``{role: {state: count}}``."""
     return f"v1/{namespace}/fleet"
 
 
@@ -45,6 +50,10 @@ class DesiredCounts:
             number("decision_id"),
             number("scaled_decision_id"),
         )
+
+    def of(self, role: Role) -> int:
+        """The number for ``Role.PREFILL`` or ``Role.DECODE``; -1 when it is not set."""
+        return self.num_prefill_workers if role is Role.PREFILL else self.num_decode_workers
 
     @property
     def next_decision_id(self) -> int:

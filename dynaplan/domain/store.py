@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -39,9 +40,23 @@ class Deleted:
 WatchEvent = Snapshot | Put | Deleted
 
 
+def values_after(known: Mapping[str, str], event: WatchEvent) -> dict[str, str]:
+    """Key -> value under a watched prefix, once this has happened to what was known."""
+    match event:
+        case Snapshot(items):
+            return {item.key: item.value for item in items}
+        case Put(item):
+            return {**known, item.key: item.value}
+        case Deleted(key):
+            return {other: value for other, value in known.items() if other != key}
+
+
 @dataclass(frozen=True)
 class Transaction:
-    """All or nothing: if every key in ``expected`` has that revision (0: absent), write ``puts`` and delete ``deletes``."""
+    """All or nothing: write ``puts`` and delete ``deletes`` if each key in ``expected`` has that revision.
+
+    Revision 0 is "absent".
+    """
 
     expected: dict[str, int] = field(default_factory=dict)
     puts: dict[str, str] = field(default_factory=dict)

@@ -36,10 +36,15 @@ async def start_planner(runtime: WorkerRuntime) -> None:
 
 
 def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
-    """The settings of a Planner section; raises ConfigError for a wrong one."""
-    return PlannerSettings.from_options(
-        {key: value for key, value in options.items() if key not in WITHOUT_EFFECT}
-    )
+    """The settings of a Planner section; raises ConfigError for a wrong one.
+
+    A section written for a cluster means this box when ``serve`` runs it.
+    """
+    known = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT}
+    if known.get("environment") == "kubernetes":
+        log.info("environment: kubernetes means local here: this planner scales this box")
+        known["environment"] = "local"
+    return PlannerSettings.from_options(known)
 
 
 async def run_planner(settings: PlannerSettings) -> None:

@@ -18,8 +18,6 @@ EXIT_DRAINED = 0
 EXIT_CRASHED = 1
 EXIT_CUT = 75
 """Drained, but the deadline cut requests off (``EX_TEMPFAIL``)."""
-EXIT_NEVER = 78
-"""It can never start; nobody should try again (``EX_CONFIG``)."""
 
 Finish = Callable[[], Awaitable[None]]
 

@@ -34,11 +34,6 @@ class Dependency:
         """The class that a linked service must be a subclass of."""
         return self.on if isinstance(self.on, type) else self.on.inner
 
-    @property
-    def is_abstract(self) -> bool:
-        """An interface: nothing can be started for it until a service is linked in its place."""
-        return isinstance(self.on, type)
-
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.core.tokens import BYTES_PER_TOKEN, chat_text, count_tokens
+from dynaplan.core.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
 from dynaplan.domain.errors import UserError
 
 
@@ -99,7 +99,7 @@ def read_call(endpoint: Endpoint, body: bytes) -> Call:
     document = _parsed(body)
     _check_types(document)
     try:
-        prompt = chat_text(document.get("messages")) if endpoint.is_chat else _prompt(document.get("prompt"))
+        prompt = text_prompt(document, is_chat=endpoint.is_chat)
     except UserError as error:
         raise bad_request(str(error), param="messages" if endpoint.is_chat else "prompt") from None
     return Call(
@@ -155,13 +155,3 @@ def _check_types(document: Mapping[str, Any]) -> None:
     if "kv_transfer_params" in document:
         # They name the host a worker fetches from, with its token: only the frontend may say that.
         raise bad_request("'kv_transfer_params' is set by the server", param="kv_transfer_params")
-
-
-def _prompt(prompt: object) -> str | tuple[int, ...]:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
-        return tuple(prompt)
-    raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dynaplan.core.routing import MODES
 from dynaplan.sdk.options import Kind, Option, Options
-
-ROUTER_MODES = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 
 
 def _text(about: str) -> Option:
@@ -31,7 +30,7 @@ MODEL: Options = {
 }
 
 ROUTING: Options = {
-    "router": Option(Kind.TEXT, "How a worker is chosen", choices=ROUTER_MODES),
+    "router": Option(Kind.TEXT, "How a worker is chosen", choices=tuple(MODES)),
     "router-num-threads": _whole("Of the original; has no effect", 1),
     "min-workers": _whole("Of the original; has no effect"),
     "kv-overlap-score-weight": _number("Weight of the cached prefix in the KV router's cost"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dynaplan.domain.store import Deleted, Put, Snapshot
+from dynaplan.domain.store import values_after
 from dynaplan.ports import KeyValueStore
 
 
@@ -14,11 +14,5 @@ async def follow_prefix(
     """Call ``changed(key -> value)`` with all keys under the prefix, now and after every change, for ever."""
     known: dict[str, str] = {}
     async for event in store.watch(prefix):
-        match event:
-            case Snapshot(items):
-                known = {item.key: item.value for item in items}
-            case Put(item):
-                known[item.key] = item.value
-            case Deleted(key):
-                known.pop(key, None)
+        known = values_after(known, event)
         changed(known)

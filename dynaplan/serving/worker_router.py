@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from dynaplan.core.prefix_index import PrefixIndex, block_hashes
+from dynaplan.core.kv_blocks import chain_hashes
+from dynaplan.core.prefix_index import PrefixIndex
 from dynaplan.core.routing import MODES, Candidate, Inputs
 from dynaplan.domain.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
@@ -126,7 +127,7 @@ class WorkerRouter:
     def _book_by_prefix(self, call: Call, usable: Sequence[Instance], now_s: float) -> Booking:
         block_tokens = int(usable[0].card.get("kv_block_tokens") or DEFAULT_BLOCK_TOKENS)
         prompt, block_length = prompt_blocks(call, block_tokens)
-        hashes = block_hashes(prompt, block_length)
+        hashes = chain_hashes(prompt, block_length)
         overlaps = self._index.overlaps(hashes, now_s)
         chosen = self._chosen(usable, overlaps, len(hashes))
         self._index.record(hashes, chosen.instance_id, now_s)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.domain.errors import ConfigError
+from dynaplan.ports import ObservableEngine
 from dynaplan.serving.prefill_puller import CONCURRENT_PREFILLS, PrefillPuller
 
 if TYPE_CHECKING:
@@ -65,10 +66,9 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
     runtime.describe(**engine.card())
-    if metrics := getattr(engine, "metrics", None):
-        runtime.add_metrics(metrics)
-    if died := getattr(engine, "died", None):
-        runtime.spawn(died(), "engine")
+    if isinstance(engine, ObservableEngine):
+        runtime.add_metrics(engine.metrics)
+        runtime.spawn(engine.died(), "engine")
     return engine
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, UserError, WorkerStartFailed
+from dynaplan.domain.fleet import EXIT_NEVER
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Surroundings:
 
 def main(arguments: Sequence[str]) -> int:
     """Live one worker's life; the exit code."""
-    from dynaplan.runtime.process import EXIT_CRASHED, EXIT_NEVER
+    from dynaplan.runtime.process import EXIT_CRASHED
 
     try:
         options = _options(arguments)

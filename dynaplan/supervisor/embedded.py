@@ -18,17 +18,16 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from dynaplan.core.masking import mask_secrets
 from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
+from dynaplan.supervisor.runtime_dir import LONGEST_SOCKET_PATH_BYTES, write_private
 from dynaplan.wiring import connect_messenger, connect_store
 
-# sun_path is 108 bytes long, with the closing zero.
-MAX_SOCKET_PATH_BYTES = 107
 ETCD_SOCKET = "localhost:1"
 NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 PROBE_TIMEOUT_S = 1.0
@@ -54,9 +53,9 @@ def embedded_etcd(runtime_dir: Path) -> ServerSpec:
     """An etcd of our own, reachable only through a unix socket in ``runtime_dir/etcd`` (made, mode 0700)."""
     directory = _private(runtime_dir / "etcd")
     client_socket = directory / ETCD_SOCKET
-    if len(os.fsencode(client_socket)) > MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(client_socket)) > LONGEST_SOCKET_PATH_BYTES:
         raise UserError(
-            f"the path of etcd's socket is longer than {MAX_SOCKET_PATH_BYTES} bytes: {client_socket}",
+            f"the path of etcd's socket is longer than {LONGEST_SOCKET_PATH_BYTES} bytes: {client_socket}",
             hint="Choose a shorter runtime directory.",
         )
     binary, version = find_etcd()
@@ -134,7 +133,7 @@ def embedded_nats(runtime_dir: Path) -> ServerSpec:
     directory = _private(runtime_dir / "nats")
     token, port = secrets.token_hex(24), _free_port()
     config = directory / "nats.conf"
-    _write_private(
+    write_private(
         config,
         f"""host: "127.0.0.1"
 port: {port}
@@ -165,24 +164,6 @@ def find_nats_server() -> str:
     return binary
 
 
-def make_runtime_dir(namespace: str, environ: Mapping[str, str]) -> Path:
-    """A new private directory for one deployment, with a path short enough for sockets.
-
-    Below ``XDG_RUNTIME_DIR`` when that is set and usable, else below the temporary directory.
-    """
-    parents = [environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
-    label = re.sub(r"[^A-Za-z0-9_-]", "_", namespace)[:24]
-    for parent in parents:
-        # 30: the longest socket name below it, and the random part of its own name.
-        usable = os.path.isabs(parent) and os.access(parent, os.W_OK | os.X_OK)
-        if usable and len(os.fsencode(parent)) + len(label) + 40 <= MAX_SOCKET_PATH_BYTES:
-            return Path(tempfile.mkdtemp(prefix=f"dynaplan-{label}-", dir=parent))
-    raise UserError(
-        "no directory with a short path can be written to",
-        hint="Set XDG_RUNTIME_DIR to a directory of yours whose path has at most 40 characters.",
-    )
-
-
 async def check_external_etcd(endpoints: str) -> None:
     """Raise UserError unless the etcd at ``endpoints`` (``ETCD_ENDPOINTS``) answers, and lets us write."""
     store = connect_store()
@@ -190,7 +171,7 @@ async def check_external_etcd(endpoints: str) -> None:
         await store.identity()
     except (TemporaryError, PermanentError) as error:
         raise UserError(
-            f"the etcd at ETCD_ENDPOINTS={without_login(endpoints)} cannot be used: {error}",
+            f"the etcd at ETCD_ENDPOINTS={mask_secrets(endpoints)} cannot be used: {error}",
             hint="Start it, correct ETCD_ENDPOINTS, or unset it to let dynaplan bring an etcd along.",
         ) from error
     finally:
@@ -203,15 +184,10 @@ async def check_external_nats(server: str) -> None:
         messenger = await connect_messenger()
     except (TemporaryError, PermanentError) as error:
         raise UserError(
-            f"the server at NATS_SERVER={without_login(server)} cannot be used: {error}",
+            f"the server at NATS_SERVER={mask_secrets(server)} cannot be used: {error}",
             hint="Start it with JetStream, correct NATS_SERVER, or unset it to let dynaplan bring one along.",
         ) from error
     await messenger.close()
-
-
-def without_login(addresses: str) -> str:
-    """The addresses as they may be shown: user names and passwords in them are replaced."""
-    return re.sub(r"//[^@/,]*@", "//***@", addresses)
 
 
 async def _answers(probe: Callable[[], Awaitable[bool]]) -> bool:
@@ -270,12 +246,6 @@ def _private(directory: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     return directory
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 def _is_script(path: str) -> bool:

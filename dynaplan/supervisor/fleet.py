@@ -8,11 +8,9 @@ from typing import Any
 
 from dynaplan.core.restarting import after_exit, exit_reason
 from dynaplan.domain.discovery import Instance
-from dynaplan.domain.fleet import COUNTS, Role, Worker, WorkerState
+from dynaplan.domain.fleet import COUNTS, Worker, WorkerState
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.scaling import DesiredCounts
-
-SCALED = (Role.PREFILL, Role.DECODE)
+from dynaplan.domain.scaling import COUNT_KEYS, DesiredCounts
 
 Workers = Mapping[str, Worker]
 """The workers of one deployment by their watchers' names."""
@@ -117,10 +115,9 @@ def desired_workers(graph: GraphSpec, counts: DesiredCounts | None, workers: Wor
     """
     desired = {service.name: service.workers for service in graph.services if not service.in_process_of}
     known = counts or DesiredCounts()
-    for role, decided in ((Role.PREFILL, known.num_prefill_workers), (Role.DECODE, known.num_decode_workers)):
-        service = graph.of_role(role)
-        if service is not None and not service.in_process_of:
-            desired[service.name] = decided if decided >= 0 else _count(workers, service.name)
+    for service in scaled_services(graph):
+        decided = known.of(service.role)
+        desired[service.name] = decided if decided >= 0 else _count(workers, service.name)
     return desired
 
 
@@ -134,13 +131,9 @@ def first_counts(graph: GraphSpec, workers: Workers, before: DesiredCounts) -> d
     A count that somebody decided stays as it is; None when all are decided.
     """
     counts: dict[str, str] = {}
-    for role, key, decided in (
-        (Role.PREFILL, "num_prefill_workers", before.num_prefill_workers),
-        (Role.DECODE, "num_decode_workers", before.num_decode_workers),
-    ):
-        service = graph.of_role(role)
-        if service is not None and decided < 0:
-            counts[key] = str(_count(workers, service.name))
+    for service in scaled_services(graph):
+        if before.of(service.role) < 0:
+            counts[COUNT_KEYS[service.role]] = str(_count(workers, service.name))
     return {**counts, "decision_id": str(before.next_decision_id)} if counts else None
 
 
@@ -161,7 +154,8 @@ def is_carried_out(
 
 def scaled_services(graph: GraphSpec) -> tuple[ServiceSpec, ...]:
     """The services whose number of workers is decided at run time: one prefill, one decode."""
-    return tuple(service for role in SCALED if (service := graph.of_role(role)) and not service.in_process_of)
+    services = (graph.of_role(role) for role in COUNT_KEYS)
+    return tuple(service for service in services if service and not service.in_process_of)
 
 
 def fleet_document(graph: GraphSpec, workers: Workers, gpus_total: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from dynaplan.domain.errors import ConfigError, DeploymentError
 
 LONGEST_SOCKET_NAME = "/circus-events.sock"
 LONGEST_SOCKET_PATH_BYTES = 107
+"""sun_path is 108 bytes long, with the closing zero."""
+
 CLIENTS_FILE = "clients.json"
 """The environment that a client of the deployment needs, tokens included; mode 0600."""
 
@@ -67,8 +69,9 @@ def make_private_directory(directory: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    """Write a new file that only this user can read, in the place of what was there."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 

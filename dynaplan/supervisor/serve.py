@@ -38,9 +38,18 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
 
     Raises a UserError, and has started nothing, when something is in the way.
     """
+    # Until the loop takes the signals, SIGTERM too gives back what was taken.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         prepared = prepare(graph, config, options, stack)
+        stack.callback(_clear_up_in_peace)
         return asyncio.run(Serving(prepared).run())
+
+
+def _clear_up_in_peace() -> None:
+    """Nobody's second signal interrupts the giving back."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def gpu_map(graph: GraphSpec, gpus: int | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.store import Deleted, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.domain.store import Snapshot, Transaction, values_after
 from dynaplan.ports import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
@@ -116,20 +116,12 @@ class StoreLink:
 
     async def _follow_counts(self) -> None:
         async for event in self._store.watch(planner_prefix(self._namespace)):
-            self._keys = self._after(event)
-            self._wake()
-
-    def _after(self, event: WatchEvent) -> dict[str, str]:
-        match event:
-            case Snapshot(items):
-                # A new snapshot may come from a store that has lost what was written to it.
+            if isinstance(event, Snapshot):
+                # It may come from a store that has lost what was written to it.
                 self._written.clear()
                 self._has_work.set()
-                return {item.key: item.value for item in items}
-            case Put(item):
-                return {**(self._keys or {}), item.key: item.value}
-            case Deleted(key):
-                return {known: value for known, value in (self._keys or {}).items() if known != key}
+            self._keys = values_after(self._keys or {}, event)
+            self._wake()
 
     def _want(self, key: str, value: str) -> None:
         self._wanted[key] = value

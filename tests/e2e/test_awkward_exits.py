@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -194,6 +195,23 @@ def test_it_may_be_ended_while_it_starts(
     assert code in ((0,) if "dynaplan serve (Ctrl-C" in deployment.text else (0, 130, 143, -number)), (
         deployment.text
     )
+    assert "Traceback" not in deployment.text
+    nothing_is_left(deployment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_while_it_still_prepares_it_gives_back_what_it_took(
+    deploy: Callable[..., Deployment], number: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        deployment = deploy(*AGGREGATED, wait=False, environment={"ETCD_ENDPOINTS": endpoint})
+        connection, _ = silent.accept()
+        assert files_of(deployment) != []
+        assert deployment.process
+        deployment.process.send_signal(number)
+        assert deployment.process.wait(5) == 130
+        connection.close()
     assert "Traceback" not in deployment.text
     nothing_is_left(deployment)
 

@@ -21,7 +21,6 @@ from dynaplan.supervisor.embedded import (
     check_external_nats,
     embedded_etcd,
     embedded_nats,
-    make_runtime_dir,
 )
 from dynaplan.supervisor.guard import EXIT_NEVER, MAX_LOG_BYTES, guarded
 from tests.fakes.polling import eventually, wait_until
@@ -226,18 +225,6 @@ def test_a_runtime_directory_with_a_long_path_is_refused_with_a_hint(tmp_path: P
         embedded_etcd(tmp_path / ("x" * 100))
 
 
-def test_a_made_runtime_directory_is_private_short_and_named_after_the_namespace(tmp_path: Path) -> None:
-    too_long = tmp_path / ("x" * 100)
-    too_long.mkdir()
-    made = make_runtime_dir("my/space", {"XDG_RUNTIME_DIR": str(too_long)})
-    assert made.parent != too_long
-    assert made.name.startswith("dynaplan-my_space-")
-    assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    embedded_etcd(made)
-    (made / "etcd").rmdir()
-    made.rmdir()
-
-
 def test_without_a_server_binary_the_user_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,11 +279,6 @@ async def test_external_servers_that_answer_pass(
     monkeypatch.setenv("NATS_AUTH_TOKEN", "wrong")
     with pytest.raises(UserError, match="Authorization"):
         await check_external_nats(os.environ["NATS_SERVER"])
-
-
-def test_passwords_in_addresses_are_not_shown() -> None:
-    shown = embedded.without_login("nats://user:secret@a:1,nats://b:2")
-    assert shown == "nats://***@a:1,nats://b:2"
 
 
 @pytest.mark.parametrize("name", ["etcd", "nats"])

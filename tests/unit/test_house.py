@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dynaplan.cli.main import COMMANDS, group
-from dynaplan.domain.fleet import HOLDS_GPUS, LIFECYCLE, WorkerState
+from dynaplan.domain.fleet import HOLDS_GPUS, LIFECYCLE
 from dynaplan.domain.planner_settings import PlannerSettings, option_name
 from dynaplan.planner.service import PLANNER
 from dynaplan.sdk.options import kebab
@@ -113,8 +113,8 @@ def test_the_core_does_no_io_by_other_means_than_the_import_contract_sees() -> N
 
 
 IMPURE = frozenset(
-    "print open input exec eval __import__ breakpoint".split()
-    + "pathlib io sys tempfile shutil secrets uuid datetime urllib http".split()
+    {"print", "open", "input", "exec", "eval", "__import__", "breakpoint"}
+    | {"pathlib", "io", "sys", "tempfile", "shutil", "secrets", "uuid", "datetime", "urllib", "http"}
 )
 """Builtins and modules of the standard library that ``setup.cfg`` does not name."""
 
@@ -202,7 +202,7 @@ def test_every_option_in_a_guide_exists() -> None:
 
 
 def options_in(text: str) -> set[str]:
-    """Flags, ``--Service.key`` overrides, and the first column of tables whose heading says "option" or "key"."""
+    """Flags, ``--Service.key`` overrides, and the first column of tables of an "option" or a "key"."""
     found = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)\b", text)) - OF_OTHER_PROGRAMS
     found |= {kebab(name) for name in re.findall(r"--[A-Z]\w+\.([a-z][\w-]+)", text)}
     for table in re.findall(r"^\| (?:option|key)[^\n]*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M):

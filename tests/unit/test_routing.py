@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dynaplan.core import routing
-from dynaplan.core.prefix_index import PrefixIndex, block_hashes
+from dynaplan.core.kv_blocks import chain_hashes
+from dynaplan.core.prefix_index import PrefixIndex
 from dynaplan.core.routing import Candidate, Inputs
 
 IDLE = (Candidate(1), Candidate(2), Candidate(3))
@@ -49,16 +50,16 @@ def test_every_mode_of_the_configuration_chooses() -> None:
 
 
 def test_equal_beginnings_have_equal_hashes_and_a_change_changes_all_after_it() -> None:
-    one, other = block_hashes("aaaabbbbcccc", 4), block_hashes("aaaaXbbbcccc", 4)
+    one, other = chain_hashes("aaaabbbbcccc", 4), chain_hashes("aaaaXbbbcccc", 4)
     assert one[0] == other[0]
     assert one[1] != other[1]
     assert one[2] != other[2]
 
 
 def test_only_full_blocks_are_hashed() -> None:
-    assert len(block_hashes("abcdefg", 4)) == 1
-    assert block_hashes((1, 2), 4) == ()
-    assert block_hashes([1, 2, 3, 4], 4) == block_hashes((1, 2, 3, 4, 5), 4)
+    assert len(chain_hashes("abcdefg", 4)) == 1
+    assert chain_hashes((1, 2), 4) == ()
+    assert chain_hashes([1, 2, 3, 4], 4) == chain_hashes((1, 2, 3, 4, 5), 4)
 
 
 def test_the_index_tells_how_many_first_blocks_a_worker_holds() -> None:

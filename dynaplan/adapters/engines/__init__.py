@@ -1,1 +1,1 @@
-"""Adapters: engines."""
+"""The inference engines behind ``dynaplan.ports.Engine``; so far the simulated one."""

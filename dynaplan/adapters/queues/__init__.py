@@ -1,1 +1,1 @@
-"""Adapters: queues."""
+"""Messages and work queues: NATS with JetStream, and its twin in memory."""

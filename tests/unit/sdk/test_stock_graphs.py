@@ -60,13 +60,6 @@ def test_stock_services_resolve_to_processes_roles_and_gpus() -> None:
     }
 
 
-def test_router_modes_are_those_of_the_core() -> None:
-    from dynaplan.core.routing import MODES
-    from dynaplan.serving.options import ROUTER_MODES
-
-    assert set(ROUTER_MODES) == set(MODES)
-
-
 def test_every_option_of_the_simulated_engine_is_known_to_both_workers() -> None:
     from dynaplan.core.engine_settings import ENGINE_OPTIONS
     from dynaplan.serving.options import PREFILL_WORKER, VLLM_WORKER

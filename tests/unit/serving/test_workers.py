@@ -36,6 +36,9 @@ class Engine:
         await self.broken.wait()
         raise PermanentError("the engine died")
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     def routes(self) -> Sequence[Route]:
         return (Route("POST", "/v1/completions", self._serve),)
 

@@ -76,7 +76,7 @@ def test_a_graph_that_does_not_fit_is_refused_with_asks_existing_and_advice() ->
     text = str(error.value)
     assert "VllmWorker 3 x 2" in text
     assert "PrefillWorker 2 x 1" in text
-    assert "4 visible, of which 3 belong to somebody else" in text
+    assert "4 visible; somebody else has GPU 3" in text
     assert "ServiceArgs" in text
 
 

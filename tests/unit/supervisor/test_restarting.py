@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.restarting import EXIT_NEVER, RestartPolicy, after_exit, exit_reason
-from dynaplan.domain.fleet import Worker
+from dynaplan.core.restarting import RestartPolicy, after_exit, exit_reason
+from dynaplan.domain.fleet import EXIT_NEVER, Worker
+from dynaplan.supervisor import guard
 from tests.unit.supervisor.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
 
@@ -81,7 +82,5 @@ def test_the_reason_is_in_words() -> None:
     assert exit_reason(None) == "exit code unknown"
 
 
-def test_the_exit_code_for_never_is_the_one_that_children_use() -> None:
-    from dynaplan.runtime import process
-
-    assert process.EXIT_NEVER == EXIT_NEVER
+def test_the_exit_code_for_never_is_the_one_that_the_guard_uses() -> None:
+    assert guard.EXIT_NEVER == EXIT_NEVER

@@ -1,0 +1,63 @@
+"""Scaling up and down again and again leaves no open file and no memory behind in those that stay."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from tests.e2e.deployment import Deployment
+from tests.e2e.test_kills import is_whole, process_of
+from tests.fakes.polling import wait_until
+
+EVENTS = 50 if os.environ.get("DYNAPLAN_TORTURE") else 8
+WARM_UP_EVENTS = 4
+MORE_FILES = 2
+"""A connection that happens to be open; one left per event would be four times as many in the short run."""
+
+MORE_BYTES = 6 * 2**20
+SOON_S = 10.0
+
+
+@pytest.mark.timeout(300)
+def test_scaling_leaves_no_files_open_and_no_memory_taken(deploy: Callable[..., Deployment]) -> None:
+    quiet = "--Planner.no-operation=true"
+    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", quiet, "--gpus", "4")
+    assert deployment.process
+    stay = {
+        "serve": psutil.Process(deployment.process.pid),
+        "plugin": process_of(deployment, "FleetPlugin"),
+        "frontend": process_of(deployment, "--service-name Frontend"),
+        "planner": process_of(deployment, "--service-name Planner"),
+        "decode worker": process_of(deployment, "--service-name VllmWorker"),
+    }
+    scale_up_and_down(deployment, WARM_UP_EVENTS)
+    with each_is_as_before(stay):
+        scale_up_and_down(deployment, EVENTS)
+    assert is_whole(deployment)
+    assert len(deployment.workers()) == 4
+    assert {each.pid for each in stay.values()} <= {child.pid for child in [*deployment.children(), stay["serve"]]}
+
+
+def scale_up_and_down(deployment: Deployment, events: int) -> None:
+    for event in range(events // 2):
+        role = "decode" if event % 2 else "prefill"
+        deployment.scale(**{role: 2})
+        deployment.scale(**{role: 1})
+    wait_until(lambda: is_whole(deployment) and len(deployment.workers()) == 4, 20)
+
+
+@contextmanager
+def each_is_as_before(processes: dict[str, psutil.Process]) -> Iterator[None]:
+    files = {name: process.num_fds() for name, process in processes.items()}
+    memory = {name: process.memory_full_info().uss for name, process in processes.items()}
+    yield
+    for name, process in processes.items():
+        wait_until(lambda n=name, p=process: p.num_fds() <= files[n] + MORE_FILES, SOON_S)
+        more = process.memory_full_info().uss - memory[name]
+        print(f"{name}: files {files[name]} -> {process.num_fds()}, memory {more / 2**20:+.1f} MiB, {time.ctime()}")
+        assert more < MORE_BYTES, f"{name} has grown by {more} bytes"
