@@ -22,7 +22,7 @@ def planner_prefix(namespace: str) -> str:
 
 
 def fleet_key(namespace: str) -> str:
-    """The key of the fleet that the supervisor publishes: JSON, ``roles`` holds ``{role: {state: count}}``."""
+    """The key of the published fleet: JSON with ``{role: {state: count}}`` as its ``roles``."""
     return f"v1/{namespace}/fleet"
 
 

@@ -20,12 +20,11 @@ from dynaplan.adapters.queues.nats import NatsMessenger
 from dynaplan.domain.prefill import prefill_stream
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
-from tests.e2e.traces import files_of, processes_of
+from tests.e2e.traces import IS_TORTURE, files_of, processes_of
 from tests.fakes.load import Load, Outcome, stream_one
 from tests.fakes.polling import eventually
 
-IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
-LASTS_S = 300.0 if IS_TORTURE else 25.0
+LASTS_S = 300.0 if IS_TORTURE else 12.0
 SEEDS = [int(seed) for seed in os.environ.get("DYNAPLAN_CHAOS_SEEDS", "1").split(",")]
 GPUS = 6
 MOST_KILLS_A_MINUTE = 4
@@ -62,9 +61,7 @@ class TimedLoad(Load):
             outcome
             for outcome, ended_s in zip(self.outcomes, self.ended_s, strict=True)
             if not outcome.is_complete
-            and not (
-                outcome.status == 200 and any(0 <= ended_s - kill_s < 3.0 for kill_s in decode_kills_s)
-            )
+            and not (outcome.status == 200 and any(0 <= ended_s - kill_s < 3.0 for kill_s in decode_kills_s))
         ]
 
 
@@ -81,12 +78,12 @@ class Chaos:
     async def run(self, lasts_s: float) -> None:
         end_s = time.monotonic() + lasts_s
         while time.monotonic() < end_s:
-            act = self.dice.choice([self.kill, self.kill, self.scale, self.scale, self.stop_for_a_while])
-            await act()
-            await asyncio.sleep(self.dice.uniform(0.1, 1.5))
+            acts = [self.kill, self.kill, self.kill, self.scale, self.scale_and_kill, self.stop_for_a_while]
+            await self.dice.choice(acts)()
+            await asyncio.sleep(self.dice.uniform(0.05, 0.8))
 
-    async def kill(self) -> None:
-        kind = self.dice.choice(sorted(VICTIMS))
+    async def kill(self, kind: str = "") -> None:
+        kind = kind or self.dice.choice(sorted(VICTIMS))
         pid = self._one_of(kind)
         if not pid:
             return
@@ -100,6 +97,12 @@ class Chaos:
         self._kills_s[watcher].append(time.monotonic())
         if kind == "decode":
             self.decode_kills_s.append(time.monotonic())
+
+    async def scale_and_kill(self) -> None:
+        """The plugin at any point of carrying out a decision."""
+        await self.scale()
+        await asyncio.sleep(self.dice.uniform(0, 0.3))
+        await self.kill("plugin")
 
     async def scale(self) -> None:
         decode, prefill = self.dice.randint(1, 3), self.dice.randint(1, 3)
@@ -229,7 +232,8 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     assert_no_process_beyond_the_tree(deployment)
     assert await asyncio.to_thread(deployment.stop) == 0
     assert (processes_of(deployment), files_of(deployment)) == ({}, [])
-    print(f"{len(load.outcomes)} requests, {len(load.incomplete)} cut by kills, {witness.samples} looks\n{story}")
+    counts_seen = f"{len(load.outcomes)} requests, {len(load.incomplete)} cut, {witness.samples} looks"
+    print(f"seed {seed}: {counts_seen}\n{story}")
 
 
 def assert_no_process_beyond_the_tree(deployment: Deployment) -> None:

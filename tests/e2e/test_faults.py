@@ -18,7 +18,7 @@ import pytest
 from dynaplan.adapters.local.processes import boot_id, identify
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
-from tests.e2e.traces import fill, processes_of, small_disk
+from tests.e2e.traces import fill, in_torture, processes_of, small_disk
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until
 from tests.fakes.servers import runtime_dir  # noqa: F401
@@ -98,6 +98,7 @@ def test_a_process_that_only_has_the_pid_of_a_former_worker_is_left_alone(
     assert is_whole(deployment)
 
 
+@in_torture
 def test_a_statefile_of_another_boot_is_cleared_away_without_killing(
     deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -131,12 +132,13 @@ def serve_to_its_end(directory: Path, **environment: str) -> subprocess.Complete
         deployment.close()
 
 
-@pytest.mark.parametrize("spoilt", [b"", b'{"namespace": "dy', b"\xff\xfe\x00", b"[]", b'{"version": 99}', None])
+SPOILT = (b'{"namespace": "dy', b"\xff\xfe\x00", b"[]", b'{"version": 99}', None)
+
+
+@pytest.mark.parametrize("spoilt", [b"", *(pytest.param(each, marks=in_torture) for each in SPOILT)])
 async def test_a_statefile_spoilt_while_serving_is_written_anew_when_the_plugin_starts_again(
     deploy: Callable[..., Deployment], spoilt: bytes | None
 ) -> None:
-    if spoilt not in (b"", None) and not os.environ.get("DYNAPLAN_TORTURE"):
-        pytest.skip("the other ways to spoil it are in tox -e torture")
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
     before = facts(deployment)
     plugin = process_of(deployment, "FleetPlugin")
@@ -213,16 +215,22 @@ async def test_on_a_full_disk_a_crashed_worker_and_plugin_come_back_and_exit_is_
 def others(deployment: Deployment, words: str, known: psutil.Process | None = None) -> list[psutil.Process]:
     """The processes with these words on their command lines, without the known one."""
     processes = processes_of(deployment)
-    return [psutil.Process(pid) for pid, line in processes.items() if words in line and psutil.Process(pid) != known]
+    found = [psutil.Process(pid) for pid, line in processes.items() if words in line]
+    return [process for process in found if process != known]
 
 
+def set_immutable(deployment: Deployment, flag: str) -> bool:
+    command = ["chattr", flag, str(deployment.statefile_path.parent)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@in_torture
 async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
     deploy: Callable[..., Deployment],
 ) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
     worker, url = process_of(deployment, SERVICE), deployment.url
-    directory = str(deployment.statefile_path.parent)
-    if subprocess.run(["chattr", "+i", directory], capture_output=True, check=False).returncode:
+    if not set_immutable(deployment, "+i"):
         pytest.skip("cannot make a directory immutable here (chattr +i)")
     try:
         async with Load(url, MODEL, clients=1, tokens=5) as load:
@@ -232,13 +240,15 @@ async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
             await load.stop()
         assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
     finally:
-        subprocess.run(["chattr", "-i", directory], check=True)
+        set_immutable(deployment, "-i")
     wait_until(lambda: "statefile can be written again" in deployment.text and is_whole(deployment), 10)
 
 
 @pytest.mark.parametrize("place", ["state", "node", "logs", "runtime"])
 def test_a_disk_that_is_full_at_the_start_is_refused_in_words(
-    tmp_path: Path, runtime_dir: Path, place: str
+    tmp_path: Path,
+    runtime_dir: Path,  # noqa: F811
+    place: str,
 ) -> None:
     full = runtime_dir / place
     names = {

@@ -15,14 +15,13 @@ import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
-from tests.e2e.traces import files_of, processes_of
+from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
 
-IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3")
-SECONDS = [5, pytest.param(40, marks=pytest.mark.skipif(not IS_TORTURE, reason="in tox -e torture"))]
+SECONDS = [5, pytest.param(40, marks=in_torture)]
 
 
 async def killed(server: Server, seconds: float) -> None:
@@ -81,15 +80,15 @@ async def load_through(deployment: Deployment, *outages: Awaitable[None]) -> Loa
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-@pytest.mark.parametrize("outage", [killed, frozen, wiped])
+@pytest.mark.parametrize(
+    "outage", [pytest.param(killed, marks=in_torture), pytest.param(frozen, marks=in_torture), wiped]
+)
 async def test_etcd_away_restarts_nobody_and_loses_nothing(
     deploy: Callable[..., Deployment],
     etcd: Server,  # noqa: F811
     outage: Outage,
     seconds: int,
 ) -> None:
-    if outage is frozen and not IS_TORTURE:
-        pytest.skip("a frozen etcd for 5 s is in test_kills")
     deployment = await asyncio.to_thread(start, deploy, etcd)
     before, leases_before = pids(deployment), leases(deployment)
     load = await load_through(deployment, outage(etcd, seconds))
@@ -98,9 +97,7 @@ async def test_etcd_away_restarts_nobody_and_loses_nothing(
     if outage is wiped or (outage is frozen and seconds > 10):
         # The leases were lost; every worker has a new one.
         await eventually(
-            lambda: all(
-                lease and lease != leases_before[name] for name, lease in leases(deployment).items()
-            ),
+            lambda: all(lease and lease != leases_before[name] for name, lease in leases(deployment).items()),
             15,
         )
     await asyncio.to_thread(deployment.scale, decode=2)
@@ -108,8 +105,9 @@ async def test_etcd_away_restarts_nobody_and_loses_nothing(
     assert pids(deployment).items() >= before.items()
 
 
-@pytest.mark.parametrize("seconds", SECONDS)
+@in_torture
 @pytest.mark.parametrize("outage", [killed, wiped])
+@pytest.mark.parametrize("seconds", [5, 40])
 async def test_nats_away_restarts_nobody_loses_nothing_and_remote_prefill_comes_back(
     deploy: Callable[..., Deployment],
     nats: Server,  # noqa: F811
@@ -154,6 +152,7 @@ async def test_everything_away_at_once_while_a_worker_and_the_plugin_crash(
     assert after == before
 
 
+@in_torture
 async def test_ctrl_c_while_every_server_is_away_still_exits_0_and_leaves_nothing(
     deploy: Callable[..., Deployment],
     etcd: Server,  # noqa: F811

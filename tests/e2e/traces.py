@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.deployment import Deployment
+
+IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
+in_torture = pytest.mark.skipif(not IS_TORTURE, reason="in tox -e torture")
+"""For what takes long and is alike something that is always tested."""
 
 PAGE_BYTES = 4096
 
@@ -23,7 +30,9 @@ def processes_of(deployment: Deployment) -> dict[int, str]:
         try:
             environment = set((directory / "environ").read_bytes().split(b"\0"))
             if marks <= environment:
-                found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(directory.name)] = (
+                    (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:
             continue
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from typing import Self
 
 import aiohttp
 
@@ -43,7 +44,7 @@ class Load:
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def __aenter__(self) -> Load:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
         return self
