@@ -24,7 +24,7 @@ from tests.e2e.traces import IS_TORTURE, files_of, processes_of
 from tests.fakes.load import Load, Outcome, stream_one
 from tests.fakes.polling import eventually
 
-LASTS_S = 300.0 if IS_TORTURE else 12.0
+LASTS_S = 300.0 if IS_TORTURE else 10.0
 SEEDS = [int(seed) for seed in os.environ.get("DYNAPLAN_CHAOS_SEEDS", "1").split(",")]
 GPUS = 6
 MOST_KILLS_A_MINUTE = 4

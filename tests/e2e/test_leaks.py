@@ -14,10 +14,10 @@ from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import IS_TORTURE
 from tests.fakes.polling import wait_until
 
-EVENTS = 50 if IS_TORTURE else 8
-WARM_UP_EVENTS = 4
+EVENTS = 50 if IS_TORTURE else 6
+WARM_UP_EVENTS = 2
 MORE_FILES = 2
-"""A connection that happens to be open; one left per event would be four times as many in the short run."""
+"""A connection that happens to be open; one left per event would be three times as many in the short run."""
 
 MORE_BYTES = 2 * 2**20
 SOON_S = 10.0

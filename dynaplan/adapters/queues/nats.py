@@ -98,6 +98,9 @@ class NatsMessenger:
         except (errors.Error, OSError, TimeoutError) as error:
             await client.close()
             raise self._not_connected(error) from error
+        except asyncio.CancelledError:
+            await client.close()  # else its socket stays open, half connected
+            raise
         client.options["allow_reconnect"] = True
         self._client = client
         self._live = [await client.subscribe(subject, cb=handler) for subject, handler in self._wanted]
