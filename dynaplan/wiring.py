@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         Recorder,
     )
 
+ENGINES = ("sim",)
+"""The values of ``engine:``."""
+
 
 def system_clock() -> SystemClock:
     """The machine's monotonic clock."""
@@ -63,23 +66,28 @@ def make_engine(
 
     ``address`` is the base URL of the worker's own HTTP server.
     """
-    if name == "sim":
-        from dynaplan.adapters.engines.sim import SimEngine
+    _require_engine(name)
+    from dynaplan.adapters.engines.sim import SimEngine
 
-        return SimEngine(options, worker_name=worker_name, address=address, role=role)
-    raise ConfigError(f"engine is '{name}', which is unknown", hint="expected one of: sim")
+    return SimEngine(options, worker_name=worker_name, address=address, role=role)
 
 
 def check_engine(name: str, options: Mapping[str, Any]) -> None:
     """Raise the ConfigError that making this engine would; nothing is made."""
-    if name != "sim":
-        raise ConfigError(f"engine is '{name}', which is unknown", hint="expected one of: sim")
+    _require_engine(name)
     from dynaplan.adapters.engines.profiles import timing_for
     from dynaplan.core.engine_settings import SimOptions
 
     known = SimOptions.from_options(options)
     _, profile_kv_tokens = timing_for(known)
     known.settings(profile_kv_tokens)
+
+
+def _require_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise ConfigError(
+            f"engine is '{name}', which is unknown", hint=f"expected one of: {', '.join(ENGINES)}"
+        )
 
 
 def statefile_path(namespace: str) -> Path:

@@ -15,7 +15,7 @@ def box(gpus: int) -> tuple[Gpu, ...]:
 
 
 def graph(*services: ServiceSpec) -> GraphSpec:
-    return GraphSpec("graphs.disagg:Frontend", "/work", "dynamo", services)
+    return GraphSpec("graphs.disagg:Frontend", "/srv/project", "dynamo", services)
 
 
 def decode(workers: int = 1, gpus: float = 1) -> ServiceSpec:

@@ -23,7 +23,7 @@ from tests.fakes.circus import FakeCircus, FakeClaims, FakeLink, FakeProcesses
 
 GRAPH = GraphSpec(
     "graphs.disagg:Frontend",
-    "/work",
+    "/srv/project",
     "ns",
     (
         ServiceSpec("Frontend", Role.FRONTEND),
