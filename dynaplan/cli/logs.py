@@ -14,7 +14,7 @@ from dynaplan.cli.deployment import connect, namespace_option
 FOLLOW_S = 0.2
 
 
-@click.command(name="logs")
+@click.command(name="logs", short_help="Print or follow the logs.")
 @click.argument("workers", nargs=-1, metavar="[WORKER]...")
 @namespace_option
 @click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True)

@@ -28,7 +28,7 @@ def _with_options(command: click.Command) -> click.Command:
     return command
 
 
-@click.command(name="planner")
+@click.command(name="planner", short_help="Run the planner on its own.")
 def command(**options: Any) -> None:
     """Plan for a deployment: the one that runs here, or the one that ETCD_ENDPOINTS and NATS_SERVER name."""
     from dynaplan.cli.deployment import connect

@@ -23,7 +23,7 @@ POLL_S = 0.1
 ATTEMPTS = 5
 
 
-@click.command(name="scale")
+@click.command(name="scale", short_help="Set the number of workers by hand.")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE=N...")
 @namespace_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")

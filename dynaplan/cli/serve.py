@@ -28,7 +28,12 @@ class ServeCommand(click.Command):
         return super().parse_args(ctx, list(rest))
 
 
-@click.command(cls=ServeCommand, name="serve", epilog="Any option of a service: --Service.key=value")
+@click.command(
+    cls=ServeCommand,
+    name="serve",
+    short_help="Run a graph until Ctrl-C.",
+    epilog="Any option of a service: --Service.key=value",
+)
 @click.argument("graph")
 @click.option(
     "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."

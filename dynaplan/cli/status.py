@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
 
 
-@click.command(name="status")
+@click.command(name="status", short_help="Show the workers and their load.")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(namespace: str | None, as_json: bool) -> None:

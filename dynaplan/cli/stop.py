@@ -14,7 +14,7 @@ POLL_S = 0.1
 BETWEEN_SIGNALS_S = 0.5
 
 
-@click.command(name="stop")
+@click.command(name="stop", short_help="End the deployment in order.")
 @namespace_option
 @click.option("--now", is_flag=True, help="Do not let requests finish.")
 @click.option(

@@ -7,7 +7,7 @@ import click
 from dynaplan.cli.deployment import connect, namespace_option
 
 
-@click.command(name="why")
+@click.command(name="why", short_help="Explain the last scaling decisions.")
 @namespace_option
 @click.option(
     "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."

@@ -438,6 +438,26 @@ async def test_an_etcd_that_comes_back_empty_is_noticed_by_a_watch(etcd: Server)
     await store.close()
 
 
+async def test_an_empty_etcd_that_has_overtaken_the_old_revision_is_noticed_by_a_watch(etcd: Server) -> None:
+    store, other = EtcdStore.from_environment(etcd.environment), EtcdStore.from_environment(etcd.environment)
+    await store.identity()
+    await store.put("watched/old", "v")
+    watched = await Watched(store, "watched/").started()
+    # Away from the watch's point of view only: others are faster.
+    watching, store._gateway._endpoints = store._gateway._endpoints, ("http://127.0.0.1:9",)
+    etcd.kill()
+    etcd.wipe()
+    await etcd.start_again()
+    await other.identity()
+    for number in range(9):
+        await other.put(f"watched/{number}", "v")
+    store._gateway._endpoints = watching
+    await eventually(lambda: watched.state == {f"watched/{number}": "v" for number in range(9)})
+    await watched.stop()
+    await store.close()
+    await other.close()
+
+
 async def test_a_watch_whose_history_was_compacted_meanwhile_begins_again(etcd: Server) -> None:
     store, other = EtcdStore.from_environment(etcd.environment), EtcdStore.from_environment(etcd.environment)
     watched = await Watched(store, "watched/").started()
@@ -467,7 +487,7 @@ async def test_a_quiet_watch_is_opened_anew_without_a_gap_or_a_new_snapshot(shar
     seen: list[WatchEvent] = []
 
     async def read() -> None:
-        async for event in Watch(gateway, key_range("quiet/"), silence_s=0.02).events():
+        async for event in Watch(gateway, key_range("quiet/"), store.identity, silence_s=0.02).events():
             seen.append(event)
 
     reading = asyncio.create_task(read())
@@ -521,7 +541,7 @@ async def test_a_store_behind_a_password_signs_in_and_does_so_again_after_a_rest
         await anonymous.get("k")
     login = {"ETCD_AUTH_USERNAME": "root", "ETCD_AUTH_PASSWORD": "secret"}
     store = EtcdStore.from_environment({**etcd.environment, **login})
-    watched = await Watched(store, "").started()
+    watched = await Watched(store, "k").started()
     await store.put("k", "1")
     etcd.kill()
     await etcd.start_again()

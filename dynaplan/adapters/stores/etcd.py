@@ -65,7 +65,7 @@ class EtcdStore:
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
         """A Snapshot, then every change, without a gap, until the store is closed."""
-        return Watch(self._gateway, key_range(prefix)).events()
+        return Watch(self._gateway, key_range(prefix), self.identity).events()
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease. etcd makes a TTL at least as long as its own election (2 s for the embedded one)."""
@@ -89,7 +89,8 @@ class EtcdStore:
     async def identity(self) -> str:
         """A random mark in the data itself, written by whoever finds none.
 
-        The cluster's id would not do: an etcd that comes back with an empty disk has the same one.
+        The cluster's id would not do: an etcd that comes back with an empty disk has the same one, and by the
+        time somebody looks its revision may have passed the old one's.
         """
         while True:
             mark = await self.get(IDENTITY_KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 from dynaplan.adapters.stores.encoding import decoded, key_value, key_values
@@ -29,15 +29,24 @@ class Watch:
 
     It remembers the revision it has told everything up to, and goes on from there after an outage. It
     begins with a new snapshot when that is impossible: etcd has dropped the history since
-    (compaction), or it is another etcd now (another cluster id, or a revision from before ours).
+    (compaction), or it is another etcd now: another identity or cluster id, or a revision from before ours.
     """
 
-    def __init__(self, gateway: Gateway, key_range: Document, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        key_range: Document,
+        identity: Callable[[], Awaitable[str]],
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self._gateway = gateway
         self._key_range = key_range
+        self._identity = identity
         self._silence_s = silence_s
         self._next_revision = 0  # 0: a snapshot is needed
         self._cluster = ""
+        self._mark = ""
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the gateway is closed."""
@@ -51,6 +60,8 @@ class Watch:
                         delay_s = FIRST_DELAY_S
                         for event in self._read(message):
                             yield event
+                        if message.get("created") and await self._identity() != self._mark:
+                            self._next_revision = 0
                         if not self._next_revision:
                             break
             except StoreUnavailable as error:
@@ -61,6 +72,7 @@ class Watch:
                 delay_s = min(2 * delay_s, LAST_DELAY_S)
 
     async def _snapshot(self) -> Snapshot:
+        self._mark = await self._identity()
         answer = await self._gateway.call("/v3/kv/range", self._key_range)
         self._cluster = answer["header"]["cluster_id"]
         self._next_revision = int(answer["header"]["revision"]) + 1
