@@ -71,8 +71,13 @@ class Server:
             self.process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
+        """SIGSTOP: connections stay open, nothing answers. It stops thread by thread: wait for all."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_until(self._is_stopped, interval_s=0.002)
+
+    def _is_stopped(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return all((thread / "stat").read_text().rpartition(") ")[2].startswith("T") for thread in threads)
 
     def thaw(self) -> None:
         """SIGCONT."""

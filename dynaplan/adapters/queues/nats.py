@@ -157,8 +157,12 @@ class NatsMessenger:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
-        return self._client is not None and self._client.is_connected and not self._is_closed
+        """Whether there is a connection, as far as is known.
+
+        nats-py says so a moment before it tells us of a reconnect; until then the loss stands.
+        """
+        is_up = self._client is not None and self._client.is_connected
+        return is_up and not self._lost.is_set() and not self._is_closed
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call back after every later connect: what the old server promised is void."""
