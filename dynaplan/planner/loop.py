@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.core import guards
-from dynaplan.core.load_policy import averaged
-from dynaplan.core.planning import decide, not_carried_out
-from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.core.planning_cycle import PlanningCycle
+from dynaplan.domain.decisions import Decision, DecisionRecord
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.observation import Observation, Sample
+from dynaplan.domain.observation import Observation
 
 if TYPE_CHECKING:
     from dynaplan.domain.planner_settings import PlannerSettings
@@ -30,8 +28,7 @@ def local_time() -> str:
 class PlannerLoop:
     """One planner. ``run`` never returns and no exception but cancellation leaves it.
 
-    While a decision is being carried out nothing is pulled and nothing decided: the next interval begins when
-    it is acknowledged, or after ``scaling-timeout``.
+    ``PlanningCycle`` says when to pull and when to decide.
     """
 
     def __init__(
@@ -50,17 +47,14 @@ class PlannerLoop:
         self._recorders = recorders
         self._clock = clock
         self._wall_time = wall_time
-        self._state = PlannerState()
+        self._cycle = PlanningCycle(settings)
         self._failure = ""
-        self._samples: list[Sample] = []
-        self._began_s = 0.0
-        self._is_scaling = True
 
     async def run(self) -> None:
         """Wait until a decode worker is ready, then plan for ever."""
         await self._connector.wait_ready()
         log.info("planning for namespace %s%s", self._settings.namespace, self._manner())
-        self._begin_interval()
+        self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
         while True:
             try:
@@ -72,14 +66,15 @@ class PlannerLoop:
             await self._clock.sleep(next_s - self._clock.now_s())
 
     async def _tick(self) -> None:
-        if self._is_scaling:
+        cycle = self._cycle
+        if cycle.is_scaling:
             await self._look_whether_scaling_ended()
-        if not self._is_scaling:
+        if not cycle.is_scaling:
             sample = await self._observer.pull()
-            self._samples.append(sample)
+            cycle.add(sample)
             for recorder in self._recorders:
                 recorder.pulled(sample)
-        if self._clock.now_s() - self._began_s >= self._settings.adjustment_interval_s:
+        if cycle.is_due(self._clock.now_s()):
             await self._adjust()
 
     async def _look_whether_scaling_ended(self) -> None:
@@ -88,27 +83,21 @@ class PlannerLoop:
         except TemporaryError as error:
             log.debug("whether scaling has ended is not known: %s", error)
             return
-        now_s = self._clock.now_s()
-        self._state = self._state.noting(desired, now_s)
-        self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
-        if not self._is_scaling:
-            self._begin_interval()
+        self._cycle.saw(desired, self._clock.now_s())
 
     async def _adjust(self) -> None:
         try:
             observation = await self._observe()
-            before = self._state
-            self._state, decision = decide(self._settings, before, observation)
-            self._record(before, observation, decision)
+            decision = self._cycle.decide(observation)
+            self._record(observation, decision)
             self._failure = ""
             if decision.is_change:
-                await self._carry_out(before, decision)
-            self._is_scaling |= observation.desired.is_pending
+                await self._carry_out(decision)
         finally:
-            self._begin_interval()
+            self._cycle.begin(self._clock.now_s())
 
     async def _observe(self) -> Observation:
-        load, failure = averaged(self._samples), self._failure
+        load, failure = self._cycle.load, self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
         except TemporaryError as error:
@@ -117,31 +106,28 @@ class PlannerLoop:
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
         return Observation(self._clock.now_s(), fleet, desired, load, failure=failure)
 
-    def _record(self, before: PlannerState, observation: Observation, decision: Decision) -> None:
+    def _record(self, observation: Observation, decision: Decision) -> None:
         level = logging.INFO if decision.is_change else logging.DEBUG
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
-        record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, self._state)
+        before, after = self._cycle.before, self._cycle.state
+        record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:
             recorder.decided(record)
 
-    async def _carry_out(self, before: PlannerState, decision: Decision) -> None:
+    async def _carry_out(self, decision: Decision) -> None:
         if self._settings.no_operation:
             log.info("no-operation: %s would have been asked for", decision.desired)
-            self._state = not_carried_out(before)
+            self._cycle.not_carried_out()
             return
         try:
             identifier = await self._connector.apply(decision)
         except Exception as error:
-            self._state = not_carried_out(before)
+            self._cycle.not_carried_out()
             self._failure = str(error) or type(error).__name__
             log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, TemporaryError))
             return
         log.info("decision %d asks for %s", identifier, decision.desired)
-        self._is_scaling = True
-
-    def _begin_interval(self) -> None:
-        self._samples = []
-        self._began_s = self._clock.now_s()
+        self._cycle.asked()
 
     def _manner(self) -> str:
         return "; no-operation: nothing will be changed" if self._settings.no_operation else ""

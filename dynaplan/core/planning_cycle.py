@@ -1,0 +1,70 @@
+"""The rhythm of planning: when to pull, when to decide, and what waits for a decision to be carried out.
+
+The live planner and the simulator turn the same wheel; they differ in where samples come from.
+"""
+
+from __future__ import annotations
+
+from dynaplan.core import guards
+from dynaplan.core.load_policy import averaged
+from dynaplan.core.planning import decide, not_carried_out
+from dynaplan.domain.decisions import Decision, PlannerState
+from dynaplan.domain.observation import Load, Observation, Sample
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.scaling import DesiredCounts
+
+
+class PlanningCycle:
+    """One planner's intervals.
+
+    While a decision is being carried out (``is_scaling``) nothing is pulled and nothing decided: the next
+    interval begins when it is acknowledged, or after ``scaling-timeout``. Times are monotonic seconds.
+    """
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._settings = settings
+        self._samples: list[Sample] = []
+        self._began_s = 0.0
+        self.before = PlannerState()
+        self.state = PlannerState()
+        self.is_scaling = True
+
+    def begin(self, now_s: float) -> None:
+        """A new interval."""
+        self._samples = []
+        self._began_s = now_s
+
+    def saw(self, desired: DesiredCounts, now_s: float) -> None:
+        """These counts are asked for now; when scaling has ended with that, a new interval begins."""
+        self.state = self.state.noting(desired, now_s)
+        self.is_scaling = guards.is_waiting(self._settings, self.state, desired, now_s)
+        if not self.is_scaling:
+            self.begin(now_s)
+
+    def add(self, sample: Sample) -> None:
+        """One metric pull."""
+        self._samples.append(sample)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the interval is over."""
+        return now_s - self._began_s >= self._settings.adjustment_interval_s
+
+    @property
+    def load(self) -> Load:
+        """The pulls of this interval as one load."""
+        return averaged(self._samples)
+
+    def decide(self, observation: Observation) -> Decision:
+        """The decision at the end of this interval."""
+        self.before = self.state
+        self.state, decision = decide(self._settings, self.state, observation)
+        self.is_scaling |= observation.desired.is_pending
+        return decision
+
+    def asked(self) -> None:
+        """The decision was asked for: it is being carried out now."""
+        self.is_scaling = True
+
+    def not_carried_out(self) -> None:
+        """The decision was not carried out, and never will be."""
+        self.state = not_carried_out(self.before)
