@@ -49,11 +49,11 @@ class Processes(Protocol):
         ...
 
     def kill_group(self, pid: int, started_at: int) -> tuple[int, ...]:
-        """SIGKILL what is left of the process group that this very process leads or led; who was in it."""
+        """SIGKILL what is left of the session that this very process leads or led; who was in it."""
         ...
 
     def sweep(self, document: dict[str, Any]) -> list[str]:
-        """End what a dead arbiter's deployment left running; one sentence per process group ended."""
+        """End what a dead arbiter's deployment left running; one sentence per session ended."""
         ...
 
 
@@ -187,6 +187,10 @@ class Route:
     is_work: bool = True
 
 
+HandOver = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
+
+
 class Engine(Protocol):
     """One inference engine, in this process or as its child."""
 
@@ -195,7 +199,7 @@ class Engine(Protocol):
         ...
 
     def routes(self) -> Sequence[Route]:
-        """What to serve from the worker's own HTTP server: the OpenAI API of an engine in this process."""
+        """What to serve from the worker's own HTTP server: the OpenAI API of an engine without a server."""
         ...
 
     def card(self) -> Mapping[str, Any]:
@@ -203,15 +207,23 @@ class Engine(Protocol):
         ...
 
     def load(self) -> WorkerLoad:
-        """The load at this moment."""
+        """The load at this moment, or when the engine last told."""
         ...
 
-    async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
-        """Compute the prompt's KV entries and hold them; the ``kv_transfer_params`` to take them by."""
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt's KV entries; return when that is done.
+
+        Calls ``hand_over`` once, as soon as a decode worker may begin: with most engines when the prompt is
+        computed, with those that want both sides at once before.
+        """
         ...
 
     async def stop(self) -> None:
-        """Let go of everything; return when held hand-offs have been taken or have expired."""
+        """Let go of everything; return when held hand-offs have been taken or have expired.
+
+        Cancelled, it waits for nothing more and kills what is left. It may be called before ``start`` has
+        returned, and again.
+        """
         ...
 
 
@@ -225,6 +237,29 @@ class ObservableEngine(Protocol):
 
     async def died(self) -> None:
         """Raises PermanentError once the engine has failed; until then it does not return."""
+        ...
+
+
+@runtime_checkable
+class ServingEngine(Protocol):
+    """An engine that answers requests for tokens on an HTTP port of its own, which frontends send them to."""
+
+    @property
+    def url(self) -> str:
+        """The base address of its OpenAI API; certain once it has started."""
+        ...
+
+    async def requests(self) -> int:
+        """How many requests it has now, running and waiting; raises TemporaryError when it does not tell."""
+        ...
+
+
+@runtime_checkable
+class HoldingEngine(Protocol):
+    """A prefilling engine whose hand-offs are held until the decode side says that it has taken them."""
+
+    def release(self, request_id: str) -> None:
+        """The hand-off of that remote prefill is taken, or nobody wants it; an unknown one is no error."""
         ...
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from dynaplan.adapters.clock import SystemClock
     from dynaplan.adapters.local.claims import Claims
+    from dynaplan.adapters.local.startup_times import StartupTimes
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.stores.etcd import EtcdStore
+    from dynaplan.domain.engine import EngineContext
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.observation import FleetCounts
@@ -29,8 +32,14 @@ if TYPE_CHECKING:
         Recorder,
     )
 
-ENGINES = ("sim",)
-"""The values of ``engine:``."""
+ENGINES: Mapping[str, tuple[str, str]] = {
+    "sim": ("sim", "SimEngine"),
+    "llamacpp": ("llamacpp", "LlamaCppEngine"),
+    "vllm": ("vllm", "VllmEngine"),
+    "sglang": ("sglang", "SglangEngine"),
+    "trtllm": ("trtllm", "TrtllmEngine"),
+}
+"""The values of ``engine:``, and where each is: a module of ``adapters/engines``, and a class in it."""
 
 
 def system_clock() -> SystemClock:
@@ -54,40 +63,53 @@ async def connect_messenger() -> Messenger:
     return await NatsMessenger.from_environment(os.environ)
 
 
-def make_engine(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    worker_name: str,
-    address: str,
-    role: str,
-) -> Engine:
+def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -> Engine:
     """The inference engine of that name, not started; ConfigError for an unknown one or a wrong option.
 
-    ``address`` is the base URL of the worker's own HTTP server.
+    The keys of ``options`` are in kebab-case.
     """
-    _require_engine(name)
-    from dynaplan.adapters.engines.sim import SimEngine
-
-    return SimEngine(options, worker_name=worker_name, address=address, role=role)
+    engine: Engine = getattr(_engine_module(name), ENGINES[name][1])(options, context)
+    return engine
 
 
-def check_engine(name: str, options: Mapping[str, Any]) -> None:
-    """Raise the ConfigError that making this engine would; nothing is made."""
-    _require_engine(name)
-    from dynaplan.adapters.engines.profiles import timing_for
-    from dynaplan.core.engine_settings import SimOptions
+def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:
+    """Raise the ConfigError that making and starting this engine would; nothing is made. The warnings.
 
-    known = SimOptions.from_options(options)
-    _, profile_kv_tokens = timing_for(known)
-    known.settings(profile_kv_tokens)
+    ``gpus`` is the ``resources.gpu`` of one worker. Also looks at the model's files, and whether the engine
+    is installed.
+    """
+    module = _engine_module(name)
+    from dynaplan.adapters.engines.model_files import check_model
+    from dynaplan.adapters.engines.requirements import check_installed
+
+    warnings = check_model(name, options.get("model"))
+    module.check(options, gpus)
+    check_installed(name, options)
+    return warnings
 
 
-def _require_engine(name: str) -> None:
+def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
+    """The model as workers of this engine must be told it, and what clients may call it.
+
+    A path in ``directory`` becomes absolute; the public name is empty when the model has one already.
+    """
+    from dynaplan.adapters.engines.model_files import absolute_path, public_name
+
+    location = absolute_path(name, model, directory)
+    return location, public_name(name, location)
+
+
+def _engine_module(name: str) -> Any:
     if name not in ENGINES:
-        raise ConfigError(
-            f"engine is '{name}', which is unknown", hint=f"expected one of: {', '.join(ENGINES)}"
-        )
+        raise ConfigError(f"engine is {name!r}, which is unknown", hint=_nearest_engine(name))
+    return import_module(f"dynaplan.adapters.engines.{ENGINES[name][0]}")
+
+
+def _nearest_engine(name: str) -> str:
+    """Which one was meant, and which ones there are."""
+    known = f"expected one of: {', '.join(ENGINES)}"
+    meant = nearest(name, ENGINES)
+    return f"{meant} ({known})" if meant.startswith("did") else known
 
 
 def statefile_path(namespace: str) -> Path:
@@ -102,6 +124,13 @@ def open_statefile(path: Path) -> StatefileStore:
     from dynaplan.adapters.local.statefile import StatefileStore
 
     return StatefileStore(path)
+
+
+def startup_times(statefile: Path) -> StartupTimes:
+    """The start-up times that were learnt by the deployments whose statefiles lie beside this one."""
+    from dynaplan.adapters.local.startup_times import StartupTimes
+
+    return StartupTimes(statefile.parent)
 
 
 def namespace_lock(path: Path) -> NamespaceLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,11 +94,12 @@ def command(
     circus_tcp: bool,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C."""
-    from dynaplan.cli.checking import check_settings
+    from dynaplan.cli.checking import check_settings, locate_models
     from dynaplan.domain.errors import GraphError
     from dynaplan.sdk.config import dry_run_text, find_config_file, read_config
     from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph, validate_config
+    from dynaplan.sdk.resolve import resolve_graph
+    from dynaplan.sdk.validation import unused_common, validate_config
 
     directory = (working_dir or default_working_dir(graph)).resolve()
     if not directory.is_dir():
@@ -106,12 +108,12 @@ def command(
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None
     config = read_config(path, ctx.obj)
-    for warning in validate_config(loaded, config):
-        click.echo(f"Warning: {warning}", err=True)
+    warn(validate_config(loaded, config) + unused_common(config, ctx.obj))
+    config = locate_models(loaded, config, directory)
     spec = resolve_graph(loaded, config, namespace)
     if service_name:
         spec = only_service(spec, service_name)
-    check_settings(loaded, spec, config)
+    warn(check_settings(loaded, spec, config))
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
     if dry_run:
@@ -130,6 +132,12 @@ def command(
     )
     sys.stdout.flush()
     return serve(spec, config, options)
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Say them where errors are said."""
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 def default_working_dir(graph: str) -> Path:

@@ -16,8 +16,10 @@ from dynaplan.cli.deployment import connect, namespace_option
 if TYPE_CHECKING:
     from dynaplan.domain.fleet import Worker
     from dynaplan.domain.load import WorkerLoad
+    from dynaplan.supervisor.locate import Deployment
 
 ANSWER_S = 1.0
+ENGINE_ROLES = ("decode", "prefill")
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
 
 
@@ -25,10 +27,14 @@ COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV",
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(namespace: str | None, as_json: bool) -> None:
-    """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime."""
+    """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime.
+
+    A worker whose engine starts is "loading", with the time that it usually takes.
+    """
     found = connect(namespace)
     loads = asyncio.run(_loads(found.namespace))
-    workers = [_row(worker, loads.get(worker.name)) for worker in found.workers]
+    usual = _usual_start_s(found)
+    workers = [_row(worker, loads.get(worker.name), usual.get(worker.name)) for worker in found.workers]
     if as_json:
         document = {"namespace": found.namespace, "frontend_url": found.frontend_url, "workers": workers}
         click.echo(json.dumps(document, indent=2))
@@ -36,16 +42,20 @@ def command(namespace: str | None, as_json: bool) -> None:
     click.echo(f"{found.namespace}  {found.frontend_url}  serve runs as pid {found.arbiter.pid}\n")
     click.echo(table(workers))
     for row in workers:
-        if row["state"] in ("failed", "backoff") and row["reason"]:
+        if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             click.echo(f"\n{row['worker']}: {row['reason']}")
 
 
-def _row(worker: Worker, load: WorkerLoad | None) -> dict[str, Any]:
+def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> dict[str, Any]:
+    """What is told of one worker. One that was registered before and is not now is not loading."""
+    is_loading = worker.state.value == "starting" and worker.role.value in ENGINE_ROLES and not worker.url
     return {
         "worker": worker.name,
         "component": worker.component,
         "role": worker.role.value,
         "state": worker.state.value,
+        "loading_s": round(time.monotonic() - worker.since_s, 3) if is_loading else None,
+        "usually_s": usually_s if is_loading else None,
         "gpus": list(worker.gpus),
         "pid": worker.pid,
         "running": load.running_requests if load else None,
@@ -71,7 +81,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["worker"],
         row["role"],
-        row["state"],
+        _state(row),
         ",".join(map(str, row["gpus"])) or "-",
         str(row["pid"] or "-"),
         known["running"],
@@ -79,6 +89,19 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if row["kv_usage"] is None else f"{row['kv_usage']:.1%}",
         "-" if row["uptime_s"] is None else duration(row["uptime_s"]),
     )
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    """``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state."""
+    if row["loading_s"] is None:
+        return str(row["state"])
+    usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
+    return f"loading {duration(row['loading_s'])}{usually}"
+
+
+def _is_lost(row: Mapping[str, Any]) -> bool:
+    """Whether it starts no more, but has lost its registration."""
+    return row["state"] == "starting" and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
 def duration(seconds: float) -> str:
@@ -95,8 +118,24 @@ def _uptime_s(started_at: int) -> float | None:
     return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
 
 
+def _usual_start_s(found: Deployment) -> dict[str, float | None]:
+    """How long each worker usually takes to start, by name; None when nobody has seen it."""
+    from dynaplan import wiring
+    from dynaplan.core.startup import startup_key, usual_s
+    from dynaplan.sdk.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
+
+    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    times = wiring.startup_times(found.statefile).read()
+    return {
+        worker.name: usual_s(
+            times, startup_key(worker, kebab_keys(config.get_parsed_config(worker.component)))
+        )
+        for worker in found.workers
+    }
+
+
 async def _loads(namespace: str) -> dict[str, WorkerLoad]:
-    """The load of every worker that has KV blocks and answers, by name; none when the store is away."""
+    """The load of every worker that has one and answers, by name; none when the store is away."""
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
     from dynaplan.domain.errors import StoreUnavailable
@@ -117,4 +156,5 @@ async def _loads(namespace: str) -> dict[str, WorkerLoad]:
         loads = await metrics.loads(tuple(urls.values()))
     finally:
         await metrics.close()
-    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load.kv_total_blocks}
+    # A service without engine says zero throughout: it has no load.
+    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}

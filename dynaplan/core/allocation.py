@@ -124,9 +124,14 @@ def _named(inventory: Sequence[Gpu], entry: str) -> Gpu | None:
 def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[str, str]) -> dict[str, str]:
     """What a worker's environment has beyond that of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
-    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original.
+    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is how many
+    it has: ``2``, ``0.5``, ``0``.
     """
-    environment = {**envs, "DYNAPLAN_WORKER_NAME": worker.name}
+    environment = {
+        **envs,
+        "DYNAPLAN_WORKER_NAME": worker.name,
+        "DYNAPLAN_GPUS": f"{worker.gpu_request:g}",
+    }
     if worker.gpus:
         uuids = {gpu.index: gpu.uuid for gpu in inventory}
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[index] for index in worker.gpus)

@@ -36,7 +36,7 @@ DEFAULT_POLICY = RestartPolicy()
 def after_exit(
     worker: Worker, exit_code: int | None, now_s: float, policy: RestartPolicy = DEFAULT_POLICY
 ) -> Worker:
-    """The worker once its process group is gone; ``exit_code`` None is "not known", below 0 a signal.
+    """The worker once all its processes are gone; ``exit_code`` None is "not known", below 0 a signal.
 
     Draining: stopped, whatever the code. ``EXIT_NEVER``: failed. Everything else that was not asked
     for, a clean exit included (its lease may have been revoked from outside), is a crash: it waits for
@@ -61,6 +61,7 @@ def after_exit(
         pid=0,
         started_at=0,
         instance_id=0,
+        url="",
         restarts_s=(*earlier, now_s)[-32:],
         retry_at_s=now_s + policy.delay_s(len(earlier)),
     )
@@ -81,5 +82,5 @@ def exit_reason(exit_code: int | None) -> str:
 
 def _ended(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
     """The worker in a state without process, GPUs and lease."""
-    free = replace(worker, pid=0, started_at=0, instance_id=0, gpus=(), gpu_share=1.0)
+    free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0)
     return free.moved(state, now_s, why)

@@ -184,10 +184,10 @@ def _base_entry(graph: GraphSpec, service: ServiceSpec, command: str) -> Documen
 
 def _emptied(entry: Document) -> Document:
     """A base entry that has no worker: what the next one needs, and nothing else."""
-    worker_keys = ("DYNAPLAN_WORKER_NAME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    worker_keys = ("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     env = {key: value for key, value in entry.get("env", {}).items() if key not in worker_keys}
-    nobody: Document = {"state": WorkerState.STOPPED.value, "pid": 0, "started_at": 0, "reason": ""}
-    times: Document = {"since_s": 0.0, "retry_at_s": 0.0, "restarts_s": []}
+    nobody: Document = {"state": WorkerState.STOPPED.value, "pid": 0, "started_at": 0, "url": ""}
+    times: Document = {"reason": "", "since_s": 0.0, "retry_at_s": 0.0, "restarts_s": []}
     return {**entry, "resources": {}, "lease": None, "env": env, **nobody, **times}
 
 
@@ -209,6 +209,7 @@ def _filled(entry: Document, worker: Worker, inventory: Sequence[Gpu]) -> Docume
         "state": worker.state.value,
         "pid": worker.pid,
         "started_at": worker.started_at,
+        "url": worker.url,
         "reason": worker.reason,
         "since_s": worker.since_s,
         "retry_at_s": worker.retry_at_s,
@@ -239,6 +240,7 @@ def _worker(namespace: str, name: str, entry: Mapping[str, Any]) -> Worker:
         pid=int(entry.get("pid", 0)),
         started_at=int(entry.get("started_at", 0)),
         instance_id=int(entry.get("lease") or 0),
+        url=str(entry.get("url", "")),
         since_s=float(entry.get("since_s", 0.0)),
         restarts_s=tuple(map(float, entry.get("restarts_s", ()))),
         retry_at_s=float(entry.get("retry_at_s", 0.0)),

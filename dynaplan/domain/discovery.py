@@ -16,8 +16,9 @@ class Instance:
 
     Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the
     id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
-    (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``card`` carries what a
-    service adds about itself (the model's name, its context length ...).
+    (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
+    address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
+    adds about itself (the model's name, its context length ...).
     """
 
     namespace: str
@@ -28,6 +29,12 @@ class Instance:
     worker: str = ""
     pid: int = 0
     card: Mapping[str, Any] = field(default_factory=dict)
+    engine_url: str = ""
+
+    @property
+    def openai_url(self) -> str:
+        """Where requests for tokens go."""
+        return self.engine_url or self.url
 
     @property
     def key(self) -> str:
@@ -42,7 +49,7 @@ class Instance:
                 "component": self.component,
                 "endpoint": self.endpoint,
                 "instance_id": self.instance_id,
-                "transport": {"http": self.url},
+                "transport": {"http": self.url} | ({"openai": self.engine_url} if self.engine_url else {}),
                 "worker": self.worker,
                 "pid": self.pid,
                 "card": dict(self.card),
@@ -63,4 +70,5 @@ class Instance:
             worker=document.get("worker", ""),
             pid=int(document.get("pid", 0)),
             card=document.get("card", {}),
+            engine_url=document["transport"].get("openai", ""),
         )

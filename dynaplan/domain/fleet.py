@@ -36,7 +36,7 @@ class WorkerState(Enum):
     FAILED = "failed"
     """Crashed too often, or can never start. Holds no GPU; its entry tells the reason."""
     STOPPED = "stopped"
-    """Gone, with its process group. Its entry is removed, its GPUs are free."""
+    """Gone, with all processes of its session. Its entry is removed, its GPUs are free."""
 
 
 LIFECYCLE: Mapping[WorkerState, frozenset[WorkerState]] = {
@@ -76,7 +76,8 @@ class Worker:
     ``gpus`` are indices into the box's inventory; ``gpu_share`` is the part of each that it holds
     (1.0 unless fractional). ``pid`` is 0 while it has no process; ``started_at`` is the process's
     start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the pid unmistakable.
-    ``since_s`` and ``retry_at_s`` are on the monotonic clock of the boot.
+    ``url`` is where its process was seen registered, empty as long as it was not. ``since_s`` and
+    ``retry_at_s`` are on the monotonic clock of the boot.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Worker:
     pid: int = 0
     started_at: int = 0
     instance_id: int = 0
+    url: str = ""
     since_s: float = 0.0
     restarts_s: tuple[float, ...] = ()
     retry_at_s: float = 0.0
@@ -102,6 +104,11 @@ class Worker:
                 f"{self.name}: {self.state.value} -> {state.value}\n  " + "\n  ".join(story)
             )
         return replace(self, state=state, since_s=now_s, reason=why or self.reason, history=story)
+
+    @property
+    def gpu_request(self) -> float:
+        """What it was given when it asked for ``resources.gpu``: a whole number, or a fraction of one GPU."""
+        return self.gpu_share if self.gpus and self.gpu_share < 1 else len(self.gpus)
 
     @property
     def index(self) -> int:

@@ -54,17 +54,20 @@ class RemotePrefillRequest:
 
 @dataclass(frozen=True)
 class PrefillAnswer:
-    """The hand-off of a computed prefill, or the reason why there is none.
+    """The hand-off of a prefill, or the reason why there is none.
 
-    ``kv_transfer_params`` is opaque: the engine that made it is the only one that reads it.
-    ``is_retryable`` says whether the decode worker may prefill for itself instead.
+    ``hand_off`` is opaque: top-level fields of the decode request's body by which the engine that decodes
+    takes the KV entries over. What it holds for that is let go when ``request_id`` is published to
+    ``release_to``, unless that is empty. ``is_retryable`` says whether the decode worker may prefill for
+    itself instead.
     """
 
     request_id: str
     worker: str = ""
-    kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
+    hand_off: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     is_retryable: bool = True
+    release_to: str = ""
 
     def to_json(self) -> bytes:
         """The answer's payload."""
@@ -77,7 +80,8 @@ class PrefillAnswer:
         return cls(
             document["request_id"],
             document.get("worker", ""),
-            document.get("kv_transfer_params", {}),
+            document.get("hand_off", {}),
             document.get("error", ""),
             document.get("is_retryable", True),
+            document.get("release_to", ""),
         )

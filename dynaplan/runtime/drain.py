@@ -19,7 +19,19 @@ LINGER_S = 0.25
 """How long a worker with nothing to do still answers "draining" to routers that have not yet heard of it."""
 
 HOOKS_S = 10.0
-"""How long shutdown hooks and closing may take, deadline or not."""
+"""How long shutdown hooks may take, deadline or not."""
+
+STOP_S = 40.0
+"""How long closing may take, an engine's own end above all, while the deadline is that far away."""
+
+STOP_LEAST_S = 1.0
+"""How long closing may take when the deadline is over, or nothing was ever served."""
+
+FAILED_STOP_S = 5.0
+"""How long closing may take after a failure."""
+
+LOOK_S = 1.5
+"""How long counting what is held may take."""
 
 POLL_S = 0.05
 
@@ -57,16 +69,25 @@ async def drain(
     runtime.is_draining = True
     for server in servers:
         await server.drain()
+    await _within(LOOK_S, runtime.look())
     held = _held(runtime, servers)
     log.info("draining: %d requests held (because %s)", held, runtime.told_to_leave.result())
     await registration.withdraw()
     await _within(deadline_s, _finish(runtime, servers), runtime.failed)
-    cut = min(held, _held(runtime, servers))
+    cut = _held(runtime, servers)
     await _within(HOOKS_S, _call_each(hooks))
-    await _within(HOOKS_S, _call_each(runtime.closers))
-    proof = Proof(held, cut, runtime.clock.now_s() - begun_s, runtime.told_to_leave.result())
+    left_s = begun_s + deadline_s - runtime.clock.now_s() if runtime.ready.is_set() else 0.0
+    await close(runtime, min(max(left_s, STOP_LEAST_S), STOP_S))
+    # What came before everybody had heard of the deregistration was held too.
+    proof = Proof(max(held, cut), cut, runtime.clock.now_s() - begun_s, runtime.told_to_leave.result())
     log.log(logging.WARNING if cut else logging.INFO, "%s", proof)
     return proof
+
+
+async def close(runtime: WorkerRuntime, seconds: float) -> None:
+    """Await what ``on_stop`` was told, all at once and each only once, no longer than that."""
+    closers, runtime.closers = runtime.closers, []
+    await _within(seconds, _call_all(closers))
 
 
 def _held(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> int:
@@ -76,12 +97,12 @@ def _held(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> int:
 async def _finish(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> None:
     linger = asyncio.ensure_future(runtime.clock.sleep(LINGER_S))
     try:
-        await asyncio.gather(*(_logged(finish) for finish in runtime.finishers))
+        await _call_all(runtime.finishers)
+        await linger
         for server in servers:
             await server.in_flight.wait_idle()
         while runtime.held:
             await runtime.clock.sleep(POLL_S)
-        await linger
     finally:
         linger.cancel()
 
@@ -102,6 +123,10 @@ async def _within(
 async def _call_each(hooks: Sequence[Callable[[], Any]]) -> None:
     for hook in hooks:
         await _logged(hook)
+
+
+async def _call_all(hooks: Sequence[Finish]) -> None:
+    await asyncio.gather(*map(_logged, hooks))
 
 
 async def _logged(hook: Finish | Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from dynaplan.domain.discovery import Instance
 from dynaplan.ports import Route
 from dynaplan.runtime import metrics
-from dynaplan.runtime.drain import drain
+from dynaplan.runtime.drain import FAILED_STOP_S, close, drain
 from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route
 from dynaplan.runtime.process import EXIT_CRASHED, EXIT_CUT, EXIT_DRAINED, WorkerRuntime
 from dynaplan.runtime.registration import Registration
@@ -62,6 +62,7 @@ class WorkerLife:
                 await self._until_told(asyncio.create_task(self._begin(prepare, registration)))
                 return await self._end(registration)
             finally:
+                await close(runtime, FAILED_STOP_S)
                 for server in {self.server, *self._servers}:
                     await server.stop()
 
@@ -76,8 +77,10 @@ class WorkerLife:
         await asyncio.gather(beginning, return_exceptions=True)
 
     async def _begin(self, prepare: Callable[[], Awaitable[Prepared]], registration: Registration) -> None:
+        await self._serve(self.server, self._open_routes())
+        log.info("starting: %s tells its health at %s", self.runtime.worker_name, self.runtime.url)
         self._prepared = prepared = await prepare()
-        await self._serve(self.server, [*self._own_routes(), *map(internal_route, prepared.endpoints)])
+        self.server.add([*self._service_routes(), *map(internal_route, prepared.endpoints)])
         public = [public_route(endpoint) for endpoint in prepared.endpoints if endpoint.is_public]
         if public:
             await self._serve(self.public(), public)
@@ -108,6 +111,7 @@ class WorkerLife:
 
     def _instances(self, lease: int) -> Iterable[Instance]:
         runtime = self.runtime
+        runtime.instance_id = lease
         return [
             Instance(
                 runtime.namespace,
@@ -118,6 +122,7 @@ class WorkerLife:
                 worker=runtime.worker_name,
                 pid=os.getpid(),
                 card=runtime.card,
+                engine_url=runtime.engine_url,
             )
             for endpoint in self._names()
         ]
@@ -125,11 +130,16 @@ class WorkerLife:
     def _names(self) -> Sequence[str]:
         return self._prepared.registered
 
-    def _own_routes(self) -> Sequence[Route]:
+    def _open_routes(self) -> Sequence[Route]:
+        """What is served from the beginning, however long the service takes to start."""
         return (
             Route("GET", "/health", self._health, is_open=True, is_work=False),
             Route("GET", "/metrics", self._metrics, is_open=True, is_work=False),
             Route("GET", "/load_metrics", self._load_metrics, is_open=True, is_work=False),
+        )
+
+    def _service_routes(self) -> Sequence[Route]:
+        return (
             *(check_route(path, checks) for path, checks in self._prepared.checks.items()),
             *self.runtime.routes,
         )

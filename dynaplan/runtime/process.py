@@ -28,7 +28,8 @@ class WorkerRuntime:
 
     ``url`` is the base address of this worker's own HTTP server, certain before it serves. ``settings``
     is the service's configuration, keys in kebab-case as written. ``discovery`` is started. ``ready`` is
-    set once this worker serves and is registered.
+    set once this worker serves and is registered. ``gpus`` is its ``resources.gpu``, ``scratch_dir`` the
+    deployment's directory in memory for files named ``{worker_name}.*``.
     """
 
     namespace: str
@@ -42,7 +43,13 @@ class WorkerRuntime:
     discovery: Discovery
     settings: Mapping[str, Any] = field(default_factory=dict)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
+    gpus: float = 0
+    scratch_dir: str = ""
     is_draining: bool = False
+    engine_url: str = field(default="", init=False)
+    """The base address of the engine's OpenAI API, when that is a server of its own."""
+    instance_id: int = field(default=0, init=False)
+    """The lease that this worker's registrations live under, or lived last; 0 before the first."""
 
     routes: list[Route] = field(default_factory=list, init=False)
     card: dict[str, Any] = field(default_factory=dict, init=False)
@@ -51,6 +58,7 @@ class WorkerRuntime:
     _load: Callable[[], WorkerLoad] = field(default=WorkerLoad, init=False)
     _metrics: list[Callable[[], Mapping[str, float]]] = field(default_factory=list, init=False)
     _held: list[Callable[[], int]] = field(default_factory=list, init=False)
+    _looks: list[Finish] = field(default_factory=list, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _connecting: asyncio.Task[Messenger] | None = field(default=None, init=False)
 
@@ -85,23 +93,33 @@ class WorkerRuntime:
         """Add to the card that travels with the registrations. Before the start hooks end."""
         self.card.update(card)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run in the background while the process lives; an exception in it ends the process, exit code 1."""
         task = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def on_drain(self, finish: Finish) -> None:
         """Await this after deregistration; drained means that it has returned and nothing is in flight."""
         self.finishers.append(finish)
 
     def on_stop(self, close: Finish) -> None:
-        """Await this last, when nothing is in flight any more and the shutdown hooks have run."""
+        """Await this last, when nothing is in flight any more and the shutdown hooks have run.
+
+        It is awaited however the process ends, also when it fails or never becomes ready, but cancelled when
+        it takes too long.
+        """
         self.closers.append(close)
 
-    def held_requests(self, count: Callable[[], int]) -> None:
-        """Count these as held too, beside the requests in flight on the worker's own HTTP server."""
+    def held_requests(self, count: Callable[[], int], look: Finish | None = None) -> None:
+        """Count these as held too, beside the requests in flight on the worker's own HTTP server.
+
+        ``look`` is awaited before they are counted for the proof of a drain.
+        """
         self._held.append(count)
+        if look:
+            self._looks.append(look)
 
     def leave(self, why: str) -> None:
         """Drain and end this process; ``why`` completes "because ...". Only the first call counts."""
@@ -122,6 +140,10 @@ class WorkerRuntime:
     def held(self) -> int:
         """The requests held besides those in flight on the worker's own HTTP server."""
         return sum(count() for count in self._held)
+
+    async def look(self) -> None:
+        """Bring what ``held`` counts up to date."""
+        await asyncio.gather(*(look() for look in self._looks))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -49,6 +49,8 @@ class InFlight:
 class WorkerServer:
     """Serves routes from one socket, which is bound from the beginning, so that its ``url`` is certain.
 
+    More routes can be added while it serves.
+
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
     finishing may need them. One that ``leaves_port`` stops listening then too, so that the kernel gives new
@@ -60,6 +62,7 @@ class WorkerServer:
         self.url = _url(listen_on)
         self._leaves_port = leaves_port
         self._credentials = f"Bearer {token}".encode() if token else b""
+        self._table = web.UrlDispatcher()
         self._runner: web.AppRunner | None = None
         self._site: web.SockSite | None = None
         self.in_flight = InFlight()
@@ -67,9 +70,10 @@ class WorkerServer:
 
     async def start(self, routes: Sequence[Route]) -> None:
         """Listen and serve these routes."""
+        self.add(routes)
         app = web.Application(client_max_size=LARGEST_BODY_BYTES)
-        for route in routes:
-            app.router.add_route(route.method, route.path, self._guarded(route))
+        # An application's own router takes nothing more once it serves.
+        app.router.add_route("*", "/{path:.*}", self._dispatch)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -80,6 +84,11 @@ class WorkerServer:
         await self._runner.setup()
         self._site = web.SockSite(self._runner, self._socket, backlog=BACKLOG)
         await self._site.start()
+
+    def add(self, routes: Sequence[Route]) -> None:
+        """Serve these routes too, from now on."""
+        for route in routes:
+            self._table.add_route(route.method, route.path, self._guarded(route))
 
     async def drain(self) -> None:
         """Refuse new work from now on."""
@@ -92,6 +101,12 @@ class WorkerServer:
         if self._runner:
             await self._runner.cleanup()
         self._socket.close()
+
+    async def _dispatch(self, request: web.Request) -> web.StreamResponse:
+        found = await self._table.resolve(request)
+        request.match_info.clear()
+        request.match_info.update(found)
+        return await found.handler(request)
 
     def _guarded(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:

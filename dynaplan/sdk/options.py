@@ -22,12 +22,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its type, what it is for, its least value, and the only values when there are any."""
+    """One option: its type, what it is for, its least value, and the only values when there are any.
+
+    ``engine`` is the only engine that has it; empty for one that several have, or that is no engine's.
+    """
 
     kind: Kind
     about: str = ""
     least: float | None = None
     choices: tuple[str, ...] = ()
+    engine: str = ""
 
     def expected(self) -> str:
         """What the value must be, in words."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any
 
@@ -10,8 +12,16 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.options import Options, kebab
+from dynaplan.sdk.overrides import parse_overrides
 from dynaplan.sdk.service import Service
-from dynaplan.sdk.service_config import COMMON, COMMON_CONFIGS, SERVICE_ARGS, common_values, names_of_common
+from dynaplan.sdk.service_config import (
+    COMMON,
+    COMMON_CONFIGS,
+    SERVICE_ARGS,
+    common_values,
+    kebab_keys,
+    names_of_common,
+)
 
 STOCK_SERVICES = frozenset(
     {
@@ -26,12 +36,20 @@ STOCK_SERVICES = frozenset(
 SERVICE_ARGS_KEYS = ("workers", "resources", "envs", "dynamo")
 RESOURCE_KEYS = ("gpu", "cpu", "memory")
 
+SIMULATED = "sim"
+"""The engine whose every option is known here."""
+
+FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+NEARLY_THE_SAME = 0.85
+"""How alike two names must be for one to be taken for a slip of the other; new flags resemble old ones."""
+
 
 def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Raise ConfigError for the first unknown section, unknown key or wrong type; return the warnings.
 
     A section named after a stock service that this graph lacks is a warning, so that one YAML serves several
-    graphs; any other unknown section is an error. Services without an option table take any key.
+    graphs; any other unknown section is an error. Services without an option table take any key, and so do
+    those whose ``engine`` is a real one: it gets as a flag what is not known here.
     """
     services = {service.name: service for service in graph.services()}
     warnings: list[str] = []
@@ -47,6 +65,17 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
     return warnings
 
 
+def unused_common(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
+    """A warning for each ``--Common.key=value`` of the overrides that no section takes."""
+    listed = {kebab(key) for section in config.values() for key in names_of_common(section)}
+    taken = listed | {"served-model-name"}  # which all that serve the model take from there
+    return [
+        f"{COMMON}.{key} has no effect: no service lists it in its {COMMON_CONFIGS}"
+        for key in parse_overrides(overrides).get(COMMON, {})
+        if kebab(key) not in taken
+    ]
+
+
 def _absent(name: str, services: Mapping[str, Any]) -> str:
     """The warning for a section whose service is not in the graph; raises unless it is a stock service."""
     if name in STOCK_SERVICES:
@@ -59,14 +88,40 @@ def _check_section(
 ) -> Iterator[str]:
     name = service.name
     common = common_values(config, section)
-    for key, value in (common | dict(section)).items():
+    values = common | dict(section)
+    engine = real_engine(service, values)
+    for key, value in values.items():
         if kebab(key) == SERVICE_ARGS:
             yield from _check_service_args(service, value)
         elif kebab(key) == COMMON_CONFIGS:
             yield from _check_common(name, section, config.get(COMMON, {}))
         elif service.options is not None:
             where = f"{name}.{key} (from {COMMON})" if key in common else f"{name}.{key}"
-            _check_option(where, key, value, service.options)
+            option = service.options.get(kebab(key))
+            if option is None and engine:
+                yield from _passed_on(where, key, engine, service.options)
+            elif option is not None and option.engine not in ("", engine):
+                effect = f"{engine} gets it as it is" if engine else "it has no effect"
+                yield f"{where} is an option of {option.engine}; {effect}"
+            else:
+                _check_option(where, key, value, service.options)
+
+
+def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
+    """The engine that these options of the service choose; empty for the simulated one, and for no engine."""
+    engine = kebab_keys(values).get("engine")
+    if service.options is None or "engine" not in service.options or engine == SIMULATED:
+        return ""
+    return engine if isinstance(engine, str) else ""
+
+
+def _passed_on(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
+    """A remark when the option that goes to the engine is nearly one that is known here."""
+    if not FLAG.fullmatch(key):
+        raise ConfigError(f"{where}: not a name that an option of {engine} can have")
+    near = get_close_matches(kebab(key).lower(), options, 1, cutoff=NEARLY_THE_SAME)
+    if near:
+        yield f"{where} is passed on to {engine} as it is; did you mean {near[0]}?"
 
 
 def _check_option(where: str, key: str, value: Any, options: Options) -> None:
@@ -78,8 +133,6 @@ def _check_option(where: str, key: str, value: Any, options: Options) -> None:
 
 
 def _near_option(key: str, options: Options) -> str:
-    from difflib import get_close_matches
-
     near = get_close_matches(kebab(key).lower(), options, 1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else "No option of this service has a name like that."
 

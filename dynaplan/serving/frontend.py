@@ -12,13 +12,17 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
 from dynaplan.domain.scaling import fleet_key
+from dynaplan.ports import Route
 from dynaplan.runtime.server import bind
-from dynaplan.serving.forwarding import Forwarder, new_session
+from dynaplan.serving.background import Background
+from dynaplan.serving.forwarding import Forwarder
 from dynaplan.serving.frontend_metrics import FrontendMetrics
 from dynaplan.serving.frontend_requests import FrontendRequests
 from dynaplan.serving.frontend_settings import FrontendSettings, gathered_settings
 from dynaplan.serving.prefix_watch import follow_prefix
 from dynaplan.serving.remote_prefill import RemotePrefill
+from dynaplan.serving.reservation import Reservations
+from dynaplan.serving.upstream import Upstream
 from dynaplan.serving.worker_router import WorkerRouter
 
 if TYPE_CHECKING:
@@ -33,7 +37,8 @@ SHUTDOWN_TIMEOUT_S = 0.5
 async def start_frontend(runtime: WorkerRuntime) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
-    Raises ConfigError for a wrong option, OSError when the port is taken.
+    The process's own server tells draining workers (``GET /routed/{instance id}``) whether requests still go
+    there; they find it by its card. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = Frontend(runtime, gathered_settings(runtime.settings))
     await frontend.start()
@@ -51,7 +56,8 @@ class Frontend:
         self.is_worker_coming = False
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, settings.shared_metrics)
-        self._session = new_session()
+        self._upstream = Upstream(runtime.worker_token)
+        self._background = Background()
         self._router = WorkerRouter(
             runtime.discovery,
             settings.decode_component,
@@ -67,12 +73,13 @@ class Frontend:
             wait_s=settings.prefill_wait_s,
             connect=runtime.messenger,
             placed=self._metrics.placed,
+            background=self._background,
         )
         forwarder = Forwarder(
-            self._session,
+            self._upstream,
             self._router,
             self.prefill,
-            worker_token=runtime.worker_token,
+            Reservations(self._upstream, self._background),
             worker_wait_s=settings.worker_wait_s,
         )
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics)
@@ -98,6 +105,8 @@ class Frontend:
 
     async def start(self) -> None:
         """Listen, and follow the store."""
+        self._runtime.add_routes([Route("GET", "/routed/{instance_id}", self._routed, is_work=False)])
+        self._runtime.describe(routes_to=self._settings.decode_component)
         listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
         await self._runner.setup()
         self._site = web.SockSite(self._runner, listen_on, backlog=BACKLOG)
@@ -122,10 +131,20 @@ class Frontend:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, once the workers know what is not needed any more."""
         await self.prefill.close()
         await self._runner.cleanup()
-        await self._session.close()
+        await self._background.close()
+        await self._upstream.close()
+
+    async def _routed(self, request: web.Request) -> web.Response:
+        """Whether the worker with that instance id (hexadecimal) can be chosen, and what it holds for us."""
+        try:
+            instance_id = int(request.match_info["instance_id"], 16)
+        except ValueError:
+            return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
+        is_routed, in_flight = self._router.routed(instance_id)
+        return web.json_response({"is_routed": is_routed, "in_flight": in_flight})
 
     def _has_unsent_bytes(self) -> bool:
         connections = self._runner.server.connections if self._runner.server else []

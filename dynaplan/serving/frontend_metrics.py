@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from dynaplan.serving.stream_tokens import tokens_in
+from dynaplan.serving.stream_tokens import Usage, tokens_in
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,6 +36,9 @@ ITL_S = (
 )
 
 
+NOTHING_STATED = Usage()
+
+
 class _ModelMetrics:
     """The children of one model, made once: a look-up of labels costs more than the observation."""
 
@@ -47,6 +50,7 @@ class _ModelMetrics:
         self.duration_s = metrics.duration_s.labels(*labels)
         self.input_tokens = metrics.input_tokens.labels(*labels)
         self.output_tokens = metrics.output_tokens.labels(*labels)
+        self.cached_tokens = metrics.cached_tokens.labels(*labels)
         self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
         self.ttft_s = metrics.ttft_s.labels(*labels)
         self.itl_s = metrics.itl_s.labels(*labels)
@@ -76,7 +80,7 @@ class RequestRecord:
 
     def streamed(self, chunk: bytes) -> None:
         """These bytes of a stream pass by. The time since the last ones is spread over their tokens."""
-        tokens = tokens_in(chunk, is_beginning=not self._output_tokens)
+        tokens = tokens_in(chunk)
         if tokens <= 0:
             return
         now_s = self._now_s()
@@ -90,16 +94,23 @@ class RequestRecord:
         self._last_s = now_s
         self._output_tokens += tokens
 
-    def finished(self, error_type: str, input_tokens: int, stated_output_tokens: int | None = None) -> None:
-        """The request has ended; ``error_type`` is empty when it was answered."""
+    def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
+        """The request has ended; ``error_type`` is empty when it was answered.
+
+        What the answer ``stated`` is right; ``input_tokens`` is an estimate.
+        """
         self.answering()
         self._of_model.inflight.dec()
         self._of_model.active.dec()
         self._of_model.duration_s.observe(self._now_s() - self._begun_s)
-        output_tokens = self._output_tokens if stated_output_tokens is None else stated_output_tokens
+        output_tokens = self._output_tokens if stated.output_tokens is None else stated.output_tokens
         if not error_type:
-            self._of_model.input_tokens.observe(input_tokens)
+            self._of_model.input_tokens.observe(
+                input_tokens if stated.input_tokens is None else stated.input_tokens
+            )
             self._of_model.output_tokens.observe(output_tokens)
+            if stated.cached_tokens is not None:
+                self._of_model.cached_tokens.observe(stated.cached_tokens)
         self._of_model.output_tokens_total.inc(output_tokens)
         self._metrics.count_ended(self._labels, error_type)
 
@@ -199,6 +210,9 @@ class FrontendMetrics:
         self.duration_s = self._histogram("request_duration_seconds", "From acceptance to end", DURATION_S)
         self.input_tokens = self._histogram("input_sequence_tokens", "Length of prompts", INPUT_TOKENS)
         self.output_tokens = self._histogram("output_sequence_tokens", "Length of answers", OUTPUT_TOKENS)
+        self.cached_tokens = self._histogram(
+            "cached_tokens", "Tokens of prompts whose KV entries were there already", INPUT_TOKENS
+        )
         self.ttft_s = self._histogram("time_to_first_token_seconds", "From acceptance to first token", TTFT_S)
         self.itl_s = self._histogram("inter_token_latency_seconds", "Between tokens", ITL_S)
 

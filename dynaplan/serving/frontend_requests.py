@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from dynaplan.serving.forwarding import Exchange, Forwarder
+from dynaplan.serving.answering import Exchange
+from dynaplan.serving.forwarding import Forwarder
 from dynaplan.serving.frontend_metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend_settings import FrontendSettings
 from dynaplan.serving.limits import ApiKey, WaitingRoom
@@ -23,7 +24,7 @@ from dynaplan.serving.openai_api import (
     no_worker,
     read_call,
 )
-from dynaplan.serving.stream_tokens import output_tokens_in
+from dynaplan.serving.stream_tokens import usage_in
 from dynaplan.serving.worker_router import WorkerRouter
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class FrontendRequests:
             place.leave()
             if outcome == "cancelled":
                 self._metrics.client_left()
-            record.finished(outcome, call.prompt_tokens, output_tokens_in(exchange.tail))
+            record.finished(outcome, call.prompt_tokens, usage_in(exchange.usage))
         return response
 
     def _check_model(self, call: Call) -> None:

@@ -10,6 +10,18 @@ from typing import Any
 from dynaplan.core.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
 from dynaplan.domain.errors import UserError
 
+SET_BY_SERVER = (
+    "kv_transfer_params",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "kv_slot_file",
+    "id_slot",
+    "cache_prompt",
+)
+"""How engines are told where to take KV entries from: hosts, files, slots. Only the frontend may say that."""
+
 
 class ApiError(Exception):
     """An answer that is an error: ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
@@ -87,11 +99,13 @@ class Call:
     prompt: str | tuple[int, ...]
     prompt_tokens: int
 
-    def body_with(self, kv_transfer_params: Mapping[str, Any]) -> bytes:
-        """The client's body with the hand-off added, its own bytes untouched."""
-        params = json.dumps(kv_transfer_params, separators=(",", ":")).encode()
+    def body_with(self, fields: Mapping[str, Any]) -> bytes:
+        """The client's body with these fields added, its own bytes untouched."""
+        if not fields:
+            return self.body
+        added = json.dumps(fields, separators=(",", ":")).encode()
         # The body is a JSON object with at least a model in it, so it ends in "}" and needs the comma.
-        return self.body.rstrip()[:-1] + b',"kv_transfer_params":' + params + b"}"
+        return self.body.rstrip()[:-1] + b"," + added[1:]
 
 
 def read_call(endpoint: Endpoint, body: bytes) -> Call:
@@ -152,6 +166,6 @@ def _check_types(document: Mapping[str, Any]) -> None:
         value = document.get(name)
         if value is not None and (type(value) is not int or value < (name == "n")):
             raise bad_request(f"{name!r} must be a whole number, not negative", param=name)
-    if "kv_transfer_params" in document:
-        # They name the host a worker fetches from, with its token: only the frontend may say that.
-        raise bad_request("'kv_transfer_params' is set by the server", param="kv_transfer_params")
+    for name in SET_BY_SERVER:
+        if name in document:
+            raise bad_request(f"{name!r} is set by the server", param=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynaplan.core.routing import MODES
 from dynaplan.sdk.options import Kind, Option, Options
 
@@ -75,14 +77,52 @@ PROCESSOR: Options = {
 
 ROUTER: Options = {**MODEL, **ROUTING, **DISAGGREGATION, "indexer": _text("Of the original; has no effect")}
 
+ENGINES: Options = {
+    "engine": _text("What computes: sim (simulated), llamacpp, vllm, sglang or trtllm"),
+    "start-timeout": _number("Seconds that the engine may take to load the model; default 1800"),
+    "hang-timeout": _number("Seconds without progress after which a busy engine is replaced; 0 is never"),
+    "max-concurrent-prefills": _whole("Prompts that a prefill worker takes at once", 1),
+}
+"""What every engine has."""
+
+SERVERS: Options = {
+    "vllm-command": Option(Kind.LIST, "The program that starts vLLM's server, with its first arguments"),
+    "sglang-command": Option(Kind.LIST, "The program that starts SGLang's server, with its first arguments"),
+    "trtllm-command": Option(Kind.LIST, "The program that starts trtllm-serve, with its first arguments"),
+    "extra-llm-api-options": Option(Kind.MAPPING, "What TensorRT-LLM takes in the file of that option"),
+    "disaggregation-transfer-backend": _text("How SGLang moves KV entries: nixl or mooncake"),
+}
+"""How the servers of vllm, sglang and trtllm are started."""
+
+LLAMACPP: Options = {
+    name: replace(option, engine="llamacpp")
+    for name, option in {
+        "parallel": _whole("Requests that are computed at once, each in a slot; as max-num-seqs", 1),
+        "ctx-size": _whole("Context of all slots together, in tokens; max-model-len is that of one", 1),
+        "threads": _whole("Threads that compute; half of the cores when not set", 1),
+        "threads-batch": _whole("Threads that compute prompts", 1),
+        "threads-http": _whole("Most HTTP requests at once", 1),
+        "batch-size": _whole("Most tokens of one step; as max-num-batched-tokens", 1),
+        "ubatch-size": _whole("Most tokens that are computed in one piece", 1),
+        "n-gpu-layers": _whole("Layers on the GPU; -1 is all that fit", -1),
+        "main-gpu": _whole("The GPU for what is not split"),
+        "split-mode": _text("How layers are divided between GPUs: none, layer or row"),
+        "flash-attn": Option(Kind.ANY, "on, off or auto"),
+        "cache-type-k": _text("Type of the keys in the KV cache: f16, q8_0 ..."),
+        "cache-type-v": _text("Type of the values in the KV cache: f16, q8_0 ..."),
+        "cache-ram": _whole("MiB of host memory for the KV entries of earlier prompts; -1 is no limit", -1),
+        "chat-template": _text("Jinja template of chats, when it is not the model's"),
+        "llama-server": Option(Kind.ANY, "The llama-server to run in place of xllamacpp: its path, or true"),
+    }.items()
+}
+"""What llama.cpp alone has; more of it, by its own names, is checked by the engine."""
+
 SIMULATION: Options = {
-    "engine": _text("The engine; sim is the simulated one"),
     "speedup-ratio": _number("Divides every simulated duration; 0 means no delay at all"),
     "startup-time": _number("Simulated seconds from start to ready"),
     "profile": _text("Measured profile to take times from: a name or a path"),
     "kv-total-tokens": _whole("KV cache size in tokens", 1),
     "jitter": _number("Largest random change of a step's duration, as a part of it"),
-    "max-concurrent-prefills": _whole("Prompts that a prefill worker takes at once", 1),
 }
 
 VLLM: Options = {
@@ -135,7 +175,10 @@ VLLM_OTHERS = (
 ENGINE: Options = {
     **{name: Option(Kind.ANY, "An option of vLLM") for name in VLLM_OTHERS},
     **MODEL,
+    **ENGINES,
+    **SERVERS,
     **VLLM,
+    **LLAMACPP,
     **SIMULATION,
     **PROCESS,
 }

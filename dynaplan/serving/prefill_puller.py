@@ -1,15 +1,16 @@
-"""The prefill worker's loop: take work from the queue, compute it, answer, acknowledge."""
+"""The prefill worker's loop: take work from the queue, compute it, hand it over, acknowledge."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.ports import Clock, Engine, Messenger, WorkItem, WorkQueue
+from dynaplan.ports import Clock, Engine, HoldingEngine, Messenger, WorkItem, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,10 @@ T = TypeVar("T")
 class PrefillPuller:
     """Pulls from the namespace's prefill queue for as long as it runs, whatever becomes of the queue.
 
-    A request is acknowledged after its answer was sent, so that one whose worker dies is delivered
-    again. One that cannot be read is acknowledged at once: delivered again it would not get better.
+    A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
+    prefill has ended too, so that one whose worker dies is delivered again. One that cannot be read is
+    acknowledged at once: delivered again it would not get better. An engine that holds its hand-offs until
+    they are taken is told when they are.
     """
 
     def __init__(
@@ -54,6 +57,10 @@ class PrefillPuller:
         self._clock = clock
         self._stream = prefill_stream(namespace)
         self._worker_name = worker_name
+        self._release_to = (
+            release_subject(namespace, worker_name) if isinstance(engine, HoldingEngine) else ""
+        )
+        self._is_listening = False
         self._slots = asyncio.Semaphore(most_at_once)
         self._working: set[asyncio.Task[None]] = set()
         self._in_hand: set[str] = set()
@@ -73,6 +80,7 @@ class PrefillPuller:
         while not self._is_stopping:
             try:
                 messenger = await self._messenger()
+                await self._listen(messenger)
                 queue = await messenger.queue(self._stream)
                 delay_s = RETRY_FIRST_S
                 await self._pull(queue, messenger)
@@ -93,6 +101,16 @@ class PrefillPuller:
         await self._is_idle.wait()
         while self._working:
             await asyncio.wait(set(self._working))
+
+    async def _listen(self, messenger: Messenger) -> None:
+        """Hear what is taken; once, because the messenger itself subscribes again after an outage."""
+        engine = self._engine
+        if self._is_listening or not isinstance(engine, HoldingEngine):
+            return
+        await messenger.subscribe(
+            self._release_to, lambda _, payload: engine.release(payload.decode("utf-8", "replace"))
+        )
+        self._is_listening = True
 
     async def _pull(self, queue: WorkQueue, messenger: Messenger) -> None:
         while not self._is_stopping:
@@ -131,31 +149,33 @@ class PrefillPuller:
         await self._persist(item.ack)
 
     async def _serve(self, request: RemotePrefillRequest, item: WorkItem, messenger: Messenger) -> None:
-        self._in_hand.add(request.request_id)
-        try:
-            payload = (await self._answer(request, item)).to_json()
+        async def send(answer: PrefillAnswer) -> None:
+            payload = answer.to_json()
             if request.reply_to:
                 await self._persist(lambda: messenger.publish(request.reply_to, payload))
+
+        reply = _Reply(request.request_id, self._worker_name, self._release_to, send)
+        self._in_hand.add(request.request_id)
+        try:
+            if item.deliveries > MOST_DELIVERIES:
+                log.error("prefill %s given up: delivered %d times", request.request_id, item.deliveries)
+                await reply.refuse(f"given up after {item.deliveries} deliveries", is_retryable=False)
+            else:
+                await self._prefill(request, reply)
         finally:
             self._in_hand.discard(request.request_id)
 
-    async def _answer(self, request: RemotePrefillRequest, item: WorkItem) -> PrefillAnswer:
-        deliveries = item.deliveries
-        if deliveries > MOST_DELIVERIES:
-            log.error("prefill %s given up: delivered %d times", request.request_id, deliveries)
-            error = f"given up after {deliveries} deliveries"
-            return PrefillAnswer(request.request_id, self._worker_name, error=error, is_retryable=False)
+    async def _prefill(self, request: RemotePrefillRequest, reply: _Reply) -> None:
+        """Let the engine work; a failure is the answer, unless the decode side has its hand-off already."""
+        error, is_retryable = "the engine handed nothing over", True
         try:
-            handoff = await self._engine.prefill(request)
-        except Exception as error:
+            await self._engine.prefill(request, reply.hand_over)
+        except Exception as failure:
             log.exception("prefill %s failed", request.request_id)
-            return PrefillAnswer(
-                request.request_id,
-                self._worker_name,
-                error=f"{type(error).__name__}: {error}",
-                is_retryable=not isinstance(error, PermanentError),
-            )
-        return PrefillAnswer(request.request_id, self._worker_name, handoff)
+            error = f"{type(failure).__name__}: {failure}"
+            is_retryable = not isinstance(failure, PermanentError)
+        if not reply.is_sent:
+            await reply.refuse(error, is_retryable=is_retryable)
 
     async def _keep(self, item: WorkItem) -> None:
         """Tell the queue that the work goes on."""
@@ -177,6 +197,38 @@ class PrefillPuller:
                     log.warning("the prefill queue stayed away: %s", error)
                     return None
                 await self._clock.sleep(RETRY_FIRST_S)
+
+
+class _Reply:
+    """The one answer to a request."""
+
+    def __init__(
+        self, request_id: str, worker: str, release_to: str, send: Callable[[PrefillAnswer], Awaitable[None]]
+    ) -> None:
+        self._request_id = request_id
+        self._worker = worker
+        self._release_to = release_to
+        self._send = send
+        self.is_sent = False
+
+    async def hand_over(self, hand_off: Mapping[str, Any]) -> None:
+        """The engine's word that a decode worker may begin."""
+        if self.is_sent:
+            raise RuntimeError(f"prefill {self._request_id} was handed over already")
+        await self._send(PrefillAnswer(self._request_id, self._worker, hand_off, release_to=self._release_to))
+        self.is_sent = True
+
+    async def refuse(self, error: str, *, is_retryable: bool) -> None:
+        """There is no hand-off."""
+        await self._send(
+            PrefillAnswer(self._request_id, self._worker, error=error, is_retryable=is_retryable)
+        )
+        self.is_sent = True
+
+
+def release_subject(namespace: str, worker_name: str) -> str:
+    """Where the decode side says which of this worker's hand-offs it has taken."""
+    return re.sub(r"[\s/\\*>]", "_", f"{namespace}.kv_hand_offs.{worker_name}")
 
 
 def _read(item: WorkItem) -> RemotePrefillRequest | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dynaplan.core.disaggregation import (
     DisaggregationSettings,
@@ -24,6 +23,8 @@ from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery
+from dynaplan.serving.background import Background
+from dynaplan.serving.hand_off import HandOff, HandOffs
 from dynaplan.serving.openai_api import Call, worker_failed
 from dynaplan.serving.prefill_depth import PrefillDepth
 
@@ -39,6 +40,10 @@ QUEUE_TIMEOUT_S = 1.0
 """How long a request waits for the queue to take its prefill, and then how long the queue is left alone."""
 
 
+_BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
+"""Reasons against a remote prefill that could be done all the same."""
+
+
 @dataclass
 class _Pending:
     """A prefill that was asked for: its answer, or None when it will never come."""
@@ -52,7 +57,7 @@ class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
     ``connect`` gives the process's messenger; it may fail, and is tried again. ``placed`` is told of
-    every decision: ``remote``, ``local`` or ``fallback``.
+    every decision: ``remote``, ``local`` or ``fallback``. What nobody waits for runs in ``background``.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class RemotePrefill:
         wait_s: float,
         connect: Callable[[], Awaitable[Messenger]],
         placed: Callable[[str, str], None],
+        background: Background,
     ) -> None:
         self._configured = self._settings = settings
         self._discovery = discovery
@@ -77,7 +83,8 @@ class RemotePrefill:
         self._reply_to = f"{namespace}.prefill_answers.{uuid.uuid4().hex}"
         self._queue: WorkQueue | None = None
         self._pending: dict[str, _Pending] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = background
+        self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
         self._left_alone_until_s = float("-inf")
         discovery.on_change(self._release_if_alone)
@@ -113,13 +120,16 @@ class RemotePrefill:
         """The keys that ``configure`` wants."""
         return live_settings_prefix(self._namespace)
 
-    async def hand_off(self, call: Call, prefix_hit_rate: float) -> Mapping[str, Any] | None:
+    async def hand_off(
+        self, call: Call, prefix_hit_rate: float, *, is_needed: bool = False
+    ) -> HandOff | None:
         """The hand-off of the remotely computed prompt; None when the decode worker shall compute it itself.
 
-        Raises ApiError when a prefill worker says that it can never be computed.
+        When it ``is_needed``, because the decode worker cannot, no prompt is too short and no queue too full.
+        The caller must release it. Raises ApiError when a prefill worker says that it can never be computed.
         """
         place = self._place(call, prefix_hit_rate)
-        if place is not PrefillPlace.REMOTE:
+        if place is not PrefillPlace.REMOTE and not (is_needed and place in _BETTER_LOCAL):
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._placed(call.model, "local")
             return None
@@ -134,15 +144,12 @@ class RemotePrefill:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
         self._placed(call.model, "remote")
-        return answer.kv_transfer_params
+        return self._hand_offs.of(answer)
 
     async def close(self) -> None:
-        """Stop what runs in the background; requests that still wait go on locally."""
+        """Requests that still wait go on locally."""
         self._release_all()
         await self._depth.close()
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
 
     def _place(self, call: Call, prefix_hit_rate: float) -> PrefillPlace:
         if not self._settings.is_on:
@@ -168,11 +175,14 @@ class RemotePrefill:
         if len(payload) > LARGEST_PAYLOAD_BYTES:
             return None
         pending = self._pending[request_id] = _Pending(self._loop.create_future())
-        timer = self._loop.call_later(self._wait_s, _resolve, pending.answer, None)
+        timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
         try:
             if not await self._enqueued(pending, payload):
                 return None
             return await pending.answer
+        except asyncio.CancelledError:
+            self._hand_offs.release(request_id)
+            raise
         finally:
             timer.cancel()
             del self._pending[request_id]
@@ -194,7 +204,7 @@ class RemotePrefill:
         """Nobody waits for this prefill any more: spare the prefill workers the work."""
         is_answered = pending.answer.done() and not pending.answer.cancelled() and pending.answer.result()
         if pending.sequence and not is_answered:
-            self._in_background(self._withdraw(pending.sequence))
+            self._background.spawn(self._withdraw(pending.sequence))
 
     async def _withdraw(self, sequence: int) -> None:
         assert self._queue is not None
@@ -204,15 +214,18 @@ class RemotePrefill:
             log.debug("prefill %d stays in the queue: %s", sequence, error)
 
     def _receive(self, subject: str, payload: bytes) -> None:
-        """An answer came in. One that nobody waits for (a redelivery's, or too late) changes nothing."""
+        """An answer came in. One that nobody waits for (a redelivery's, or too late) is refused."""
         try:
             answer = PrefillAnswer.from_json(payload)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             log.warning("ignoring a message on %s: it is no prefill answer (%s)", subject, error)
             return
         pending = self._pending.get(answer.request_id)
-        if pending:
-            _resolve(pending.answer, answer)
+        if pending and not pending.answer.done():
+            self._hand_offs.hold(answer)
+            pending.answer.set_result(answer)
+        else:
+            self._hand_offs.refuse(answer)
 
     def _release_if_alone(self) -> None:
         if self._pending and not self._discovery.instances(self._component):
@@ -220,20 +233,15 @@ class RemotePrefill:
 
     def _release_all(self) -> None:
         for pending in self._pending.values():
-            _resolve(pending.answer, None)
+            _give_up(pending.answer)
 
     def _release_lost(self, empty_s: float) -> None:
         """The queue was empty then: whoever has been in it for long has lost his answer on its way."""
         for pending in self._pending.values():
             if pending.put_s < empty_s - ANSWER_S:
-                _resolve(pending.answer, None)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+                _give_up(pending.answer)
 
 
-def _resolve(future: asyncio.Future[PrefillAnswer | None], answer: PrefillAnswer | None) -> None:
-    if not future.done():
-        future.set_result(answer)
+def _give_up(answer: asyncio.Future[PrefillAnswer | None]) -> None:
+    if not answer.done():
+        answer.set_result(None)

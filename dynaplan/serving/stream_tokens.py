@@ -1,29 +1,74 @@
-"""Tokens counted in the bytes of passing answers, without parsing them.
+"""Tokens counted in the bytes of passing answers, hardly ever parsing them.
 
-The patterns that look for a key cannot match inside a JSON text, where the quotes are escaped.
+What looks for a key cannot match inside a JSON text, where the quotes are escaped.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _EVENT = b"data: {"
-_NOT_TOKENS = (b'"choices":[]', b'"delta":{}')
-_FIRST_TEXT = re.compile(rb'"role":"assistant"[^{}]*"content":"[^"]|"content":"[^"][^{}]*"role":')
-_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_PLAIN_TOKEN = b'"delta":{"content":"'
+_MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
+"""What an event without a token has in it, in the streams of all engines: the first, the last, the usage."""
+
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')
+_NUMBER = re.compile(rb'"(prompt|completion|cached)_tokens":\s*(\d+)')
+_TIMINGS = re.compile(rb'"cache_n":(\d+),"prompt_n":(\d+),.*?"predicted_n":(\d+)')
+_USAGE_BYTES = 1024
 
 
-def tokens_in(events: bytes, *, is_beginning: bool) -> int:
-    """How many tokens these events of a stream hold: one per event that has content.
+@dataclass(frozen=True)
+class Usage:
+    """The numbers of tokens that an answer states; None where it does not."""
 
-    A chat begins with an event that has the role, with or without the first token.
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+def tokens_in(events: bytes) -> int:
+    """How many tokens these whole events of a stream hold: one per event that is no mere frame.
+
+    vLLM's events without a text are tokens too: parts of a character.
     """
-    tokens = events.count(_EVENT) - sum(map(events.count, _NOT_TOKENS))
-    is_role_alone = is_beginning and b'"role":' in events and not _FIRST_TEXT.search(events)
-    return tokens - 1 if is_role_alone else tokens
+    count = events.count(_EVENT)
+    if count == events.count(_PLAIN_TOKEN):
+        return count
+    return count - len(_frames(events))
 
 
-def output_tokens_in(tail: bytes) -> int | None:
-    """The number of output tokens that the end of an answer states, if it does."""
-    stated = _USAGE.findall(tail)
-    return int(stated[-1]) if stated else None
+def _frames(events: bytes) -> set[int]:
+    """Where the events without a token begin."""
+    found = set()
+    for mark in _MAYBE_NONE:
+        at = events.find(mark)
+        while at >= 0:
+            begin, end = events.rfind(b"\n", 0, at) + 1, events.find(b"\n", at)
+            end = len(events) if end < 0 else end
+            if events.startswith(_EVENT, begin) and not _TEXT.search(events, begin, end):
+                found.add(begin)
+            at = events.find(mark, end)
+    return found
+
+
+def usage_in(answer: bytes) -> Usage:
+    """The numbers that the answer, or the end of a stream, states last.
+
+    Without being asked for its usage, llama.cpp states the same as ``timings`` at the end of a stream.
+    """
+    begin = answer.rfind(b'"usage":')
+    stated = dict(_NUMBER.findall(answer[begin : begin + _USAGE_BYTES])) if begin >= 0 else {}
+    if b"completion" in stated:
+        return Usage(*(_number(stated.get(name)) for name in (b"prompt", b"completion", b"cached")))
+    begin = answer.rfind(b'"timings":{')
+    timings = _TIMINGS.search(answer, begin) if begin >= 0 else None
+    if not timings:
+        return Usage()
+    cached, computed, predicted = map(int, timings.groups())
+    return Usage(cached + computed, predicted, cached)
+
+
+def _number(digits: bytes | None) -> int | None:
+    return None if digits is None else int(digits)

@@ -107,6 +107,12 @@ class WorkerRouter:
                 raise no_worker(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
+    def routed(self, instance_id: int) -> tuple[bool, int]:
+        """Whether the instance can be chosen, and how many requests are in flight there."""
+        is_routed = any(instance.instance_id == instance_id for instance in self.instances)
+        book = self._books.get(instance_id)
+        return is_routed, book.in_flight if book else 0
+
     def avoid(self, instance: Instance) -> None:
         """The instance refused, or died: send it nothing for a moment."""
         self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
@@ -172,11 +178,16 @@ class WorkerRouter:
         await asyncio.wait((self._changed,), timeout=max(timeout_s, 0.001))
 
     def _follow(self) -> None:
-        """The instances changed: wake whoever waits for one, and drop the books of those that are gone."""
+        """The instances changed: wake whoever waits for one, and close the books of those that are gone.
+
+        A book with requests in flight stays: the worker that drains asks for them.
+        """
         if self.instances or self._had_instances:
             self._last_seen_s = self._loop.time()
         self._had_instances = bool(self.instances)
         known = {instance.instance_id for instance in self.instances}
-        self._books = {identity: book for identity, book in self._books.items() if identity in known}
+        self._books = {
+            identity: book for identity, book in self._books.items() if identity in known or book.in_flight
+        }
         self._changed.set_result(None)
         self._changed = self._loop.create_future()

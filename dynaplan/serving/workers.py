@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynaplan import wiring
+from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.ports import ObservableEngine
+from dynaplan.ports import ObservableEngine, ServingEngine
 from dynaplan.serving.prefill_puller import CONCURRENT_PREFILLS, PrefillPuller
 
 if TYPE_CHECKING:
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
 async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     """Start the configured engine and serve its OpenAI API: for decode and for aggregated workers.
 
-    Draining, the requests in flight finish first and the engine stops last.
+    Draining, the requests in flight finish first and the engine stops last; one that gets them on a port of
+    its own, when no router sends it any more.
     """
     engine = await _start_engine(runtime, "decode")
-    runtime.on_stop(engine.stop)
+    if isinstance(engine, ServingEngine):
+        from dynaplan.runtime.routers import RoutedRequests
+
+        routed = RoutedRequests(runtime, engine.requests, engine.load)
+        runtime.held_requests(lambda: routed.held, routed.look)
+        runtime.on_drain(routed.gone)
     return engine
 
 
@@ -30,6 +37,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
     Draining, it stops pulling, finishes and acknowledges what it holds, and waits until its hand-offs
     have been taken or have expired.
     """
+    most_at_once = _most_at_once(runtime)
     engine = await _start_engine(runtime, "prefill")
     puller = PrefillPuller(
         runtime.messenger,
@@ -37,7 +45,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         runtime.clock,
         runtime.namespace,
         runtime.worker_name,
-        _most_at_once(runtime),
+        most_at_once,
     )
 
     async def pull() -> None:
@@ -55,17 +63,24 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
 
 
 async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
-    engine = wiring.make_engine(
-        str(runtime.settings.get("engine", "sim")),
-        runtime.settings,
+    context = EngineContext(
         worker_name=runtime.worker_name,
-        address=runtime.url,
         role=role,
+        address=runtime.url,
+        namespace=runtime.namespace,
+        component=runtime.component,
+        token=runtime.worker_token,
+        gpus=runtime.gpus,
+        scratch_dir=runtime.scratch_dir,
     )
+    engine = wiring.make_engine(str(runtime.settings.get("engine", "sim")), runtime.settings, context)
+    runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
-    runtime.describe(**engine.card())
+    runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
+    if isinstance(engine, ServingEngine):
+        runtime.engine_url = engine.url
     if isinstance(engine, ObservableEngine):
         runtime.add_metrics(engine.metrics)
         runtime.spawn(engine.died(), "engine")

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynaplan.domain.errors import ConfigError, UserError, WorkerStartFailed
 from dynaplan.domain.fleet import EXIT_NEVER
@@ -41,6 +41,8 @@ class Surroundings:
     port: int
     api_key: str
     drain_deadline_s: float
+    gpus: float
+    scratch_dir: str
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> Surroundings:
@@ -56,6 +58,8 @@ class Surroundings:
             port=int(_number(environment, "DYNAMO_PORT", 8000)),
             api_key=environment.get("DYNAPLAN_API_KEY", ""),
             drain_deadline_s=_number(environment, "DYNAPLAN_DRAIN_DEADLINE_S", DRAIN_DEADLINE_S),
+            gpus=_number(environment, "DYNAPLAN_GPUS", 0),
+            scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
         )
 
 
@@ -151,6 +155,8 @@ async def _runtime(service: Service[Any], surroundings: Surroundings, url: str) 
         discovery=discovery,
         settings=kebab_keys(ServiceConfig.get_instance().get_parsed_config(service.name)),
         connect_messenger=wiring.connect_messenger,
+        gpus=surroundings.gpus,
+        scratch_dir=surroundings.scratch_dir,
     )
 
 
@@ -195,5 +201,12 @@ def _run(life: Coroutine[Any, Any, int]) -> int:
     return run(life)
 
 
+def _exit(code: int) -> NoReturn:
+    """End at once: an engine's thread that is still loading its model is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _exit(main(sys.argv[1:]))

@@ -13,26 +13,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 
-from dynaplan.core.reconcile import applied, reconcile
-from dynaplan.core.restarting import after_exit
-from dynaplan.domain.actions import Action, Remove, Start, Waiting
-from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
-from dynaplan.domain.fleet import Role, Worker, WorkerState
-from dynaplan.ports import Clock, Processes
-from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
-from dynaplan.supervisor.fleet import (
+from dynaplan.core.fleet import (
     Exit,
     World,
     desired_workers,
     first_counts,
     fleet_document,
+    hung,
     is_carried_out,
     observe,
     own_instances,
+    suspects,
 )
+from dynaplan.core.reconcile import applied, reconcile
+from dynaplan.core.restarting import after_exit
+from dynaplan.core.startup import startup_key
+from dynaplan.domain.actions import Action, Remove, Start, Waiting
+from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
+from dynaplan.domain.fleet import Role, Worker, WorkerState
+from dynaplan.ports import Clock, Processes
+from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.gpu_claims import GpuClaims
+from dynaplan.supervisor.health import HealthWatch
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.locate import tail
+from dynaplan.supervisor.scratch import remove_files_of
 from dynaplan.supervisor.store_link import StoreLink
 from dynaplan.supervisor.watchers import worker_watcher
 
@@ -46,6 +51,9 @@ EXIT_CODE_WITHIN_S = 0.3
 
 REVOKED_REACT_S = 3.0
 """A worker whose lease was revoked is also sent SIGTERM after that time: it may not have heard."""
+
+LOADING_LEAVE_S = 10.0
+"""How long a worker may take to leave that was never seen registered: it holds nobody's request."""
 
 KILL_GRACE_S = 2.0
 """So much longer than its own drain deadline a worker may take before it is killed."""
@@ -75,7 +83,8 @@ class _Memory:
 class FleetKeeper:
     """The reconciler of one deployment.
 
-    ``record(workers)`` writes the statefile, ``say(line)`` tells the user; ``link`` is set before ``run``.
+    ``record(workers)`` writes the statefile, ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
+    how long a start took; ``link`` and ``health`` are set before ``run``.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class FleetKeeper:
         record: Callable[[Sequence[Worker]], None],
         say: Callable[[str], None],
         gpus: GpuClaims,
+        learn: Callable[[str, float], None],
     ) -> None:
         self._launch = launch
         self._workers = {worker.name: worker for worker in workers}
@@ -97,9 +107,11 @@ class FleetKeeper:
         self._record = record
         self._say = say
         self._gpus = gpus
+        self._learn = learn
         self._memory = _Memory()
         self._wake = asyncio.Event()
         self.link: StoreLink | None = None
+        self.health: HealthWatch | None = None
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -161,9 +173,27 @@ class FleetKeeper:
                 self.link.revoke(lease)
         for line in seen.news:
             self._say(line)
+        for name, seconds in seen.started_s.items():
+            worker = self._workers[name]
+            if key := startup_key(worker, self._launch.settings_of(worker.component)):
+                self._learn(key, seconds)
+        self._end_who_stands_still()
+
+    def _end_who_stands_still(self) -> None:
+        """Kill who says nothing any more; what becomes of it then is a crash like any other."""
+        if self.health is None:
+            return
+        timeout_of = self._launch.hang_timeout_of
+        self.health.watch(suspects(self._workers, timeout_of))
+        for worker in hung(self._workers, self.health.silent_s, timeout_of):
+            if worker.name not in self._memory.condemned:
+                self._memory.condemned.add(worker.name)
+                silence_s = timeout_of(worker.component)
+                self._say(f"{worker.name} stands still: no answer for {silence_s:g} s. It is killed.")
+            self._processes.kill_group(worker.pid, worker.started_at)
 
     def _exits(self) -> dict[str, Exit]:
-        """The workers whose process is gone, with its group and, if anybody knows it, its exit code."""
+        """The workers whose process is gone, with its session and, if anybody knows it, its exit code."""
         memory, now_s = self._memory, self._clock.now_s()
         exits: dict[str, Exit] = {}
         for worker in self._workers.values():
@@ -176,6 +206,7 @@ class FleetKeeper:
                 del memory.gone_since_s[worker.name]
                 exits[worker.name] = Exit(memory.exit_codes.pop(worker.pid, None), self._last_lines(worker))
                 memory.forget(worker.name)
+                remove_files_of(worker.name, self._launch.scratch_dir)
         return exits
 
     def _runs(self, worker: Worker) -> bool:
@@ -253,7 +284,7 @@ class FleetKeeper:
     async def _press(self, worker: Worker) -> None:
         """Make a worker leave: decode by its lease, the others by SIGTERM, at the deadline by force."""
         age_s = self._clock.now_s() - worker.since_s
-        if age_s >= self._launch.leave_timeout_of(worker.component) + KILL_GRACE_S:
+        if age_s >= self._leave_timeout_s(worker) + KILL_GRACE_S:
             if worker.name not in self._memory.condemned:
                 self._memory.condemned.add(worker.name)
                 self._memory.killed += 1
@@ -268,6 +299,10 @@ class FleetKeeper:
         if worker.name not in self._memory.signalled and (not is_by_lease or is_unheard):
             self._memory.signalled.add(worker.name)
             await self._circus.signal(worker.name, SIGTERM)
+
+    def _leave_timeout_s(self, worker: Worker) -> float:
+        timeout_s = self._launch.leave_timeout_of(worker.component)
+        return timeout_s if worker.url else min(timeout_s, LOADING_LEAVE_S)
 
     async def _sweep_watchers(self) -> None:
         """Remove the watchers of workers that the last keeper had removed from the statefile only."""
@@ -331,7 +366,7 @@ class FleetKeeper:
             if worker.state is WorkerState.BACKOFF:
                 due_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.DRAINING:
-                due_s.append(worker.since_s + self._launch.leave_timeout_of(worker.component) + KILL_GRACE_S)
+                due_s.append(worker.since_s + self._leave_timeout_s(worker) + KILL_GRACE_S)
             elif worker.state is WorkerState.STOPPED:
                 due_s.append(now_s)
         return max(0.001, min(due_s) - now_s)

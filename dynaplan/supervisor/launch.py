@@ -15,9 +15,13 @@ from dynaplan.domain.fleet import Role
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
 
 LAUNCH_FILE = "launch.json"
 ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
+
+HANG_TIMEOUT_S = 30.0
+"""A worker's process that has said nothing for so long, though it has lost its registration, stands still."""
 
 LEAVE_TIMEOUT_S = 600.0
 """A worker that leaves while others serve is in nobody's way: the longest answers may finish."""
@@ -29,6 +33,7 @@ class Launch:
 
     ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long requests
     may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
+    ``scratch_dir`` is where workers keep files of their own while they live.
     """
 
     graph: GraphSpec
@@ -42,14 +47,29 @@ class Launch:
     circus_events: str
     host: str
     port: int
+    scratch_dir: Path = Path("/nonexistent")
     is_protected: bool = False
     drain_timeout_s: float = 30.0
     leave_timeout_s: float = LEAVE_TIMEOUT_S
 
     def leave_timeout_of(self, component: str) -> float:
         """How long a worker of this service may take to leave: its ``drain-deadline``, if it has one."""
-        section = self.config.get(component, {})
-        return float(section.get("drain-deadline") or section.get("drain_deadline") or self.leave_timeout_s)
+        return self._seconds(component, "drain-deadline", 0.0) or self.leave_timeout_s
+
+    def hang_timeout_of(self, component: str) -> float:
+        """After how long without an answer a worker of this service is ended; 0 is "never"."""
+        return self._seconds(component, "hang-timeout", HANG_TIMEOUT_S)
+
+    def settings_of(self, component: str) -> dict[str, Any]:
+        """The configuration of a service as its workers read it, keys in kebab-case."""
+        return kebab_keys(ServiceConfig(self.config).get_parsed_config(component))
+
+    def _seconds(self, component: str, key: str, default: float) -> float:
+        value = self.settings_of(component).get(key)
+        try:
+            return default if value is None else float(value)
+        except (TypeError, ValueError):
+            return default  # Of a service of the user's own, for which it means something else.
 
     @property
     def namespace(self) -> str:
@@ -79,7 +99,9 @@ class Launch:
         document = json.loads(text)
         graph = document["graph"]
         services = tuple(ServiceSpec(**{**each, "role": Role(each["role"])}) for each in graph["services"])
-        paths = {name: Path(document[name]) for name in ("runtime_dir", "log_dir", "statefile")}
+        paths = {
+            name: Path(document[name]) for name in ("runtime_dir", "log_dir", "statefile", "scratch_dir")
+        }
         return cls(
             **{
                 **document,

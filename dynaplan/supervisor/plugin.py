@@ -21,6 +21,7 @@ from dynaplan.runtime.parent import die_with_parent
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.document import Statefile
 from dynaplan.supervisor.gpu_claims import GpuClaims
+from dynaplan.supervisor.health import HealthWatch
 from dynaplan.supervisor.keeper import FleetKeeper
 from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
 from dynaplan.supervisor.store_link import StoreLink
@@ -74,9 +75,11 @@ class FleetPlugin(CircusPlugin):
             statefile.record,
             terminal.say,
             GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus),
+            wiring.startup_times(launch.statefile).learn,
         )
         keeper.link = StoreLink(wiring.connect_store(), launch.namespace, keeper.wake)
         keeper.link.start()
+        keeper.health = HealthWatch(keeper.link.is_answering, keeper.wake)
         log.info("keeping %d workers", len(keeper.workers))
         await keeper.run()
 

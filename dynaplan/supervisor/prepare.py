@@ -53,6 +53,7 @@ from dynaplan.supervisor.runtime_dir import (
     runtime_directory,
     write_private,
 )
+from dynaplan.supervisor.scratch import scratch_directory
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +110,10 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     workers = _first_workers(graph, gpus, claims)
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
-    _log_to(log_dir / "circus.log")
     stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
     with _usable(runtime_dir):
         make_runtime_directory(runtime_dir)
+        scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
         servers = _servers(runtime_dir)
     endpoint, events = _circus_endpoints(runtime_dir, options.circus_tcp)
     launch = Launch(
@@ -127,6 +128,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         events,
         options.host,
         port,
+        scratch_dir,
         bool(options.api_key),
         options.drain_timeout_s,
         options.leave_timeout_s,
@@ -220,6 +222,7 @@ def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
 
 
 def _log_dir(namespace: str, options: ServeOptions) -> Path:
+    """Where the logs go; from now on those of this process too."""
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
     directory = (options.log_dir or default).absolute()
@@ -232,6 +235,7 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
             f"cannot write logs to {directory}: {error.strerror}",
             hint="free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory",
         ) from error
+    _log_to(directory / "circus.log")
     return directory
 
 
@@ -286,6 +290,7 @@ def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str |
         "DYNAPLAN_WORKER_TOKEN": new_token(),
         "DYNAPLAN_RUNTIME_DIR": str(launch.runtime_dir),
         "DYNAPLAN_LOG_DIR": str(launch.log_dir),
+        "DYNAPLAN_SCRATCH_DIR": str(launch.scratch_dir),
         "DYNAPLAN_STATEFILE": str(launch.statefile),
         "DYNAPLAN_PARENT_PID": str(launch.arbiter.pid),
         "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.leave_timeout_s:g}",

@@ -2,7 +2,7 @@
 # (circus is not typed)
 """The orderly way out: those who take requests first, then those who answer them, then what they stand on.
 
-Nobody can hold it up: at the deadline whoever is left is killed, with its whole process group.
+Nobody can hold it up: at the deadline whoever is left is killed, with its whole session.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ AFTER_KILL_S = 1.0
 class Shutdown:
     """Ends everything that this ``serve`` started.
 
-    ``groups`` maps the pid of a worker's process to its start time: the process groups to be empty at the
-    end. ``killed`` tells who had to be.
+    ``killed`` tells who had to be killed.
     """
 
     arbiter: ServeArbiter

@@ -92,6 +92,15 @@ class StoreLink:
             self._revoking.add(lease)
             self._spawn(self._revoke(lease), "revoke")
 
+    async def is_answering(self) -> bool:
+        """Whether the store answers now."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._store.get(fleet_key(self._namespace))
+            return True
+        except (TimeoutError, TemporaryError, PermanentError):
+            return False
+
     async def close(self) -> None:
         """End everything that runs in the background."""
         for task in self._tasks:

@@ -1,405 +1,186 @@
-"""What every engine must do, over HTTP as a worker serves it; run over the simulated engine.
+"""What every engine must do, as a worker serves it; run over each engine that runs here.
 
-The server here does what the worker's does: it adds the engine's routes and demands the token.
+One more engine is one more entry of ``KINDS``. What only one engine does is in tests of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from dynaplan import wiring
-from dynaplan.adapters.engines.sim import SimEngine
-from dynaplan.adapters.engines.sim_handoff import HandOffs
-from dynaplan.core.tokens import count_tokens
-from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import PermanentError
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.ports import ObservableEngine
+from tests.contract.engine_workers import KINDS, Kind, Worker, raw_post, starting
 from tests.fakes.polling import eventually
 
-TOKEN = "secret"
-
-
-@dataclass
-class Worker:
-    """One served engine."""
-
-    engine: SimEngine
-    url: str
-    session: aiohttp.ClientSession
-
-    async def ask(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(self.url + path, data=data) as response:
-            return response.status, await response.json()
-
-    async def stream(self, body: Any, path: str = "/v1/completions") -> list[Any]:
-        """The events of a stream that ended with [DONE]."""
-        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
-            text = (await response.read()).decode()
-        events = text.split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+WHOLE = {"temperature": 0, "ignore_eos": True}
+"""An answer as long as it may be, and always the same."""
 
 StartWorker = Callable[..., Awaitable[Worker]]
 
 
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = KINDS[request.param]
+    pytest.importorskip(made.module)
+    return made
+
+
 @pytest.fixture
-async def start_worker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartWorker]:
-    monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", TOKEN)
-    cleanups: list[Callable[[], Awaitable[Any]]] = []
+async def start_worker(
+    kind: Kind, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[StartWorker]:
+    async with starting(tmp_path) as start_any:
 
-    async def start(*, handler_cancellation: bool = True, **options: Any) -> Worker:
-        server = web.AppRunner(app := web.Application(), handler_cancellation=handler_cancellation)
-        listening = socket.create_server(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        section = {key.replace("_", "-"): value for key, value in options.items()}
-        engine = SimEngine(section, worker_name="ns_VllmWorker", address=url, role="decode")
-        await engine.start()
-        for route in engine.routes():
-            app.router.add_route(route.method, route.path, _guarded(route.handler))
-        await server.setup()
-        await web.SockSite(server, listening).start()
-        session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
+        async def start(*, slow: bool = False, **keywords: Any) -> Worker:
+            options = {**kind.options(request), **(kind.slow if slow else {})}
+            return await start_any(kind.name, options, **keywords)
 
-        async def stop() -> None:
-            await session.close()
-            engine._hand_offs._held.clear()
-            await engine.stop()
-            await server.cleanup()
-
-        cleanups.append(stop)
-        return Worker(engine, url, session)
-
-    yield start
-    for cleanup in reversed(cleanups):
-        await cleanup()
+        yield start
 
 
-def _guarded(
-    handler: Callable[[Any], Awaitable[Any]],
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def handle(http: web.Request) -> web.StreamResponse:
-        if http.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return web.Response(status=401)
-        response: web.StreamResponse = await handler(http)
-        return response
-
-    return handle
+async def is_idle(worker: Worker) -> bool:
+    return await worker.requests() == 0
 
 
-@asynccontextmanager
-async def raw_post(worker: Worker, body: dict[str, Any]) -> AsyncIterator[asyncio.StreamReader]:
-    """A request on a bare connection that is closed at the end, answered or not."""
-    host, port = worker.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-    try:
-        yield reader
-    finally:
-        writer.close()
-        await writer.wait_closed()
-
-
-@pytest.mark.parametrize("speedup_ratio", [0, 50.0])
-async def test_a_chat_streams_one_event_per_token_and_then_its_usage(
-    start_worker: StartWorker, speedup_ratio: float
-) -> None:
-    worker = await start_worker(speedup_ratio=speedup_ratio)
-    body = {
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 9,
-        "model": "served-name",
-        "stream_options": {"include_usage": True},
-    }
-    *tokens, usage = await worker.stream(body, "/v1/chat/completions")
-    assert len(tokens) == 9
-    assert tokens[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert [token["choices"][0]["finish_reason"] for token in tokens] == [None] * 8 + ["length"]
+async def test_a_chat_streams_its_finish_reason_its_usage_and_an_end(start_worker: StartWorker) -> None:
+    worker = await start_worker()
+    body = {**HELLO, **WHOLE, "max_tokens": 9, "stream_options": {"include_usage": True}}
+    *tokens, usage = await worker.stream(body, CHAT)
+    reasons = [token["choices"][0]["finish_reason"] for token in tokens]
+    assert reasons == [None] * (len(tokens) - 1) + ["length"]
     assert {token["object"] for token in tokens} == {"chat.completion.chunk"}
-    assert {token["model"] for token in tokens} == {"served-name"}
     assert len({token["id"] for token in tokens}) == 1
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 9
-    text = "".join(token["choices"][0]["delta"]["content"] for token in tokens)
-    assert text.startswith("This is dynaplan's simulated engine")
-    assert count_tokens(text) == 9
 
 
 async def test_an_answer_is_the_same_text_streamed_or_not(start_worker: StartWorker) -> None:
-    worker = await start_worker(speedup_ratio=0)
-    body = {"prompt": "hello there", "max_tokens": 500}
+    worker = await start_worker()
+    body = {"prompt": "hello there", **WHOLE, "max_tokens": 50}
     status, answer = await worker.ask(body)
     streamed = "".join(event["choices"][0]["text"] for event in await worker.stream(body))
     assert status == 200
     assert answer["object"] == "text_completion"
     assert answer["choices"][0]["text"] == streamed
-    assert answer["usage"]["prompt_tokens"] == 3
-    assert answer["usage"]["total_tokens"] == 503
-    other = await worker.stream({"prompt": "something else", "max_tokens": 500})
-    assert "".join(event["choices"][0]["text"] for event in other) != streamed
+    assert answer["usage"]["completion_tokens"] == 50
 
 
-async def test_without_a_limit_an_answer_ends_by_itself(start_worker: StartWorker) -> None:
-    worker = await start_worker(speedup_ratio=0, max_model_len=1000)
-    message = {"messages": [{"role": "user", "content": "hello"}]}
-    _, answer = await worker.ask(message, "/v1/chat/completions")
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["choices"][0]["message"]["role"] == "assistant"
-    _, answer = await worker.ask({**message, "min_tokens": 300}, "/v1/chat/completions")
-    assert answer["usage"]["completion_tokens"] == 300
-    _, answer = await worker.ask({**message, "ignore_eos": True}, "/v1/chat/completions")
-    assert answer["usage"]["total_tokens"] == 1000
-    assert answer["choices"][0]["finish_reason"] == "length"
-
-
-async def test_a_repeated_prompt_tells_its_cached_tokens(start_worker: StartWorker) -> None:
-    worker = await start_worker(speedup_ratio=0)
-    body = {"prompt": list(range(100)), "max_tokens": 1}
-    cached = [(await worker.ask(body))[1]["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in "ab"]
-    assert cached == [0, 96]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{not json",
-        b"[]",
-        {"prompt": ""},
-        {"prompt": "hi", "n": 2},
-        {"prompt": "hi", "max_tokens": 0},
-        {"prompt": "hi", "max_tokens": "many"},
-        {"prompt": "hi", "max_tokens": 100},
-        {"prompt": "a long prompt " * 100},
-        {"prompt": "hi", "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "example.com"}},
-    ],
-)
-async def test_a_wrong_request_is_answered_400_in_openais_shape(start_worker: StartWorker, body: Any) -> None:
-    worker = await start_worker(speedup_ratio=0, max_model_len=64)
-    status, answer = await worker.ask(body)
-    assert status == 400
-    assert answer["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize("body", [b"{not json", {"messages": "none"}, {**HELLO, "max_tokens": "many"}])
+async def test_a_wrong_request_is_an_error_in_openais_shape(start_worker: StartWorker, body: Any) -> None:
+    worker = await start_worker()
+    status, answer = await worker.ask(body, CHAT)
+    assert 400 <= status < 600
+    assert answer["error"]["type"]
     assert answer["error"]["message"]
-    assert worker.engine.load().running_requests == 0
+    assert await is_idle(worker)
 
 
-async def test_the_model_is_listed(start_worker: StartWorker) -> None:
-    worker = await start_worker(model="me/mine", max_model_len=512)
+async def test_nobody_without_the_token_gets_work_done(start_worker: StartWorker) -> None:
+    worker = await start_worker()
+    async with aiohttp.ClientSession() as stranger, stranger.post(worker.url + CHAT, json=HELLO) as response:
+        assert response.status == 401
+
+
+async def test_the_card_says_what_a_frontend_must_know(start_worker: StartWorker, kind: Kind) -> None:
+    worker = await start_worker(role="prefill")
+    card = worker.engine.card()
+    assert (card["engine"], card["role"]) == (kind.name, "prefill")
+    assert card["model"]
+    assert card["context_tokens"] > 0
+    assert json.loads(json.dumps(dict(card))) == card
     async with worker.session.get(worker.url + "/v1/models") as response:
         (model,) = (await response.json())["data"]
-    assert (model["id"], model["max_model_len"]) == ("me/mine", 512)
-    assert worker.engine.card()["context_tokens"] == 512
+    assert model["id"] == card["model"]
 
 
-async def test_tokens_arrive_at_the_measured_pace(start_worker: StartWorker) -> None:
+async def test_a_client_that_leaves_cancels_its_request(start_worker: StartWorker) -> None:
+    worker = await start_worker(slow=True)
+    async with raw_post(worker, {"prompt": "hi", **WHOLE, "max_tokens": 10_000, "stream": True}) as reader:
+        assert await reader.readuntil(b"data: ")
+        assert await worker.requests() == 1
+    await eventually(lambda: is_idle(worker))
+
+
+async def test_many_requests_at_once_are_each_answered_in_full_and_leave_no_load(
+    start_worker: StartWorker,
+) -> None:
     worker = await start_worker()
-    loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    await worker.stream({"prompt": "x" * 12_604, "max_tokens": 41})  # 3151 tokens: measured 63.2 ms
-    elapsed_s = loop.time() - begin_s
-    assert elapsed_s >= 0.0632 + 40 * 0.0043
+    bodies = [{"prompt": "p" * (5 * n), **WHOLE, "max_tokens": 10 + n} for n in range(1, 21)]
+    answers = await asyncio.gather(*(worker.ask(body) for body in bodies))
+    told = [answer["usage"]["completion_tokens"] for _, answer in answers]
+    assert told == [body["max_tokens"] for body in bodies]
+
+    def is_without_load() -> bool:
+        load = worker.engine.load()
+        return not (load.running_requests or load.waiting_requests or load.kv_usage)
+
+    await eventually(is_without_load)
+    assert worker.engine.load().request_slots > 0
 
 
-@pytest.mark.parametrize("handler_cancellation", [True, False])
-@pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_cancels_its_request(
-    start_worker: StartWorker, handler_cancellation: bool, is_stream: bool
-) -> None:
-    worker = await start_worker(handler_cancellation=handler_cancellation)
-    async with raw_post(worker, {"prompt": "hi", "max_tokens": 10_000, "stream": is_stream}) as reader:
-        await eventually(lambda: worker.engine.load().running_requests == 1)
-        if is_stream:
-            assert await reader.readuntil(b"data: ")
-    await eventually(lambda: worker.engine.load().running_requests == 0)
-    assert worker.engine.load().kv_active_blocks == 0
+async def test_its_metrics_are_numbers_and_grow_with_its_tokens(start_worker: StartWorker) -> None:
+    worker = await start_worker()
+    engine = worker.engine
+    assert isinstance(engine, ObservableEngine)
+
+    def told() -> float:
+        return sum(value for name, value in engine.metrics().items() if name.endswith("_total"))
+
+    before = told()
+    await worker.ask({"prompt": "hi", **WHOLE, "max_tokens": 10})
+    await eventually(lambda: told() >= before + 10)
 
 
-async def test_a_client_that_leaves_the_queue_frees_its_place(start_worker: StartWorker) -> None:
-    worker = await start_worker(max_num_seqs=1, handler_cancellation=False)
-    body = {"prompt": "hi", "max_tokens": 10_000}
-    async with raw_post(worker, body):
-        await eventually(lambda: worker.engine.load().running_requests == 1)
-        async with raw_post(worker, body):
-            await eventually(lambda: worker.engine.load().waiting_requests == 1)
-        await eventually(lambda: worker.engine.load().waiting_requests == 0)
-        assert worker.engine.load().running_requests == 1
-
-
-async def test_many_requests_at_once_are_each_answered_in_full(start_worker: StartWorker) -> None:
-    worker = await start_worker(speedup_ratio=20.0, num_gpu_blocks_override=200, max_num_seqs=16)
-    bodies = [{"prompt": "p" * (40 * n), "max_tokens": 20 + n} for n in range(1, 41)]
-    answers = await asyncio.gather(*(worker.stream(body) for body in bodies))
-    assert [len(events) for events in answers] == [body["max_tokens"] for body in bodies]
-    assert worker.engine.load().kv_active_blocks == 0
-    metrics = worker.engine.metrics()
-    assert metrics["vllm:generation_tokens_total"] >= sum(len(events) for events in answers)
-    assert metrics["vllm:request_success_total"] == 40
-
-
-async def test_a_remote_prefill_is_taken_by_the_decode_worker(start_worker: StartWorker) -> None:
-    prefill, decode = await start_worker(speedup_ratio=0), await start_worker(speedup_ratio=0)
-    body = {"messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 5}
-    path = "/v1/chat/completions"
-    params = await prefill.engine.prefill(RemotePrefillRequest("r1", path=path, body=body))
-    assert params["remote_num_tokens"] > 100
-    assert prefill.engine.held_requests == 1
-    assert prefill.engine.load().kv_active_blocks == len(params["remote_block_ids"][0])
-    alone = await decode.stream(body, path)
-    events = await decode.stream({**body, "kv_transfer_params": params}, path)
-    assert [e["choices"] for e in events] == [e["choices"] for e in alone]
-    assert prefill.engine.held_requests == prefill.engine.load().kv_active_blocks == 0
-    metrics = decode.engine.metrics()
-    assert metrics["dynaplan:remote_prefills_taken_total"] == 1
-    assert metrics["dynaplan:remote_prefill_fallbacks_total"] == 0
-
-
-async def test_kv_that_comes_from_elsewhere_saves_the_prefill_time(start_worker: StartWorker) -> None:
-    prefill, decode = await start_worker(speedup_ratio=0), await start_worker()
-    body = {"prompt": "x" * 40_000, "max_tokens": 1}  # 10 000 tokens: 220 ms of prefill
-    params = await prefill.engine.prefill(RemotePrefillRequest("r1", body=body))
-    loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    await decode.ask({**body, "kv_transfer_params": params})
-    remote_s = loop.time() - begin_s
-    metrics = decode.engine.metrics()
-    assert 0.021 < metrics["dynaplan:kv_transfer_seconds_total"] < remote_s
-    assert metrics["vllm:external_prefix_cache_hits_total"] == 10_000
-    assert metrics["vllm:prefix_cache_hits_total"] == 0
-
-
-async def test_a_hand_off_can_be_taken_once_and_then_the_decode_worker_prefills_itself(
+async def test_a_remote_prefill_is_handed_over_once_and_in_fields_that_json_can_carry(
     start_worker: StartWorker,
 ) -> None:
-    prefill, decode = await start_worker(speedup_ratio=0), await start_worker(speedup_ratio=0)
-    body = {"prompt": "x" * 400, "max_tokens": 3}
-    params = await prefill.engine.prefill(RemotePrefillRequest("r1", body=body))
-    for _ in range(2):
-        status, answer = await decode.ask({**body, "kv_transfer_params": params})
-        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
-    assert decode.engine.metrics()["dynaplan:remote_prefill_fallbacks_total"] == 1
+    worker = await start_worker(role="prefill")
+    for number, (path, body) in enumerate([(CHAT, HELLO), ("/v1/completions", {"prompt": "x" * 40})]):
+        request = RemotePrefillRequest(f"r{number}", path=path, body={**body, "max_tokens": 5})
+        fields = await worker.prefill(request)
+        assert len(fields) > 0
+        assert json.loads(json.dumps(dict(fields))) == fields
+    await eventually(lambda: is_idle(worker))
 
 
-async def test_without_the_prefill_worker_the_decode_worker_prefills_itself(
-    start_worker: StartWorker,
-) -> None:
-    decode = await start_worker(speedup_ratio=0)
-    params = {
-        "do_remote_prefill": True,
-        "remote_host": "127.0.0.1",
-        "remote_port": 1,
-        "remote_request_id": "gone",
-        "remote_num_tokens": 100,
-    }
-    status, answer = await decode.ask({"prompt": "x" * 400, "max_tokens": 3, "kv_transfer_params": params})
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
-    assert decode.engine.load().waiting_requests == 0
+async def test_a_request_that_no_engine_takes_is_handed_over_to_nobody(start_worker: StartWorker) -> None:
+    worker = await start_worker(role="prefill")
 
+    async def hand_over(_: Any) -> None:
+        pytest.fail("it was handed over")
 
-async def test_taking_needs_the_worker_token(start_worker: StartWorker) -> None:
-    prefill = await start_worker(speedup_ratio=0)
-    params = await prefill.engine.prefill(RemotePrefillRequest("r1", prompt_token_ids=(1, 2, 3)))
-    url = f"{prefill.url}/kv/{params['remote_request_id']}/take"
-    async with aiohttp.ClientSession() as stranger, stranger.post(url) as response:
-        assert response.status == 401
-    assert prefill.engine.held_requests == 1
-
-
-async def test_stopping_waits_until_hand_offs_are_taken(start_worker: StartWorker) -> None:
-    prefill = await start_worker(speedup_ratio=0)
-    params = await prefill.engine.prefill(RemotePrefillRequest("r1", prompt_token_ids=(1, 2, 3)))
-    stopping = asyncio.create_task(prefill.engine.stop())
-    async with prefill.session.post(f"{prefill.url}/kv/{params['remote_request_id']}/take") as response:
-        assert response.status == 200
-    await stopping
-
-
-async def test_a_hand_off_that_nobody_takes_expires(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.sim_handoff.HOLD_S", 0.02)
-    prefill = await start_worker(speedup_ratio=0)
-    await prefill.engine.prefill(RemotePrefillRequest("r1", prompt_token_ids=(1, 2, 3)))
-    await prefill.engine.stop()
-    assert prefill.engine.load().kv_active_blocks == 0
-    assert prefill.engine.metrics()["dynaplan:kv_hand_offs_expired_total"] == 1
-
-
-async def test_a_cancelled_prefill_leaves_nothing_behind(start_worker: StartWorker) -> None:
-    prefill = await start_worker()
-    task = asyncio.create_task(
-        prefill.engine.prefill(RemotePrefillRequest("r1", prompt_token_ids=(7,) * 9000))
-    )
-    await eventually(lambda: prefill.engine.load().running_requests == 1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert prefill.engine.load().kv_active_blocks == 0
-    assert prefill.engine.held_requests == 0
-
-
-async def test_a_prompt_that_cannot_be_prefilled_is_a_permanent_error(start_worker: StartWorker) -> None:
-    prefill = await start_worker(max_model_len=64)
     with pytest.raises(PermanentError):
-        await prefill.engine.prefill(RemotePrefillRequest("r1", prompt_token_ids=(1,) * 100))
-    with pytest.raises(PermanentError):
-        await prefill.engine.prefill(RemotePrefillRequest("r2", body={"prompt": 5}))
+        await worker.engine.prefill(RemotePrefillRequest("r1", path=CHAT, body={"messages": 5}), hand_over)
+    assert await is_idle(worker)
 
 
-async def test_stopping_cuts_streams_so_that_nobody_takes_them_for_complete(
-    start_worker: StartWorker,
+async def test_stopping_twice_or_before_it_has_started_does_no_harm(
+    start_worker: StartWorker, kind: Kind, request: pytest.FixtureRequest
 ) -> None:
+    await wiring.make_engine(kind.name, kind.options(request), EngineContext("w")).stop()
     worker = await start_worker()
-    async with raw_post(worker, {"prompt": "hi", "max_tokens": 10_000, "stream": True}) as reader:
-        await reader.readuntil(b"data: ")
-        await worker.engine.stop()
-        rest = await asyncio.wait_for(reader.read(), 5)
-    assert b"[DONE]" not in rest
-    assert b"length" not in rest
+    await worker.engine.stop()
+    await worker.engine.stop()
 
 
-async def test_a_failing_model_answers_500_instead_of_hanging(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = await start_worker(speedup_ratio=0)
-
-    def broken(_horizon_s: float) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(worker.engine._model, "step", broken)
-    for _ in range(2):
-        status, answer = await worker.ask({"prompt": "hi", "max_tokens": 3})
-        assert (status, answer["error"]["type"]) == (500, "server_error")
-    with pytest.raises(PermanentError, match="a bug"):
-        await worker.engine.died()
-
-
-async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:
+async def test_an_engine_is_not_dead_as_long_as_it_answers(start_worker: StartWorker) -> None:
     worker = await start_worker()
-    await worker.stream({"prompt": "hi", "max_tokens": 3})
-    driver = worker.engine._driver
-    assert driver is not None
-    await eventually(lambda: driver._timer is None and worker.engine._client_check is None)
-
-
-def test_wiring_names_the_engines() -> None:
-    engine = wiring.make_engine("sim", {}, worker_name="w", address="http://127.0.0.1:1", role="decode")
-    assert engine.card()["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
-    with pytest.raises(ConfigError, match="sim"):
-        wiring.make_engine("vlmm", {}, worker_name="w", address="http://127.0.0.1:1", role="decode")
-
-
-def test_hand_offs_hold_no_event_loop() -> None:
-    assert HandOffs("w", "http://127.0.0.1:1", lambda _: None).held == 0
+    dying = asyncio.create_task(worker.engine.died())
+    await worker.ask({"prompt": "hi", **WHOLE, "max_tokens": 3})
+    assert not dying.done()
+    await worker.engine.stop()
+    assert not dying.done()
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)

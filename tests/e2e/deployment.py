@@ -42,6 +42,7 @@ class Deployment:
             **os.environ,
             "DYN_LOCAL_STATE_DIR": str(directory / "state"),
             "DYNAPLAN_NODE_DIR": str(directory / "node"),
+            "DYNAPLAN_MEMORY_DIR": str(directory),
             "XDG_RUNTIME_DIR": str(self.runtime_base),
             "HOME": str(directory),
             **(environment or {}),
@@ -106,6 +107,11 @@ class Deployment:
     @property
     def url(self) -> str:
         return str(self.statefile()["addresses"]["frontend_url"])
+
+    def clients_environment(self) -> dict[str, str]:
+        """The addresses and tokens that its clients need."""
+        path = Path(self.statefile()["addresses"]["runtime_dir"]) / "clients.json"
+        return dict(json.loads(path.read_text()))
 
     def pid_of(self, watcher: str) -> int:
         return int(self.workers()[watcher]["pid"])

@@ -60,6 +60,7 @@ def refuse(tmp_path: Path) -> Callable[..., str]:
             "adjustment-interval",
         ),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.engine=warp"], "engine"),
+        (["graphs.agg:Frontend", "-f", "agg.yaml", "--VllmWorker.engine=lamacpp"], "'llamacpp'"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--gpus", "1"], "GPU"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--prot", "1"], "--prot"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "foo.bar"], "foo.bar"),
@@ -69,6 +70,58 @@ def test_the_message_names_what_is_wrong(
     refuse: Callable[..., str], arguments: list[str], expected: str
 ) -> None:
     assert expected in refuse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "expected"),
+    [
+        ("llamacpp", "missing.gguf", "does not exist"),
+        ("llamacpp", "page.gguf", "is no GGUF file"),
+        ("llamacpp", "empty-directory", "is a directory"),
+        ("vllm", "empty-directory", "has no config.json"),
+        ("vllm", "whole.gguf", "engine llamacpp"),
+        ("sglang", "./missing", "does not exist"),
+    ],
+)
+def test_a_model_that_the_engine_cannot_load_is_refused_before_anything_starts(
+    refuse: Callable[..., str], tmp_path: Path, engine: str, model: str, expected: str
+) -> None:
+    (tmp_path / "empty-directory").mkdir()
+    (tmp_path / "page.gguf").write_text("<!DOCTYPE html>")
+    (tmp_path / "whole.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    before = {path.name for path in tmp_path.iterdir()}
+    arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", f"--Common.engine={engine}"]
+    path = model if model.startswith(".") else str(tmp_path / model)
+    message = refuse(*arguments, f"--Common.model={path}")
+    assert expected in message
+    assert "VllmWorker: model is" in message
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_model_for_one_side_of_a_hand_off_only_is_refused(
+    refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    for name in ("one.gguf", "other.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    arguments = ["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Common.engine=llamacpp"]
+    arguments += [f"--Common.model={tmp_path}/one.gguf", f"--VllmWorker.model={tmp_path}/other.gguf"]
+    assert "--Common.model=" in refuse(*arguments)
+
+
+def test_an_option_that_llamacpp_does_not_have_is_refused(refuse: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", "--Common.engine=llamacpp"]
+    message = refuse(*arguments, f"--Common.model={tmp_path}/m.gguf", "--VllmWorker.ctx-sise=512")
+    assert "ctx-size" in message
+
+
+def test_a_parallel_size_that_is_not_the_gpus_is_refused(refuse: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    arguments = ["graphs.agg:Frontend", "-f", "vllm.yaml", f"--Common.model={tmp_path}", "--gpus", "8"]
+    arguments += ["--VllmWorker.tensor-parallel-size=2", "--VllmWorker.ServiceArgs.resources.gpu=4"]
+    message = refuse(*arguments)
+    assert "tensor-parallel-size" in message
+    assert "resources.gpu" in message
 
 
 @pytest.mark.parametrize(

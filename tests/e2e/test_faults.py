@@ -83,7 +83,7 @@ def test_a_worker_that_outlived_its_arbiter_is_ended_before_its_gpu_is_given_out
     dead_statefile(tmp_path, old.pid, identify(old.pid) or 0)
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
     assert old.poll() == -signal.SIGKILL
-    assert f"killed {WORKER} (group {old.pid}" in deployment.text
+    assert f"killed {WORKER} (session {old.pid}" in deployment.text
     assert is_whole(deployment)
 
 

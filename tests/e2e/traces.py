@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.adapters.local.startup_times import FILE_NAME as STARTUP_TIMES
 from tests.e2e.deployment import Deployment
 
 IS_TORTURE = bool(os.environ.get("DYNAPLAN_TORTURE"))
@@ -39,11 +40,15 @@ def processes_of(deployment: Deployment) -> dict[int, str]:
 
 
 def files_of(deployment: Deployment) -> list[str]:
-    """What is left of its runtime directory, its statefile and its locks, and its claims of GPUs."""
+    """What is left of its runtime directory, its statefile and its locks, and its claims of GPUs.
+
+    What was learnt of start-up times is there for the next deployment.
+    """
     namespace = deployment.namespace
     left = [path for path in deployment.runtime_base.rglob("*") if namespace in path.name]
     for directory in ("state", "node"):
         left += [path for path in (deployment.directory / directory).glob("*") if path.is_file()]
+        left = [path for path in left if path.name != STARTUP_TIMES]
     return sorted(str(path) for path in left)
 
 

@@ -121,3 +121,14 @@ class FakeClaims:
 
     def foreign(self, uuids: Any) -> dict[str, str]:
         return {uuid: "somebody" for uuid in uuids if uuid in self.others}
+
+
+class FakeHealth:
+    """Who is asked, and for how long each has been silent."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, str] = {}
+        self.silent_s: dict[str, float] = {}
+
+    def watch(self, urls: Any) -> None:
+        self.asked = dict(urls)

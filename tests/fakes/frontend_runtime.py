@@ -32,15 +32,19 @@ class Stage:
     store: MemoryStore
     messenger: MemoryMessenger
     discovery: Discovery
+    runtime: WorkerRuntime
     workers: list[FakeWorker] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.frontend.port}"
 
-    async def worker(self, act: str = "answer", **options: Any) -> FakeWorker:
-        """One more decode worker, registered and known to the frontend."""
+    async def worker(
+        self, act: str = "answer", card: Mapping[str, Any] | None = None, **options: Any
+    ) -> FakeWorker:
+        """One more decode worker, registered and known to the frontend; ``card`` is added to its card."""
         worker = FakeWorker(f"ns_VllmWorker_{len(self.workers)}", act=act, **options)
+        worker.card |= card or {}
         await worker.start()
         self.workers.append(worker)
         await self.know(await worker.register(self.store, len(self.workers)))
@@ -112,7 +116,7 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
     frontend = Frontend(runtime, settings)
     await frontend.start()
     async with aiohttp.ClientSession() as client:
-        here = Stage(frontend, client, store, messenger, discovery)
+        here = Stage(frontend, client, store, messenger, discovery, runtime)
         try:
             yield here
         finally:

@@ -16,10 +16,11 @@ import aiohttp
 
 @dataclass
 class Outcome:
-    """What became of one request."""
+    """What became of one request; ``chunks`` are the pieces of text that came."""
 
     status: int = 0
     tokens: int = 0
+    chunks: int = 0
     wanted_tokens: int = 0
     finish_reason: str = ""
     is_done: bool = False
@@ -119,3 +120,4 @@ def _read_line(line: str, outcome: Outcome) -> None:
         outcome.tokens = usage["completion_tokens"]
     for choice in chunk.get("choices", ()):
         outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
+        outcome.chunks += bool(choice.get("delta", {}).get("content"))

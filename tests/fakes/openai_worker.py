@@ -4,6 +4,9 @@
   finish reason in the last one, a usage event only when asked for, ``data: [DONE]``;
 - an answer that is no stream: one JSON document with its usage;
 - the bearer token that every worker demands (401 without);
+- vLLM as it shuts down: ``finish_reason`` ``abort`` and [DONE]; or an error event and [DONE]; or status 500;
+- a server that closes a kept connection (llama.cpp's): the second request over it ends without a byte;
+- llama.cpp workers of a disaggregated graph: ``/kv_slots/reserve`` waits for a slot, ``/kv_slots/release``;
 - a worker that drains: 503 with ``x-dynaplan-draining``; one that is killed: its connections end anyhow.
 """
 
@@ -25,17 +28,28 @@ MODEL = "sim-8b"
 class FakeWorker:
     """One worker. ``act`` is what it does with a request.
 
-    ``answer``; ``drain`` (503); ``refuse`` (400); ``die_before``: close the connection without a byte;
-    ``die_at_role``: close it when only the role was sent; ``die_within``: close it after two tokens;
-    ``stop_within``: end properly after two tokens, without [DONE]; ``hold_within``: send two tokens and then
-    wait for ``go_on``; ``hold_before``: wait for ``go_on`` without a byte.
+    - ``answer``; ``drain`` (503); ``refuse`` (400); ``error_500``;
+    - ``die_before``: close the connection without a byte; ``die_at_role``: when only the role was sent;
+      ``die_within``: after two tokens; ``cut_kept``: when the second request comes over it;
+    - ``stop_within``: end properly after two tokens, without [DONE];
+    - ``hold_before``: wait for ``go_on`` without a byte; ``hold_within``: after two tokens;
+    - ``abort``: give the request up before the first token, and end properly; ``abort_within``: after two
+      tokens and ``go_on``; ``error``, ``error_within``: the same by an error event with ``error_code``.
+
+    ``reserve_act`` is what it does for a slot: ``answer``, ``drain``, ``hold_before``, ``error_500``.
     """
 
     def __init__(self, name: str = "ns_VllmWorker", tokens: int = 5, act: str = "answer") -> None:
         self.name = name
         self.tokens = tokens
         self.act = act
+        self.error_code = 500
+        self.reserve_act = "answer"
+        self.engine_url = ""
         self.bodies: list[dict[str, Any]] = []
+        self.reserved: list[dict[str, Any]] = []
+        self.released: list[str] = []
+        self.connections: list[object] = []
         self.cancelled = 0
         self.in_flight = 0
         self.go_on = asyncio.Event()
@@ -64,7 +78,9 @@ class FakeWorker:
     async def register(self, store: KeyValueStore, number: int, component: str = "VllmWorker") -> Instance:
         """Put the registration, as the worker's runtime would (without a lease)."""
         url = self.url if self._runner else "http://127.0.0.1:9"
-        instance = Instance("ns", component, "generate", number, url, self.name, 0, self.card)
+        instance = Instance(
+            "ns", component, "generate", number, url, self.name, 0, self.card, self.engine_url
+        )
         await store.put(instance.key, instance.to_json())
         return instance
 
@@ -76,6 +92,8 @@ class FakeWorker:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "a valid worker token is needed"}, status=401)
+        if request.path.startswith("/kv_slots/"):
+            return await self._slots(request, await request.json())
         self.bodies.append(await request.json())
         self.in_flight += 1
         try:
@@ -86,12 +104,29 @@ class FakeWorker:
         finally:
             self.in_flight -= 1
 
+    async def _slots(self, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
+        if request.path.endswith("/release"):
+            self.released.append(body["request_id"])
+            return web.json_response({})
+        self.reserved.append(body)
+        if self.reserve_act == "drain":
+            return web.json_response({}, status=503, headers={"x-dynaplan-draining": "1"})
+        if self.reserve_act == "error_500":
+            return web.json_response({"error": "it failed"}, status=500)
+        if self.reserve_act == "hold_before":
+            await self.go_on.wait()
+        return web.json_response({"fields": {"id_slot": 2, "cache_prompt": True}})
+
     async def _act(self, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
         if self.act == "drain":
             return web.json_response({}, status=503, headers={"x-dynaplan-draining": "1"})
         if self.act == "refuse":
             return web.json_response({"error": {"message": "no", "type": "x"}}, status=400)
-        if self.act == "die_before":
+        if self.act == "error_500":
+            return web.json_response({"error": {"message": "shut down", "code": 500}}, status=500)
+        is_kept = request.transport in self.connections
+        self.connections.append(request.transport)
+        if self.act == "die_before" or (self.act == "cut_kept" and is_kept):
             return _cut(request)
         if self.act == "hold_before":
             await self.go_on.wait()
@@ -111,16 +146,30 @@ class FakeWorker:
             )
         if self.act == "die_at_role":
             return _cut(request, response)
+        if self.act in ("abort", "error"):
+            return await self._give_up(response, is_chat)
         for number in range(self.tokens):
-            if number == 2 and self.act != "answer":
+            if number == 2 and self.act not in ("answer", "cut_kept"):
                 if self.act == "stop_within":
                     return response
                 if self.act == "die_within":
                     return _cut(request, response)
+                if self.act in ("abort_within", "error_within"):
+                    await self.go_on.wait()
+                    return await self._give_up(response, is_chat)
                 await self.go_on.wait()
             await response.write(_event(self._token(number, is_chat)))
         if (body.get("stream_options") or {}).get("include_usage"):
             await response.write(_event({"choices": [], "usage": self._usage()}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _give_up(self, response: web.StreamResponse, is_chat: bool) -> web.StreamResponse:
+        if self.act.startswith("error"):
+            await response.write(_event({"error": {"message": "cannot go on", "code": self.error_code}}))
+        else:
+            content: dict[str, Any] = {"delta": {"content": ""}} if is_chat else {"text": ""}
+            await response.write(_event({"choices": [{"index": 0, **content, "finish_reason": "abort"}]}))
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -135,7 +184,9 @@ class FakeWorker:
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         )
-        return {"id": "x", "choices": [{"index": 0, **content}], "usage": self._usage()}
+        reason = "abort" if self.act == "abort" else "length"
+        choice = {"index": 0, **content, "finish_reason": reason}
+        return {"id": "x", "choices": [choice], "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
         return {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}

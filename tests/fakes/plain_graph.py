@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from dynaplan.sdk import async_on_start, depends, dynamo_context, endpoint, service
@@ -25,9 +27,13 @@ class VllmWorker:
     async def begin(self) -> None:
         settings = dynamo_context["runtime"].settings
         if settings.get("has-engine"):
-            # As an engine's own processes: in the worker's process group, and deaf to SIGTERM.
-            command = "trap '' TERM; while :; do sleep 1; done"
-            self.engine = subprocess.Popen(["sh", "-c", command])  # noqa: ASYNC220
+            # As an engine's server: a process group of its own, a child of its own, both deaf to SIGTERM.
+            command = "trap '' TERM; (while :; do sleep 1; done) & while :; do sleep 1; done"
+            self.engine = subprocess.Popen(["sh", "-c", command], process_group=0)  # noqa: ASYNC220
+            scratch = Path(os.environ["DYNAPLAN_SCRATCH_DIR"])
+            (scratch / f"{dynamo_context['runtime'].worker_name}.slot").touch()
+        if settings.get("loads-for-ever"):
+            await asyncio.Event().wait()
         if settings.get("never-starts"):
             from dynaplan.domain.errors import WorkerStartFailed
 

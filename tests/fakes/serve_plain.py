@@ -1,7 +1,8 @@
 """``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
 
-Keys: port, gpus, drain, namespace, decode and prefill (workers); and, with any value: never (the decode
-worker can never start), engine (it has a process of its own), tcp (circus on TCP).
+Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' hang-timeout); and,
+with any value: never (the decode worker can never start), loads (it never gets ready), engine (it has
+processes of its own and a file in the scratch directory), tcp (circus on TCP).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def main(arguments: list[str]) -> int:
             "ServiceArgs": {"workers": int(given.get("decode", 1))},
             "never-starts": "never" in given,
             "has-engine": "engine" in given,
+            "loads-for-ever": "loads" in given,
+            "hang-timeout": float(given.get("hang", 30)),
         },
         "PrefillWorker": {"ServiceArgs": {"workers": int(given.get("prefill", 1))}},
     }

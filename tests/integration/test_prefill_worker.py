@@ -73,7 +73,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def take(session: aiohttp.ClientSession, answer: PrefillAnswer) -> int:
-    params = answer.kv_transfer_params
+    params = answer.hand_off["kv_transfer_params"]
     url = f"http://{params['remote_host']}:{params['remote_port']}/kv/{params['remote_request_id']}/take"
     async with session.post(url) as response:
         return response.status

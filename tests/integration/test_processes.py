@@ -12,12 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.processes import boot_id, group_members, identify, identity_of, kill_group, sweep
+from dynaplan.adapters.local.processes import (
+    boot_id,
+    group_members,
+    identify,
+    identity_of,
+    kill_group,
+    session_members,
+    sweep,
+)
 from dynaplan.core.statefile import Document
 from dynaplan.domain.identity import ProcessIdentity
 from tests.fakes.polling import wait_until
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
+ENGINE = """
+import os, signal, subprocess, sys
+server = "trap '' TERM; (trap '' TERM; while :; do sleep 600; done) & wait; while :; do sleep 600; done"
+subprocess.Popen(["sh", "-c", server], process_group=0, env={"PATH": os.environ["PATH"], **eval(sys.argv[1])})
+print('up', flush=True)
+sys.stdin.read()
+"""
+"""A worker whose engine is a process group of its own, with a grandchild; both are deaf to SIGTERM."""
 PARENT = "import subprocess,sys; subprocess.Popen(['sleep','600']); print('up', flush=True); sys.stdin.read()"
 
 
@@ -34,10 +50,8 @@ def spawn() -> Iterator[Spawn]:
 
     yield start
     for child in children:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        for pid in session_members(child.pid):
+            os.kill(pid, signal.SIGKILL)
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe:
@@ -100,6 +114,38 @@ def test_strangers_in_a_group_without_its_leader_are_left_alone(spawn: Spawn) ->
     assert len(group_members(leader.pid)) == 1
 
 
+def worker_with_engine(spawn: Spawn, marks: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A worker whose engine has a group of its own, and its start time."""
+    worker = spawn(sys.executable, "-c", ENGINE, marks, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == b"up\n"
+    # The worker; the engine and its child, each with a sleep.
+    wait_until(lambda: len(session_members(worker.pid)) == 4)
+    assert group_members(worker.pid) == (worker.pid,)
+    return worker, identity_of(worker.pid).started_at
+
+
+@pytest.mark.parametrize("is_leader_killed", [False, True])
+def test_an_engine_with_a_group_of_its_own_is_killed_at_once_with_its_children(
+    spawn: Spawn, is_leader_killed: bool
+) -> None:
+    worker, started_at = worker_with_engine(spawn, "{'DYNAPLAN_WORKER_NAME': 'dynamo_W'}")
+    if is_leader_killed:
+        worker.kill()
+        worker.wait()
+    assert len(kill_group(worker.pid, started_at)) == 4 - is_leader_killed
+    wait_until(lambda: session_members(worker.pid) == ())
+    assert kill_group(worker.pid, started_at) == ()
+
+
+def test_strangers_in_a_session_without_its_leader_are_left_alone(spawn: Spawn) -> None:
+    worker, started_at = worker_with_engine(spawn, "{}")
+    worker.kill()
+    worker.wait()
+    assert kill_group(worker.pid, started_at) == ()
+    assert len(session_members(worker.pid)) == 3
+
+
 def test_our_own_group_is_never_killed() -> None:
     assert kill_group(os.getpgrp(), identify(os.getpgrp()) or 0) == ()
     assert kill_group(0, 0) == kill_group(1, identify(1) or 0) == ()
@@ -117,7 +163,7 @@ def test_what_a_dead_arbiter_left_is_ended_and_told(spawn: Spawn) -> None:
     leader, started_at = family(spawn)
     dead = ProcessIdentity(os.getpid(), 1, boot_id())
     assert sweep(document(dead, leader.pid, started_at)) == [
-        f"killed dynamo_W (group {leader.pid}, 2 processes), left by arbiter {os.getpid()}"
+        f"killed dynamo_W (session {leader.pid}, 2 processes), left by arbiter {os.getpid()}"
     ]
     wait_until(lambda: group_members(leader.pid) == ())
     assert sweep(document(dead, leader.pid, started_at)) == []

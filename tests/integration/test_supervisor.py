@@ -46,6 +46,7 @@ class Plain:
             "HOME": str(directory),
             "DYN_LOCAL_STATE_DIR": str(directory / "state"),
             "DYNAPLAN_NODE_DIR": str(directory / "node"),
+            "DYNAPLAN_MEMORY_DIR": str(directory),
             "XDG_RUNTIME_DIR": str(runtime),
             **(environment or {}),
         }
@@ -95,6 +96,11 @@ class Plain:
     def engines(self) -> list[psutil.Process]:
         """The engine processes of the workers."""
         return [child for child in self.children() if "trap" in command_line(child)]
+
+    @property
+    def scratch(self) -> Path:
+        """The directory in memory that its workers are told."""
+        return Path(psutil.Process(self.pids()["plain_VllmWorker"]).environ()["DYNAPLAN_SCRATCH_DIR"])
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.text
@@ -148,6 +154,14 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def children_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [child for process in processes for child in process.children()]
+
+
+def files_of(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def name_of(process: psutil.Process) -> str:
@@ -315,6 +329,24 @@ async def test_kill_9_of_serve_leaves_nothing_and_the_next_one_starts(start: Sta
     assert again.stop() == 0
 
 
+async def test_what_engines_and_their_files_are_left_by_a_killed_serve_the_next_one_ends(
+    start: Start,
+) -> None:
+    plain = start("engine=1").wait_ready()
+    engines, scratch = plain.engines(), plain.scratch
+    assert engines
+    plain.process.kill()
+    plain.process.wait()
+    wait_until(lambda: set(plain.left()) <= {*engines, *children_of(engines)}, 5)
+    assert scratch.exists()
+    again = start().wait_ready()
+    assert "killed plain_VllmWorker (session" in again.text
+    wait_until(lambda: not plain.left())
+    assert again.scratch == scratch
+    assert files_of(scratch) == []
+    assert again.stop() == 0
+
+
 async def test_a_second_serve_of_the_namespace_is_refused(start: Start) -> None:
     plain = start().wait_ready()
     second = start()
@@ -437,16 +469,53 @@ async def test_no_secret_is_in_a_command_line_or_the_statefile(start: Start) -> 
     )
 
 
-async def test_the_processes_of_an_engine_end_with_its_worker(start: Start) -> None:
+async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(start: Start) -> None:
     plain = start("engine=1", "decode=2").wait_ready()
+    scratch = plain.scratch
     before = set(plain.engines())
-    assert len(before) == 2
-    os.kill(plain.pids()["plain_VllmWorker"], signal.SIGKILL)
-    wait_until(lambda: plain.is_ready() and len(set(plain.engines()) & before) == 1)
-    await decide(plain, decode=1)
-    await eventually(lambda: len(plain.engines()) == 1 and plain.states("VllmWorker") == ["ready"])
+    assert len(before) == 4
+    assert files_of(scratch) == ["plain_VllmWorker.slot", "plain_VllmWorker_1.slot"]
+    killed = plain.pids()["plain_VllmWorker"]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: plain.is_ready() and plain.pids()["plain_VllmWorker"] != killed)
+    assert len(set(plain.engines()) & before) == 2
+    decision = await decide(plain, decode=1)
+    await eventually(lambda: carried_out(plain, decision))
+    await eventually(lambda: len(plain.engines()) == 2)
+    await eventually(lambda: files_of(scratch) == ["plain_VllmWorker.slot"])
     assert plain.stop() == 0
     assert plain.left() == []
+    assert not scratch.exists()
+
+
+async def test_a_worker_that_stands_still_is_replaced(start: Start) -> None:
+    plain = start("engine=1", "decode=2", "hang=1").wait_ready()
+    before = plain.pids()
+    os.kill(before["plain_VllmWorker_1"], signal.SIGSTOP)
+    wait_until(
+        lambda: plain.is_ready() and plain.pids()["plain_VllmWorker_1"] != before["plain_VllmWorker_1"], 25
+    )
+    assert "plain_VllmWorker_1 stands still: no answer for 1 s" in plain.text
+    assert "plain_VllmWorker_1 ended unasked (killed by SIGKILL)" in plain.text
+    del before["plain_VllmWorker_1"]
+    assert before.items() <= plain.pids().items()
+    assert len(plain.engines()) == 4
+    assert plain.stop() == 0
+    assert plain.left() == []
+
+
+@pytest.mark.parametrize("how", ["stop", "scale"])
+async def test_a_worker_that_still_loads_holds_nobody_up(start: Start, how: str) -> None:
+    plain = start("loads=1", "drain=20")
+    wait_until(lambda: plain.states() == ["ready", "ready", "starting"], 20)
+    begun_s = time.monotonic()
+    if how == "stop":
+        assert plain.stop() == 0
+    else:
+        await decide(plain, decode=0)
+        await eventually(lambda: not plain.workers("VllmWorker"))
+    assert time.monotonic() - begun_s < 8
+    assert "killed" not in plain.text
 
 
 async def test_servers_that_the_environment_names_are_used_and_left_clean(

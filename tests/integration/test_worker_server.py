@@ -206,6 +206,22 @@ async def test_a_draining_server_still_serves_what_finishing_needs(plant: Plant)
         assert (response.status, await response.text()) == (200, "7")
 
 
+async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(text=request.match_info["id"])
+
+    server = await plant.add(Backend())
+    async with plant.session.post(f"{server.url}/kv/a%2Fb/take") as response:
+        assert response.status == 404
+    server.add([Route("POST", "/kv/{id}/take", take)])
+    async with plant.session.post(f"{server.url}/kv/a%2Fb/take") as response:
+        assert await response.text() == "a/b"
+    async with plant.session.get(f"{server.url}/kv/7/take") as response:
+        assert response.status == 405
+    async with aiohttp.ClientSession() as anybody, anybody.post(f"{server.url}/kv/7/take") as response:
+        assert response.status == 401
+
+
 async def test_a_call_whose_instance_is_dead_goes_to_another(plant: Plant) -> None:
     unused = bind("127.0.0.1", 0)
     await plant.register(f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -27,10 +27,11 @@ from dynaplan.core.engine_model import EngineModel
 from dynaplan.core.engine_request import EngineRequest, RequestState
 from dynaplan.core.engine_settings import SimOptions
 from dynaplan.core.kv_blocks import chain_hashes
+from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, UserError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.prefill import RemotePrefillRequest
-from dynaplan.ports import Route
+from dynaplan.ports import HandOver, Route
 
 log = logging.getLogger(__name__)
 
@@ -85,24 +86,17 @@ class _Answer:
 class SimEngine:
     """``dynaplan.ports.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
 
-    ``address`` is the base URL of this worker's HTTP server, where others take its hand-offs; ``role`` is
-    only told in the card. Raises ConfigError for a wrong option.
+    Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
+    ConfigError for a wrong option.
     """
 
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        *,
-        worker_name: str,
-        address: str,
-        role: str,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
         self._options = checked = SimOptions.from_options(options)
         timing, kv_tokens = timing_for(checked)
         self._settings = checked.settings(kv_tokens)
         self._model = EngineModel(self._settings, timing)
         self._text = AnswerText(checked.seed)
-        self._role = role
+        self._role = context.role
         self._numbers = 0
         self._id_prefix = os.urandom(6).hex()
         self._live: dict[str, _Answer] = {}
@@ -110,8 +104,8 @@ class SimEngine:
         self._failed = asyncio.Event()
         self._client_check: asyncio.TimerHandle | None = None
         self._driver: StepDriver | None = None
-        self._fetcher = KvFetcher(checked.speedup_ratio, os.environ.get("DYNAPLAN_WORKER_TOKEN", ""))
-        self._hand_offs = HandOffs(worker_name, address, self._release)
+        self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
+        self._hand_offs = HandOffs(context.worker_name, context.address, self._release)
 
     async def start(self) -> None:
         """Return after the start-up time."""
@@ -120,13 +114,16 @@ class SimEngine:
         self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
 
     async def stop(self) -> None:
-        """Wait for held hand-offs, then end whatever else there is."""
-        await self._hand_offs.drained()
-        if self._driver is not None:
-            self._driver.stop()
-        for answer in list(self._live.values()):
-            self._close(answer, "the engine stops")
-        await self._fetcher.close()
+        """Wait for held hand-offs, then end whatever else there is; a failed engine has none to give."""
+        try:
+            if self._failure is None:
+                await self._hand_offs.drained()
+        finally:
+            if self._driver is not None:
+                self._driver.stop()
+            for answer in list(self._live.values()):
+                self._close(answer, "the engine stops")
+            await self._fetcher.close()
 
     async def died(self) -> None:
         """Raises PermanentError when the engine has failed; until then it does not return."""
@@ -188,7 +185,7 @@ class SimEngine:
             "dynaplan:kv_hand_offs_expired_total": self._hand_offs.expired,
         }
 
-    async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         """Compute the prompt and hold its blocks until they are taken, at most 30 s.
 
         Raises PermanentError for a prompt that this engine cannot serve.
@@ -205,12 +202,14 @@ class SimEngine:
         answer = self._submit(_Answer(held, is_streamed=False, transport=None))
         try:
             await answer.progress(0)
-            return self._hand_offs.hold(hand_off_id, len(prompt), self._settings.blocks_for(len(prompt)))
+            blocks = self._settings.blocks_for(len(prompt))
+            params = self._hand_offs.hold(hand_off_id, len(prompt), blocks)
         except BaseException:
             self._model.cancel(hand_off_id)
             raise
         finally:
             self._close(answer)
+        await hand_over({"kv_transfer_params": params})
 
     async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
         return await self._complete(http, is_chat=True)
@@ -348,6 +347,13 @@ class SimEngine:
                 self._close(answer, "its client left")
         if self._live:
             self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+
+
+def check(options: Mapping[str, Any], gpus: float) -> None:
+    """Raise the ConfigError that making this engine would; any number of GPUs will do."""
+    known = SimOptions.from_options(options)
+    _, profile_kv_tokens = timing_for(known)
+    known.settings(profile_kv_tokens)
 
 
 def _error(message: str, status: int) -> web.Response:

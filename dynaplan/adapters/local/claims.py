@@ -21,12 +21,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dynaplan.adapters.local.node_directory import HINT, open_node_directory
 from dynaplan.adapters.local.processes import is_alive
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
 
 DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
-_HINT = "set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, mode 1777"
 
 
 def node_dir(environ: Mapping[str, str]) -> Path:
@@ -100,7 +100,7 @@ class Claims:
     def _locked(self) -> Iterator[int]:
         """The directory, opened and locked against every other arbiter of the machine."""
         try:
-            directory = _open_directory(self._directory)
+            directory = open_node_directory(self._directory)
             try:
                 self._lock(directory)
                 yield directory
@@ -108,7 +108,7 @@ class Claims:
                 os.close(directory)
         except OSError as error:
             message = f"cannot keep deployments off each other's GPUs in {self._directory}: {error.strerror}"
-            raise DeploymentError(message, hint=_HINT) from error
+            raise DeploymentError(message, hint=HINT) from error
 
     def _lock(self, directory: int) -> None:
         """Lock the directory itself, with a deadline: another user could hold it for ever."""
@@ -121,23 +121,6 @@ class Claims:
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.01)
-
-
-def _open_directory(path: Path) -> int:
-    """Open it, make it if need be; never one that a link leads to, or where anybody may remove our claims."""
-    try:
-        os.mkdir(path, 0o700)
-        is_new = True
-    except FileExistsError:
-        is_new = False
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if is_new:
-        os.fchmod(fd, 0o1777)
-    status = os.fstat(fd)
-    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        os.close(fd)
-        raise DeploymentError(f"everybody may remove files from {path}", hint=_HINT)
-    return fd
 
 
 def _file_name(uuid: str, uid: int) -> str:

@@ -19,6 +19,7 @@ _WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
 class _Stat(NamedTuple):
     is_gone: bool
     group: int
+    session: int
     started_at: int
 
 
@@ -29,7 +30,7 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(is_gone=fields[0] in "ZX", group=int(fields[2]), started_at=int(fields[19]))
+    return _Stat(fields[0] in "ZX", int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def identify(pid: int) -> int | None:
@@ -78,6 +79,11 @@ def group_members(group: int) -> tuple[int, ...]:
     return tuple(pid for pid, stat in _running() if stat.group == group)
 
 
+def session_members(session: int) -> tuple[int, ...]:
+    """The pids of a session, whatever process groups they are in, without zombies."""
+    return tuple(pid for pid, stat in _running() if stat.session == session)
+
+
 def _running() -> Iterator[tuple[int, _Stat]]:
     for name in os.listdir(_PROC):
         stat = _stat(int(name)) if name.isdigit() else None
@@ -86,25 +92,26 @@ def _running() -> Iterator[tuple[int, _Stat]]:
 
 
 def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
-    """SIGKILL the process group that this very process leads, or led; the pids that were in it, () when none.
+    """SIGKILL the session that this very process leads, or led; the pids that were in it, () when none.
 
-    Every worker leads its own group. A leader that is there, if only as a zombie, must have started
-    then. When it has gone, its group lives on in its children, and the kernel gives its number to
-    nobody meanwhile; in case it was used again since, only those are killed that started later than
-    the leader and carry a worker's environment.
+    circus starts every worker in a session of its own; an engine's server leads a process group of its own in
+    it. A leader that is there, if only as a zombie, must have started then. When it has gone, its session
+    lives on in its children, and the kernel gives its number to nobody meanwhile; in case it was used again
+    since, only those are killed that started later than the leader, and only when one of them carries a
+    worker's environment: they descend from one leader all.
     """
-    if pid <= 1 or pid == os.getpgrp():
+    if pid <= 1 or pid in (os.getpgrp(), os.getsid(0)):
         return ()
     leader = _stat(pid)
-    members = group_members(pid)
-    if leader is None:
-        members = tuple(each for each in members if _is_younger(each, started_at) and _is_marked(each))
-        for member in members:
-            _kill(member)
-        return members
-    if leader.started_at != started_at or leader.group != pid:
+    members = session_members(pid)
+    if leader is None or leader.session < 0:
+        members = tuple(each for each in members if _is_younger(each, started_at))
+        members = members if any(map(_is_marked, members)) else ()
+    elif leader.started_at != started_at or leader.session != pid:
         return ()
-    _kill(-pid)
+    for group in {stat.group for each in members if (stat := _stat(each)) and stat.session == pid}:
+        # By groups: a process that is born meanwhile belongs to one of them, and dies with it.
+        _kill(-group)
     return members
 
 
@@ -122,7 +129,7 @@ def _is_younger(pid: int, started_at: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL a process, or a whole group when negative; what is gone or another user's is left alone."""
+    """SIGKILL a whole group by its negative number; what is gone or another user's is left alone."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -130,7 +137,7 @@ def _kill(pid: int) -> None:
 
 
 def sweep(document: Document) -> list[str]:
-    """End what a dead arbiter's deployment left running; one sentence per process group ended.
+    """End what a dead arbiter's deployment left running; one sentence per session ended.
 
     Takes a statefile's document. Does nothing while its arbiter lives, after a reboot, or for entries
     without pid and start time: what cannot be recognised for certain is left alone. Embedded servers
@@ -147,6 +154,6 @@ def sweep(document: Document) -> list[str]:
             continue
         if members := kill_group(pid, started_at):
             ended.append(
-                f"killed {name} (group {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
+                f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
             )
     return ended

@@ -136,6 +136,61 @@ async def test_work_outside_the_server_is_counted_and_waited_for(worker: Worker)
     assert 3 <= proof.took_s < 3.2
 
 
+async def test_what_is_held_elsewhere_is_looked_up_before_it_is_counted(worker: Worker) -> None:
+    held: list[int] = []
+
+    async def look() -> None:
+        held[:] = [1, 2, 3]
+        asyncio.get_running_loop().call_later(1, held.clear)
+
+    worker.runtime.held_requests(lambda: len(held), look)
+    proof = await worker.drain()
+    assert (proof.held, proof.cut) == (3, 0)
+
+
+async def test_what_came_before_everybody_had_heard_of_it_is_counted_when_it_is_cut(worker: Worker) -> None:
+    held: list[int] = []
+    worker.runtime.held_requests(lambda: len(held))
+    asyncio.get_running_loop().call_later(0.1, held.append, 1)
+    proof = await worker.drain(deadline_s=2)
+    assert (proof.held, proof.cut) == (1, 1)
+
+
+async def test_what_closes_slowly_has_as_long_as_the_deadline_leaves_it(worker: Worker) -> None:
+    async def engine() -> None:
+        try:
+            await asyncio.sleep(8)
+            worker.events.append("stopped")
+        except asyncio.CancelledError:
+            worker.events.append("killed")
+            raise
+
+    worker.runtime.ready.set()
+    worker.runtime.on_stop(engine)
+    await worker.drain(deadline_s=30)
+    assert worker.events[-1] == "stopped"
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_what_closes_when_the_deadline_is_over_or_nothing_was_served_is_hurried(
+    worker: Worker, is_ready: bool
+) -> None:
+    async def engine() -> None:
+        try:
+            await asyncio.sleep(8)
+        except asyncio.CancelledError:
+            worker.events.append("killed")
+            raise
+
+    if is_ready:
+        worker.runtime.ready.set()
+        worker.runtime.held_requests(lambda: 1)
+    worker.runtime.on_stop(engine)
+    proof = await worker.drain(deadline_s=5 if is_ready else 30)
+    assert worker.events[-1] == "killed"
+    assert proof.took_s < (6.5 if is_ready else 1.5)
+
+
 async def test_an_idle_worker_leaves_soon_but_not_before_routers_have_heard_of_it(worker: Worker) -> None:
     proof = await worker.drain()
     assert 0.2 <= proof.took_s < 0.5

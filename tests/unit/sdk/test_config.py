@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import ServiceConfig, load_graph
 from dynaplan.sdk.config import dry_run_text, export_config, find_config_file, read_config
@@ -117,3 +118,16 @@ def test_the_exported_configuration_is_what_a_service_reads(monkeypatch: pytest.
 def test_a_value_that_json_lacks_is_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match="JSON"):
         dry_run_text(read_config(write("c.yaml", "A: {day: 2024-01-01}\n")))
+
+
+@pytest.mark.parametrize("name", ["agg", "disagg", "agg_router", "disagg_router"])
+def test_an_override_of_common_reaches_every_service_that_lists_the_key(name: str) -> None:
+    folder = Path(graphs.__file__).parent
+    config = ServiceConfig(
+        read_config(folder / f"{name}.yaml", ["--Common.model=/m", "--Common.engine=vllm"])
+    )
+    workers = [each for each in ("VllmWorker", "PrefillWorker") if each in config]
+    for worker in workers:
+        assert config.require(worker, "model") == "/m"
+        assert config.require(worker, "engine") == "vllm"
+    assert config.require("Processor", "model") == "/m"

@@ -9,7 +9,7 @@ import pytest
 
 import graphs
 from dynaplan.domain.fleet import Role
-from dynaplan.sdk import Graph, load_graph
+from dynaplan.sdk import Graph, ServiceConfig, load_graph
 from dynaplan.sdk.config import find_config_file, read_config, resolve_graph, validate_config
 
 STOCK = {
@@ -44,6 +44,28 @@ def test_the_yaml_beside_a_graph_is_found_and_has_no_warnings(name: str, tmp_pat
     assert file.parent == Path(graphs.__file__).parent
     assert validate_config(graph, config) == []
     assert {each.name for each in resolve_graph(graph, config).services} == STOCK[name]
+
+
+@pytest.mark.parametrize(
+    "file", sorted(Path(graphs.__file__).parent.glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_every_yaml_that_ships_has_no_warnings_with_the_graph_that_it_is_for(file: Path) -> None:
+    own = file.stem if file.stem in STOCK else "disagg" if "disagg" in file.stem else "agg"
+    graph, config = stock(own), read_config(file)
+    assert validate_config(graph, config) == []
+    assert {each.name for each in resolve_graph(graph, config).services} == STOCK[own]
+    assert set(config) <= STOCK[own] | {"Common"}
+
+
+def test_every_worker_of_a_yaml_of_a_real_engine_takes_engine_and_model_from_common() -> None:
+    folder = Path(graphs.__file__).parent
+    files = [file for file in folder.glob("*.yaml") if file.stem not in STOCK]
+    assert len(files) >= 2
+    for file in files:
+        config = ServiceConfig(read_config(file, ["--Common.model=/m"]))
+        for worker in {"VllmWorker", "PrefillWorker"} & set(config):
+            assert config.require(worker, "model") == "/m", file
+            assert config.require(worker, "engine") != "sim", file
 
 
 def test_stock_services_resolve_to_processes_roles_and_gpus() -> None:

@@ -11,6 +11,7 @@ import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.sdk.config import read_config, validate_config
+from dynaplan.sdk.validation import unused_common
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,73 @@ def test_both_spellings_of_an_option_and_null_are_right(disagg: Graph, key: str)
         validate_config(disagg, {"VllmWorker": {key: 8192, "seed": None, "ServiceArgs": {"envs": None}}})
         == []
     )
+
+
+REAL = {"engine": "vllm"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"VllmWorker": {**REAL, "stream-interval": 5}},
+        {"VllmWorker": {**REAL, "qqqqq_zzzz": 1}},
+        {"Common": REAL, "VllmWorker": {"common-configs": ["engine"], "stream-interval": 5}},
+        {"PrefillWorker": {"engine": "llamacpp", "stream-interval": [1, 2]}},
+    ],
+)
+def test_an_option_that_is_not_known_here_goes_to_a_real_engine(
+    disagg: Graph, config: dict[str, Any]
+) -> None:
+    assert validate_config(disagg, config) == []
+
+
+@pytest.mark.parametrize("engine", ["sim", None])
+def test_the_simulated_engine_has_no_options_but_those_that_are_known(
+    disagg: Graph, engine: str | None
+) -> None:
+    with pytest.raises(ConfigError, match=r"VllmWorker.stream-interval: unknown option"):
+        validate_config(disagg, {"VllmWorker": {"engine": engine, "stream-interval": 5}})
+
+
+def test_the_engine_of_one_service_frees_no_other(disagg: Graph) -> None:
+    with pytest.raises(ConfigError, match=r"PrefillWorker.stream-interval: unknown option"):
+        validate_config(disagg, {"VllmWorker": REAL, "PrefillWorker": {"stream-interval": 5}})
+    with pytest.raises(ConfigError, match=r"Frontend.stream-interval: unknown option"):
+        validate_config(disagg, {"Frontend": {"stream-interval": 5}, "VllmWorker": REAL})
+
+
+@pytest.mark.parametrize("key", ["max-nm-seqs", "max_num_seq"])
+def test_a_slip_that_goes_to_a_real_engine_is_remarked_upon(disagg: Graph, key: str) -> None:
+    (warning,) = validate_config(disagg, {"VllmWorker": {**REAL, key: 1}})
+    assert warning == f"VllmWorker.{key} is passed on to vllm as it is; did you mean max-num-seqs?"
+
+
+def test_a_known_option_keeps_its_type_whatever_the_engine(disagg: Graph) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)VllmWorker.hang-timeout = -1: expected a number.*never"):
+        validate_config(disagg, {"VllmWorker": {**REAL, "hang-timeout": -1}})
+
+
+@pytest.mark.parametrize(
+    ("engine", "effect"), [("sim", "it has no effect"), ("vllm", "vllm gets it as it is")]
+)
+def test_an_option_of_another_engine_is_remarked_upon(disagg: Graph, engine: str, effect: str) -> None:
+    (warning,) = validate_config(disagg, {"VllmWorker": {"engine": engine, "ctx-size": 512}})
+    assert warning == f"VllmWorker.ctx-size is an option of llamacpp; {effect}"
+    assert validate_config(disagg, {"VllmWorker": {"engine": "llamacpp", "ctx-size": 512}}) == []
+
+
+@pytest.mark.parametrize("key", ["two words", "-x", "a=b", ""])
+def test_what_no_flag_can_be_called_is_refused(disagg: Graph, key: str) -> None:
+    with pytest.raises(ConfigError, match="not a name that an option of vllm can have"):
+        validate_config(disagg, {"VllmWorker": {**REAL, key: 1}})
+
+
+def test_an_override_of_common_that_nobody_takes_is_remarked_upon() -> None:
+    config = {"VllmWorker": {"common-configs": ["model", "max_model_len"]}}
+    overrides = ["--Common.model=m", "--Common.max-model-len=8", "--Common.modle=m", "--VllmWorker.x=1"]
+    overrides.append("--Common.served-model-name=public")
+    (warning,) = unused_common(config, overrides)
+    assert warning == "Common.modle has no effect: no service lists it in its common-configs"
 
 
 def test_a_service_without_an_option_table_takes_any_key() -> None:

@@ -9,13 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.serving import frontend_metrics
 from dynaplan.serving.frontend_metrics import FrontendMetrics
-from dynaplan.serving.stream_tokens import output_tokens_in, tokens_in
+from dynaplan.serving.stream_tokens import Usage
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
-ROLE_AND_TOKEN = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -34,19 +32,6 @@ def samples(metrics: FrontendMetrics) -> dict[str, float]:
         for sample in family.samples
         if not sample.name.endswith(("_bucket", "_created"))
     }
-
-
-def test_only_events_with_content_are_tokens() -> None:
-    assert tokens_in(ROLE, is_beginning=True) == 0
-    assert tokens_in(ROLE + TOKEN, is_beginning=True) == 1
-    assert tokens_in(ROLE_AND_TOKEN, is_beginning=True) == 1
-    assert tokens_in(ROLE_AND_TOKEN + TOKEN, is_beginning=True) == 2
-    assert tokens_in(TOKEN + TOKEN + END + USAGE + DONE, is_beginning=False) == 2
-
-
-def test_the_stated_usage_is_found_and_a_text_that_looks_like_it_is_not() -> None:
-    assert output_tokens_in(TOKEN + USAGE + DONE) == 2
-    assert output_tokens_in(b'{"text":"\\"completion_tokens\\": 99"}') is None
 
 
 def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
@@ -70,6 +55,16 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
     assert seen["output_sequence_tokens_sum"] == seen["output_tokens_total"] == 4
     assert seen["input_sequence_tokens_sum"] == 7
     assert seen["request_duration_seconds_sum"] == pytest.approx(1.8)
+
+
+def test_what_the_answer_states_counts_and_not_the_estimate() -> None:
+    metrics = FrontendMetrics("ns", Time())
+    record = metrics.record("m", "completions", is_stream=False)
+    record.finished("", input_tokens=7, stated=Usage(31, 8, 30))
+    seen = samples(metrics)
+    assert seen["input_sequence_tokens_sum"] == 31
+    assert seen["output_sequence_tokens_sum"] == seen["output_tokens_total"] == 8
+    assert (seen["cached_tokens_sum"], seen["cached_tokens_count"]) == (30, 1)
 
 
 def test_a_request_is_inflight_until_it_ends_and_queued_until_it_answers() -> None:

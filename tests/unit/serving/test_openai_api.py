@@ -9,6 +9,7 @@ import pytest
 from dynaplan.serving.openai_api import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    SET_BY_SERVER,
     ApiError,
     check_context,
     read_call,
@@ -17,9 +18,22 @@ from dynaplan.serving.openai_api import (
 
 def test_the_hand_off_is_added_without_touching_the_clients_bytes() -> None:
     body = b'{ "model":"m",\n "prompt": "caf\\u00e9 }", "stream": true } \n'
-    extended = read_call(COMPLETIONS, body).body_with({"remote_port": 1})
+    extended = read_call(COMPLETIONS, body).body_with({"id_slot": 2, "file": "}"})
     assert extended.startswith(body.rstrip()[:-1])
-    assert json.loads(extended) == {**json.loads(body), "kv_transfer_params": {"remote_port": 1}}
+    assert json.loads(extended) == {**json.loads(body), "id_slot": 2, "file": "}"}
+
+
+def test_without_a_hand_off_the_body_is_the_clients() -> None:
+    body = b'{ "model":"m", "prompt": "x" } '
+    assert read_call(COMPLETIONS, body).body_with({}) == body
+
+
+@pytest.mark.parametrize("name", SET_BY_SERVER)
+def test_where_an_engine_takes_entries_from_is_not_for_the_client_to_say(name: str) -> None:
+    escaped = name.replace("_", "\\u005f").encode()
+    for key in (name.encode(), escaped):
+        with pytest.raises(ApiError, match="set by the server"):
+            read_call(COMPLETIONS, b'{"model": "m", "prompt": "x", "%b": null}' % key)
 
 
 @pytest.mark.parametrize(

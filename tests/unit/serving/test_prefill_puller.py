@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
-from dynaplan.serving.prefill_puller import MOST_DELIVERIES, PrefillPuller
+from dynaplan.ports import HandOver
+from dynaplan.serving.prefill_puller import MOST_DELIVERIES, PrefillPuller, release_subject
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -49,6 +50,7 @@ class Broker:
         self.acknowledged: list[Item] = []
         self.answers: list[PrefillAnswer] = []
         self.events: list[str] = []
+        self.receivers: dict[str, Callable[[str, bytes], None]] = {}
         self.is_away = False
 
     def check(self) -> None:
@@ -78,6 +80,11 @@ class Broker:
         except TimeoutError:
             return None
 
+    async def subscribe(self, subject: str, receive: Callable[[str, bytes], None]) -> None:
+        self.check()
+        assert subject not in self.receivers
+        self.receivers[subject] = receive
+
     async def publish(self, subject: str, payload: bytes) -> None:
         self.check()
         assert subject == "ns.prefill_answers.f"
@@ -86,27 +93,45 @@ class Broker:
 
 
 class Engine:
+    """Hands over when it has computed for ``takes_s``, and goes on computing for ``goes_on_s``."""
+
     def __init__(self) -> None:
         self.takes_s = 0.5
+        self.goes_on_s = 0.0
         self.error: Exception | None = None
+        self.late_error: Exception | None = None
+        self.is_mute = False
         self.running = self.most_running = 0
 
-    async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             await asyncio.sleep(self.takes_s)
             if self.error:
                 raise self.error
-            return {"remote_request_id": request.request_id}
+            if not self.is_mute:
+                await hand_over({"kv_transfer_params": {"remote_request_id": request.request_id}})
+            await asyncio.sleep(self.goes_on_s)
+            if self.late_error:
+                raise self.late_error
         finally:
             self.running -= 1
 
 
-class Setup:
+class HoldingEngine(Engine):
     def __init__(self) -> None:
+        super().__init__()
+        self.released: list[str] = []
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+class Setup:
+    def __init__(self, engine: Engine | None = None) -> None:
         self.broker = Broker()
-        self.engine = Engine()
+        self.engine = engine or Engine()
         self.puller = PrefillPuller(self.broker.connect, self.engine, Clock(), "ns", "ns_PrefillWorker", 2)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.puller.run())
 
@@ -124,7 +149,62 @@ async def test_the_answer_is_sent_before_the_work_is_acknowledged(setup: Setup) 
     setup.broker.ask("r1")
     await asyncio.sleep(1)
     assert setup.broker.events == ["answer", "ack"]
-    assert setup.broker.answers == [PrefillAnswer("r1", "ns_PrefillWorker", {"remote_request_id": "r1"})]
+    hand_off = {"kv_transfer_params": {"remote_request_id": "r1"}}
+    assert setup.broker.answers == [PrefillAnswer("r1", "ns_PrefillWorker", hand_off)]
+
+
+async def test_it_is_answered_as_soon_as_the_decode_side_may_begin_and_acknowledged_at_the_end(
+    setup: Setup,
+) -> None:
+    setup.engine.takes_s, setup.engine.goes_on_s = 0, 5
+    setup.broker.ask("r1")
+    await asyncio.sleep(1)
+    assert setup.broker.events == ["answer"]
+    assert setup.puller.held == 1
+    await asyncio.sleep(5)
+    assert setup.broker.events == ["answer", "ack"]
+
+
+async def test_a_failure_after_the_hand_over_is_left_to_the_decode_side_to_find_out(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.engine.late_error = RuntimeError("the transfer broke")
+    setup.broker.ask("r1")
+    await asyncio.sleep(1)
+    assert setup.broker.events == ["answer", "ack"]
+    assert setup.broker.answers[0].error == ""
+    assert "the transfer broke" in caplog.text
+
+
+async def test_a_prefill_that_ends_without_a_hand_over_is_an_error_that_the_decode_worker_can_mend(
+    setup: Setup,
+) -> None:
+    setup.engine.is_mute = True
+    setup.broker.ask("r1")
+    await asyncio.sleep(1)
+    (answer,) = setup.broker.answers
+    assert (answer.error, answer.is_retryable) == ("the engine handed nothing over", True)
+    assert setup.broker.events == ["answer", "ack"]
+
+
+async def test_an_engine_that_holds_its_hand_offs_hears_what_was_taken() -> None:
+    made = Setup(engine := HoldingEngine())
+    made.broker.ask("r1")
+    await asyncio.sleep(1)
+    (answer,) = made.broker.answers
+    assert answer.release_to == "ns.kv_hand_offs.ns_PrefillWorker"
+    made.broker.receivers[answer.release_to](answer.release_to, b"r1")
+    assert engine.released == ["r1"]
+    made.broker.is_away = True
+    await asyncio.sleep(5)
+    made.broker.is_away = False
+    await asyncio.sleep(5)  # the messenger itself subscribes again: a second time would be told twice
+    await made.puller.finish()
+    await made.task
+
+
+async def test_the_subject_of_releases_has_no_wildcard_in_it() -> None:
+    assert release_subject("my ns", "a>b*c/d") == "my_ns.kv_hand_offs.a_b_c_d"
 
 
 async def test_no_more_is_taken_than_the_engine_batches(setup: Setup) -> None:
@@ -149,6 +229,20 @@ async def test_what_cannot_be_read_is_dropped_once_and_for_all(setup: Setup) -> 
         setup.broker.waiting.put_nowait(Item(payload, setup.broker))
     await asyncio.sleep(1)
     assert setup.broker.events == ["ack"] * 5
+
+
+async def test_what_is_too_large_to_send_is_an_error_answer(setup: Setup) -> None:
+    publish = setup.broker.publish
+
+    async def refuse_once(subject: str, payload: bytes) -> None:
+        setup.broker.publish = publish  # type: ignore[method-assign]
+        raise PermanentError("too large")
+
+    setup.broker.publish = refuse_once  # type: ignore[method-assign]
+    setup.broker.ask("r1")
+    await asyncio.sleep(1)
+    (answer,) = setup.broker.answers
+    assert answer.error == "PermanentError: too large"
 
 
 async def test_an_engine_error_is_an_answer(setup: Setup) -> None:

@@ -19,6 +19,8 @@ from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving import remote_prefill
+from dynaplan.serving.background import Background
+from dynaplan.serving.hand_off import HandOff
 from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
 from dynaplan.serving.remote_prefill import RemotePrefill
 from tests.fakes.polling import eventually
@@ -50,6 +52,11 @@ def call(prompt: str = "The sky is") -> Call:
     return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
+def fields(hand_off: HandOff | None) -> dict[str, object]:
+    assert hand_off
+    return dict(hand_off.fields)
+
+
 @asynccontextmanager
 async def scene(
     settings: DisaggregationSettings = ON, wait_s: float = 30.0, prefill_workers: int = 1
@@ -64,6 +71,7 @@ async def scene(
     async def connect() -> Messenger:
         return messenger
 
+    background = Background()
     prefill = RemotePrefill(
         settings,
         discovery,
@@ -72,6 +80,7 @@ async def scene(
         wait_s=wait_s,
         connect=connect,
         placed=lambda model, place: placed.append(place),
+        background=background,
     )
     await prefill.connect()
     queue = await messenger.queue(prefill_stream("ns"))
@@ -79,6 +88,7 @@ async def scene(
         yield Scene(prefill, messenger, store, queue, discovery, placed)
     finally:
         await prefill.close()
+        await background.close()
         await discovery.close()
         await store.close()
 
@@ -88,8 +98,8 @@ async def test_the_answers_parameters_are_the_hand_off() -> None:
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
         item, request = await here.take()
         assert request.body == {"model": "m", "prompt": "The sky is"}
-        await here.answer(request, worker="p", kv_transfer_params={"remote_port": 1})
-        assert await hand_off == {"remote_port": 1}
+        await here.answer(request, worker="p", hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
         await item.ack()
         assert here.placed == ["remote"]
 
@@ -98,10 +108,10 @@ async def test_a_second_answer_after_a_redelivery_changes_nothing() -> None:
     async with scene() as here:
         hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
         item, request = await here.take()
-        await here.answer(request, kv_transfer_params={"remote_port": 1})
-        await here.answer(request, kv_transfer_params={"remote_port": 2})
-        assert await hand_off == {"remote_port": 1}
-        await here.answer(request, kv_transfer_params={"remote_port": 3})
+        await here.answer(request, hand_off={"remote_port": 1})
+        await here.answer(request, hand_off={"remote_port": 2})
+        assert fields(await hand_off) == {"remote_port": 1}
+        await here.answer(request, hand_off={"remote_port": 3})
         await item.ack()
         assert here.placed == ["remote"]
 
@@ -112,8 +122,8 @@ async def test_a_message_that_is_no_answer_is_ignored() -> None:
         _, request = await here.take()
         for garbage in (b"", b"[]", b"{}", b"\xff"):
             await here.messenger.publish(request.reply_to, garbage)
-        await here.answer(request, kv_transfer_params={"remote_port": 1})
-        assert await hand_off == {"remote_port": 1}
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
 
 
 async def test_a_retryable_error_falls_back() -> None:
@@ -224,8 +234,85 @@ async def test_the_live_settings_decide_from_then_on() -> None:
 
 
 async def test_an_answer_reads_back_as_it_was_written() -> None:
-    answer = PrefillAnswer("id", "p", {"a": 1}, "", True)
+    answer = PrefillAnswer("id", "p", {"a": 1}, "", True, "here")
     assert PrefillAnswer.from_json(answer.to_json()) == answer
+
+
+async def released_in(here: Scene) -> list[tuple[str, str]]:
+    """What is published to let hand-offs go: (subject, request id), in a list that grows."""
+    seen: list[tuple[str, str]] = []
+    await here.messenger.subscribe("kv.>", lambda subject, payload: seen.append((subject, payload.decode())))
+    return seen
+
+
+async def test_a_hand_off_is_let_go_once_however_often_it_is_released() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        hand_off = await waiting
+        assert hand_off
+        assert released == []
+        hand_off.release()
+        hand_off.release()
+        await eventually(lambda: bool(released))
+    assert released == [("kv.p", request.request_id)]
+
+
+async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1})
+        hand_off = await waiting
+        assert hand_off
+        hand_off.release()
+    assert released == []
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go() -> None:
+    async with scene(wait_s=0.01) as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        assert await waiting is None
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_the_answer_of_a_client_that_leaves_as_it_comes_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        waiting.cancel()
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_of_two_answers_the_one_that_is_not_used_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 2}, release_to="kv.other")
+        assert fields(await waiting) == {"a": 1}
+        await eventually(lambda: bool(released))
+    assert released == [("kv.other", request.request_id)]
+
+
+async def test_a_failed_prefill_holds_nothing_that_could_be_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="no blocks", release_to="kv.p")
+        assert await waiting is None
+    assert released == []
 
 
 async def _is_empty(queue: WorkQueue) -> bool:

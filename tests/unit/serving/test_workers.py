@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan import wiring
+from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.ports import Route
@@ -51,6 +52,15 @@ class Engine:
     async def _serve(self, _: Any) -> None: ...
 
 
+class ServingEngine(Engine):
+    """One with an HTTP port of its own."""
+
+    url = "http://127.0.0.1:2"
+
+    async def requests(self) -> int:
+        return 0
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
@@ -69,7 +79,7 @@ async def runtime() -> AsyncIterator[WorkerRuntime]:
         namespace="ns",
         component="VllmWorker",
         worker_name="ns_VllmWorker",
-        worker_token="",
+        worker_token="token",
         url="http://127.0.0.1:1",
         store=store,
         leases=store,
@@ -88,7 +98,42 @@ async def test_an_engine_becomes_the_workers_routes_load_and_card(
     assert engine.events == ["start"]
     assert [route.path for route in runtime.routes] == ["/v1/completions"]
     assert runtime.load.running_requests == 7
-    assert runtime.card == {"model": "m"}
+    assert runtime.card == {"model": "m", "tensor_parallel": 1}
+    assert runtime.engine_url == ""
+    assert runtime.finishers == []
+
+
+async def test_an_engine_with_a_port_of_its_own_is_told_of_and_asked_before_it_is_stopped(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[EngineContext] = []
+
+    def make(_name: str, _options: Any, context: EngineContext) -> Engine:
+        contexts.append(context)
+        return ServingEngine()
+
+    monkeypatch.setattr(wiring, "make_engine", make)
+    runtime.gpus, runtime.scratch_dir = 2, "/dev/shm/x"
+    await start_decode_worker(runtime)
+    assert contexts == [
+        EngineContext("ns_VllmWorker", "decode", runtime.url, "ns", "VllmWorker", "token", 2, "/dev/shm/x")
+    ]
+    assert runtime.engine_url == "http://127.0.0.1:2"
+    assert runtime.card["tensor_parallel"] == 2
+    assert runtime.held == 7
+    assert len(runtime.finishers) == 1
+
+
+async def test_an_engine_whose_start_fails_or_is_interrupted_is_stopped_too(
+    runtime: WorkerRuntime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start() -> None:
+        raise PermanentError("no memory")
+
+    monkeypatch.setattr(engine, "start", start)
+    with pytest.raises(PermanentError):
+        await start_decode_worker(runtime)
+    assert runtime.closers == [engine.stop]
 
 
 async def test_a_worker_ends_when_its_engine_dies(runtime: WorkerRuntime, engine: Engine) -> None:

@@ -136,7 +136,11 @@ def test_workers_get_uuids_and_their_own_variables() -> None:
     assert environment == {
         "HF_HOME": "/models",
         "DYNAPLAN_WORKER_NAME": "dynamo_VllmWorker_1",
+        "DYNAPLAN_GPUS": "2",
         "CUDA_VISIBLE_DEVICES": "GPU-ccc3,GPU-aaa1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(worker("VllmWorker"), REAL, {})
+    without = worker_environment(worker("VllmWorker"), REAL, {})
+    assert (without["DYNAPLAN_GPUS"], "CUDA_VISIBLE_DEVICES" in without) == ("0", False)
+    half = worker_environment(worker("VllmWorker", gpus=(1,), share=0.5), REAL, {})
+    assert half["DYNAPLAN_GPUS"] == "0.5"

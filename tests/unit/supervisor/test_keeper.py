@@ -19,7 +19,7 @@ from dynaplan.domain.scaling import DesiredCounts
 from dynaplan.supervisor.gpu_claims import GpuClaims
 from dynaplan.supervisor.keeper import FleetKeeper
 from dynaplan.supervisor.launch import Launch
-from tests.fakes.circus import FakeCircus, FakeClaims, FakeLink, FakeProcesses
+from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses
 
 GRAPH = GraphSpec(
     "graphs.disagg:Frontend",
@@ -41,7 +41,7 @@ class Box:
             graph=GRAPH,
             gpus=tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4)),
             arbiter=ProcessIdentity(1, 1, "boot"),
-            config={},
+            config={"VllmWorker": {"model": "some/model", "hang-timeout": 5}},
             runtime_dir=directory,
             log_dir=directory,
             statefile=directory / "ns.json",
@@ -49,14 +49,18 @@ class Box:
             circus_events="ipc:///none",
             host="127.0.0.1",
             port=8000,
+            scratch_dir=directory / "scratch",
             leave_timeout_s=10,
         )
         self.now = 100.0
         self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
+        self.health = FakeHealth()
         self.processes = FakeProcesses(self.circus)
         self.said: list[str] = []
         self.written: tuple[Worker, ...] = workers
         self.is_disk_full = False
+        self.frozen: set[str] = set()
+        self.learnt: list[tuple[str, float]] = []
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> FleetKeeper:
@@ -70,7 +74,9 @@ class Box:
             self.record,
             self.said.append,
             GpuClaims(self.claims, self.launch.gpus),
+            lambda key, seconds: self.learnt.append((key, seconds)),
         )
+        self.keeper.health = cast(Any, self.health)
         self.keeper.link = cast(Any, self.link)
         return self.keeper
 
@@ -88,9 +94,17 @@ class Box:
     def register(self) -> None:
         """Every process registers, and only those that run stay registered."""
         self.link.instances = tuple(
-            Instance("ns", worker.component, "generate", worker.pid + 1000, "", worker.name, worker.pid)
+            Instance(
+                "ns",
+                worker.component,
+                "generate",
+                worker.pid + 1000,
+                f"http://127.0.0.1:{worker.pid}",
+                worker.name,
+                worker.pid,
+            )
             for worker in self.keeper.workers.values()
-            if self.processes.identify(worker.pid)
+            if self.processes.identify(worker.pid) and worker.name not in self.frozen
         )
 
     async def settle(self, passes: int = 4) -> None:
@@ -314,3 +328,119 @@ async def test_what_circus_cannot_start_is_tried_again_later(tmp_path: Path) -> 
     box.now += 5
     await box.settle()
     assert set(box.states().values()) == {"ready"}
+
+
+async def frozen(box: Box, name: str) -> Worker:
+    """A worker that was ready, and whose lease has lapsed."""
+    box.frozen.add(name)
+    box.register()
+    await box.keeper.one_pass()
+    return box.keeper.workers[name]
+
+
+async def test_a_worker_that_stands_still_is_killed_and_starts_again_as_after_a_crash(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    before = await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {"ns_VllmWorker": f"http://127.0.0.1:{before.pid}"}
+    box.health.silent_s = {"ns_VllmWorker": 4}
+    await box.keeper.one_pass()
+    assert box.processes.killed == []
+    box.health.silent_s = {"ns_VllmWorker": 5}
+    box.frozen.clear()
+    await box.keeper.one_pass()
+    assert box.processes.killed == [before.pid]
+    await box.keeper.one_pass()
+    box.now += 1
+    await box.settle()
+    after = box.keeper.workers["ns_VllmWorker"]
+    assert (after.state, after.gpus, len(after.restarts_s)) == (WorkerState.READY, before.gpus, 1)
+    assert [line for line in box.said if "stands still: no answer for 5 s" in line]
+    assert box.health.asked == {}
+
+
+async def test_who_was_never_registered_is_not_asked_whether_it_stands_still(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.frozen = {"ns_VllmWorker"}
+    await box.started()
+    assert box.states()["ns_VllmWorker"] == "starting"
+    assert box.health.asked == {}
+
+
+async def test_with_a_hang_timeout_of_0_nobody_is_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.launch.config["VllmWorker"]["hang-timeout"] = 0
+    await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {}
+
+
+async def test_who_was_told_to_leave_is_not_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.counts = DesiredCounts(1, 0, 1, 0)
+    await box.keeper.one_pass()
+    await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {}
+
+
+async def test_while_the_store_is_away_nobody_is_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.instances = None
+    await box.keeper.one_pass()
+    assert box.health.asked == {}
+
+
+async def test_a_new_keeper_still_knows_where_to_ask(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    before = await frozen(box, "ns_VllmWorker")
+    box.health.asked = {}
+    box.new_keeper()
+    await box.keeper.one_pass()
+    assert box.health.asked == {"ns_VllmWorker": before.url}
+
+
+async def test_it_learns_how_long_an_engine_takes_to_start_and_only_from_a_start(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.frozen = {"ns_VllmWorker"}
+    await box.started()
+    box.now += 40
+    box.frozen.clear()
+    await box.settle()
+    assert box.learnt == [('["sim", "some/model", 1]', 40.0)]
+    await frozen(box, "ns_VllmWorker")
+    box.frozen.clear()
+    await box.settle()
+    assert len(box.learnt) == 1
+
+
+async def test_the_files_of_a_worker_go_when_its_processes_are_gone_and_those_of_others_stay(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started()
+    scratch = box.launch.scratch_dir
+    scratch.mkdir()
+    for name in ("ns_VllmWorker.slot", "ns_VllmWorker_1.slot", "ns_PrefillWorker.a.b", "other"):
+        (scratch / name).touch()
+    (scratch / "ns_VllmWorker.directory").mkdir()
+    await box.settle()
+    assert len(list(scratch.iterdir())) == 5
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), -9)
+    await box.settle()
+    assert {path.name for path in scratch.iterdir()} == {
+        "ns_VllmWorker_1.slot",
+        "ns_PrefillWorker.a.b",
+        "other",
+    }
+
+
+async def test_a_worker_that_still_loads_may_not_hold_its_gpu_for_as_long_as_requests_may_take(
+    tmp_path: Path,
+) -> None:
+    box = Box(tmp_path)
+    object.__setattr__(box.launch, "leave_timeout_s", 600)
+    box.frozen = {"ns_VllmWorker_1"}
+    await box.started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+    box.now += 13
+    await box.settle()
+    assert len(box.processes.killed) == 1

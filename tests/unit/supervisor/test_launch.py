@@ -54,6 +54,7 @@ def test_a_worker_watcher_restarts_nothing_and_holds_only_what_differs() -> None
     assert watcher.options["env"] == {
         "HF_HOME": "/models",
         "DYNAPLAN_WORKER_NAME": "ns_VllmWorker_1",
+        "DYNAPLAN_GPUS": "1",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

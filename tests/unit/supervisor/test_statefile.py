@@ -71,6 +71,7 @@ def running(name: str, component: str, role: Role, pid: int, gpus: tuple[int, ..
         pid=pid,
         started_at=pid + 1000,
         instance_id=pid + 2000,
+        url=f"http://127.0.0.1:{pid + 30000}",
         since_s=9.5,
     )
 
@@ -85,6 +86,7 @@ BROKEN = replace(
     pid=0,
     started_at=0,
     instance_id=0,
+    url="",
     restarts_s=(1.0, 2.5),
     reason="exit code 1",
 )

@@ -1,8 +1,8 @@
-"""What the fleet plugin makes of what it sees. Pure: workers and world in, workers and what to do out."""
+"""What the fleet plugin makes of what it sees: workers and world in, workers and what to do out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ Workers = Mapping[str, Worker]
 
 @dataclass(frozen=True)
 class Exit:
-    """A worker's process is gone, with its whole process group.
+    """A worker's process is gone, and with it everything in its session.
 
     ``code`` is negative for a signal and None when nobody saw it; ``last_lines`` are the end of its log.
     """
@@ -41,10 +41,14 @@ class World:
 
 @dataclass(frozen=True)
 class Observed:
-    """The workers as they are now; leases to revoke, because their processes are gone; lines for the user."""
+    """The workers as they are now; leases to revoke, because their processes are gone; lines for the user.
+
+    ``started_s`` tells of those that are seen registered for the first time how long that took, in seconds.
+    """
 
     workers: Workers
     dead_leases: tuple[int, ...] = ()
+    started_s: Mapping[str, float] = field(default_factory=dict)
     news: tuple[str, ...] = ()
 
 
@@ -59,7 +63,12 @@ def observe(workers: Workers, world: World) -> Observed:
         if exit_ is not None:
             leases += [worker.instance_id] if worker.instance_id else []
             news += _news_of(after[name], exit_, world.now_s)
-    return Observed(after, tuple(leases), tuple(news))
+    started_s = {
+        name: world.now_s - worker.since_s
+        for name, worker in workers.items()
+        if worker.state is WorkerState.STARTING and worker.since_s and after[name].url and not worker.url
+    }
+    return Observed(after, tuple(leases), started_s, tuple(news))
 
 
 def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
@@ -81,20 +90,51 @@ def _news_of(worker: Worker, exit_: Exit, now_s: float) -> list[str]:
 
 
 def _registered(worker: Worker, world: World) -> Worker:
-    if world.instances is None or worker.state not in (WorkerState.STARTING, WorkerState.READY):
+    if world.instances is None:
         return worker
     instance = world.instances.get(worker.name)
+    if worker.state is WorkerState.DRAINING and instance is not None:
+        return replace(worker, url=instance.url)
+    if worker.state not in (WorkerState.STARTING, WorkerState.READY):
+        return worker
     if instance is None:
         is_lost = worker.state is WorkerState.READY
         lost = replace(worker, instance_id=0)
         return (
             lost.moved(WorkerState.STARTING, world.now_s, "its registration is gone") if is_lost else worker
         )
-    known = replace(worker, instance_id=instance.instance_id)
+    known = replace(worker, instance_id=instance.instance_id, url=instance.url)
     return (
         known
         if worker.state is WorkerState.READY
         else known.moved(WorkerState.READY, world.now_s, "registered")
+    )
+
+
+def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[str, str]:
+    """The workers that may stand still, with their addresses: registered no more, though nobody asked.
+
+    One that an outsider told to leave is among them, and answers; one that was never registered is not: how
+    long it may take to start is its engine's to judge. ``hang_timeout_s`` is by component; 0 is "never".
+    """
+    return {
+        name: worker.url
+        for name, worker in workers.items()
+        if worker.state is WorkerState.STARTING
+        and worker.pid
+        and worker.url
+        and hang_timeout_s(worker.component) > 0
+    }
+
+
+def hung(
+    workers: Workers, silent_s: Mapping[str, float], hang_timeout_s: Callable[[str], float]
+) -> tuple[Worker, ...]:
+    """The suspects that have not answered for their component's ``hang-timeout``."""
+    return tuple(
+        workers[name]
+        for name in suspects(workers, hang_timeout_s)
+        if silent_s.get(name, 0.0) >= hang_timeout_s(workers[name].component)
     )
 
 

@@ -1,0 +1,104 @@
+"""Speaks HTTP to an engine's own server on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.domain.errors import PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+CONNECT_TIMEOUT_S = 5.0
+MOST_OF_AN_ERROR = 500
+TRY_AGAIN_STATUSES = frozenset({408, 425, 429})
+
+
+class ServerClient:
+    """One server at ``url``, asked with the bearer ``token``. Methods raise TemporaryError when it fails."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: ClientSession | None = None
+
+    async def text(self, path: str, timeout_s: float) -> str:
+        """The text at that path; anything but a 200 is a TemporaryError."""
+        import aiohttp
+
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._open().get(self.url + path, timeout=timeout) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TemporaryError(f"{path} of the engine: {_words(error)}") from error
+        if response.status != 200:
+            raise TemporaryError(f"{path} of the engine answered {response.status}")
+        return data.decode(errors="replace")
+
+    async def is_ready(self, path: str, timeout_s: float = 2.0) -> bool:
+        """Whether that path answers 200."""
+        try:
+            await self.text(path, timeout_s)
+        except TemporaryError:
+            return False
+        return True
+
+    async def json(self, path: str, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The JSON object at that path; TemporaryError when it is none."""
+        return _object(await self.text(path, timeout_s), path)
+
+    async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        """The answer to a request, however long it takes.
+
+        Raises PermanentError when the engine says that it will never answer it (4xx).
+        """
+        import aiohttp
+
+        headers = {"X-Request-Id": request_id}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._open().post(
+                self.url + path, json=body, headers=headers, timeout=timeout
+            ) as response:
+                text = (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TemporaryError(f"the engine did not answer {request_id}: {_words(error)}") from error
+        if response.status == 200:
+            return _object(text, path)
+        message = f"the engine answered {request_id} with {response.status}: {text[:MOST_OF_AN_ERROR]}"
+        if 400 <= response.status < 500 and response.status not in TRY_AGAIN_STATUSES:
+            raise PermanentError(message)
+        raise TemporaryError(message)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> ClientSession:
+        """A connection per request: engines close idle ones at bad moments, a new one costs little here."""
+        import aiohttp
+
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._session
+
+
+def _object(text: str, path: str) -> dict[str, Any]:
+    import json
+
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise TemporaryError(f"{path} of the engine is no JSON: {text[:MOST_OF_AN_ERROR]!r}") from error
+    if not isinstance(document, dict):
+        raise TemporaryError(f"{path} of the engine is no JSON object: {text[:MOST_OF_AN_ERROR]!r}")
+    return document
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,266 @@
+"""SGLang: its own server as a child of the worker. Flags, metrics and protocol as SGLang 0.5.23 has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from dynaplan.adapters.engines.kinds import (
+    Ask,
+    EngineKind,
+    Launch,
+    Options,
+    Prefilling,
+    check_common,
+    command_words,
+)
+from dynaplan.adapters.engines.model_files import public_name
+from dynaplan.adapters.engines.server_engine import ServerEngine
+from dynaplan.adapters.engines.signals import SignalNames
+from dynaplan.core.engine_flags import (
+    FlagStyle,
+    engine_flags,
+    gone_options,
+    memory_fraction,
+    tensor_parallel_size,
+)
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.ports import HandOver
+
+log = logging.getLogger(__name__)
+
+TENSOR_PARALLEL = ("tensor-parallel-size", "tp-size")
+TRANSFER_BACKEND = "disaggregation-transfer-backend"
+DEFAULT_TRANSFER_BACKEND = "nixl"
+"""Not SGLang's own default, mooncake, which wants InfiniBand: NIXL uses what one box has."""
+
+WHOLE_GPU = 0.88
+"""The memory fraction of a whole GPU, of which a worker with a part of one gets that part."""
+
+ROOM_BITS = 62
+"""Rooms are positive 64-bit numbers, and a request with n answers takes n of them, beginning here."""
+
+SET_HERE = frozenset(
+    {
+        *("host", "port", "nccl-port", "api-key", "config"),
+        *("disaggregation-mode", "disaggregation-bootstrap-port"),
+    }
+)
+"""Flags without which we could not reach the engine. SGLang reads one ``--config`` file: it holds the key."""
+
+STYLE = FlagStyle(
+    handled=frozenset(
+        {
+            *(*TENSOR_PARALLEL, "model", "served-model-name", "sglang-command", "enable-metrics"),
+            *("enable-prefix-caching", "enable-chunked-prefill", "max-num-batched-tokens"),
+            *(TRANSFER_BACKEND, *SET_HERE),
+        }
+    ),
+    renamed={
+        "max-model-len": "context-length",
+        "block-size": "page-size",
+        "gpu-memory-utilization": "mem-fraction-static",
+        "max-num-seqs": "max-running-requests",
+        "enforce-eager": "disable-cuda-graph",
+        "tokenizer": "tokenizer-path",
+        "seed": "random-seed",
+    },
+    gone={
+        "kv-transfer-config": "it is vLLM's; SGLang's are the disaggregation- options",
+        "num-gpu-blocks-override": "it is vLLM's; SGLang's is max-total-tokens",
+        "swap-space": "SGLang has none",
+    },
+)
+"""vLLM's names for what SGLang has under another one; SGLang's own names are passed on as they are."""
+
+SIGNALS = SignalNames(
+    running=("sglang:num_running_reqs",),
+    waiting=("sglang:num_queue_reqs",),
+    waiting_besides=(
+        "sglang:num_grammar_queue_reqs",
+        "sglang:num_prefill_bootstrap_queue_reqs",
+        "sglang:num_prefill_inflight_queue_reqs",
+        "sglang:num_decode_prealloc_queue_reqs",
+        "sglang:num_decode_transfer_queue_reqs",
+    ),
+    kv_usage=("sglang:token_usage", "sglang:full_token_usage"),
+    kv_active=("sglang:num_used_tokens", "sglang:kv_used_tokens"),
+    kv_total=("sglang:max_total_num_tokens",),
+    prefix_hit_rate=("sglang:cache_hit_rate",),
+    # the first moves with every step, the other only when a request ends
+    progress=(("sglang:realtime_tokens_total",), ("sglang:generation_tokens_total",)),
+    samples=(
+        *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:cache_hit_rate"),
+        *("sglang:gen_throughput", "sglang:num_used_tokens", "sglang:max_total_num_tokens"),
+        *("sglang:num_retracted_reqs", "sglang:num_transfer_failed_reqs_total"),
+        *("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:cached_tokens_total"),
+        *("sglang:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_count"),
+        *("sglang:inter_token_latency_seconds_sum", "sglang:inter_token_latency_seconds_count"),
+    ),
+)
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raise ConfigError for options that SGLang cannot be started with."""
+    check_common(options, "sglang", SET_HERE)
+    command_words(options.get("sglang-command"), "sglang-command")
+    _tensor_parallel_size(options, gpus)
+    if ":" in served_name(options):
+        raise ConfigError(
+            f"served-model-name is {served_name(options)!r}",
+            hint="expected a name without ':', which SGLang keeps for adapters; set served-model-name",
+        )
+    if options.get("remote-prefill") and options.get("conditional-disagg"):
+        raise ConfigError(
+            "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
+            hint="set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached",
+        )
+    for option, name in STYLE.renamed.items():
+        if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
+            raise ConfigError(
+                f"{option} is {options[option]!r} and {name} is {options[name]!r}",
+                hint="they are two names of the same: keep one",
+            )
+
+
+def served_name(options: Options) -> str:
+    """What the engine calls its model: as the section says, else the model, a path's last part."""
+    model = str(options.get("model") or "")
+    return str(options.get("served-model-name") or public_name("sglang", model) or model)
+
+
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
+    """How to start it. ``ports``: HTTP, NCCL, and with a prefill worker the bootstrap server's."""
+    for option, why in gone_options(options, STYLE).items():
+        log.warning("SGLang does not take %s, it has no effect: %s", option, why)
+    files = _key_file(context)
+    argv = (
+        *_program(options),
+        *(word for path in files for word in ("--config", str(path))),
+        *("--model-path", str(options.get("model") or "")),
+        *("--served-model-name", served_name(options)),
+        *("--host", "127.0.0.1", "--port", str(ports[0]), "--nccl-port", str(ports[1])),
+        *("--tp-size", str(_tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
+        *_disaggregation(options, context, ports),
+        *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
+        *_memory(options, context.gpus),
+        *_scheduling(options),
+        *engine_flags(options, STYLE),
+    )
+    return Launch(argv, _environment(), files)
+
+
+def ports_needed(options: Options, context: EngineContext) -> int:
+    """HTTP and NCCL, and the bootstrap server of a prefill worker."""
+    return 3 if context.role == "prefill" else 2
+
+
+async def run_prefill(
+    request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+) -> None:
+    """Both sides at once: the decode worker is told where to meet, then this one computes.
+
+    SGLang answers when the KV entries have been transferred, so nothing is held after that.
+    """
+    fields = {
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": ports[2],
+        "bootstrap_room": secrets.randbits(ROOM_BITS),
+    }
+    body = {key: value for key, value in request.body.items() if key != "stream_options"}
+    await hand_over(fields)
+    await ask(request.path, {**body, "stream": False, **fields}, request.request_id)
+
+
+KIND = EngineKind(
+    name="sglang",
+    command=command,
+    check=check,
+    signals=SIGNALS,
+    prefilling=Prefilling(run_prefill, holds=False),
+    ports_needed=ports_needed,
+    ready_path="/health",  # 503 until the warm-up request is answered; /ready is newer
+    needs_hand_off=lambda options, context: context.role != "prefill" and bool(options.get("remote-prefill")),
+    term_grace_s=30.0,  # it looks every 5 s whether SIGTERM came, then ends its schedulers
+)
+
+
+class SglangEngine(ServerEngine):
+    """``dynaplan.ports.Engine`` for SGLang; raises ConfigError for an option that is wrong."""
+
+    def __init__(self, options: Options, context: EngineContext) -> None:
+        super().__init__(KIND, options, context)
+
+
+def _program(options: Options) -> Sequence[str]:
+    """The words before the flags; SGLang may live in an environment of its own."""
+    given = command_words(options.get("sglang-command"), "sglang-command")
+    if given:
+        return given
+    if find_spec("sglang"):
+        return sys.executable, "-m", "sglang.launch_server"
+    return shutil.which("sglang") or "sglang", "serve"
+
+
+def _key_file(context: EngineContext) -> Mapping[Path, str]:
+    """The API key as a configuration file: everybody can read a command line, and it takes no variable."""
+    import yaml
+
+    if not context.token:
+        return {}
+    directory = Path(context.scratch_dir or tempfile.gettempdir())
+    return {directory / f"{context.worker_name}.sglang.yaml": yaml.safe_dump({"api-key": context.token})}
+
+
+def _environment() -> Mapping[str, str]:
+    return {
+        # else every look at /health generates a token
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # where both sides of a transfer meet: not on the network, they ask nobody for a key
+        "SGLANG_HOST_IP": os.environ.get("SGLANG_HOST_IP") or "127.0.0.1",
+    }
+
+
+def _disaggregation(options: Options, context: EngineContext, ports: Sequence[int]) -> Sequence[str]:
+    is_prefill = context.role == "prefill"
+    if not is_prefill and not options.get("remote-prefill"):
+        return ()
+    return (
+        *("--disaggregation-mode", "prefill" if is_prefill else "decode"),
+        *(("--disaggregation-bootstrap-port", str(ports[2])) if is_prefill else ()),
+        *(
+            "--disaggregation-transfer-backend",
+            str(options.get(TRANSFER_BACKEND) or DEFAULT_TRANSFER_BACKEND),
+        ),
+    )
+
+
+def _memory(options: Options, gpus: float) -> Sequence[str]:
+    is_given = any(options.get(key) is not None for key in ("gpu-memory-utilization", "mem-fraction-static"))
+    fraction = None if is_given else memory_fraction(gpus, WHOLE_GPU)
+    return () if fraction is None else ("--mem-fraction-static", f"{fraction:g}")
+
+
+def _scheduling(options: Options) -> Sequence[str]:
+    """What vLLM says in one number is two things here: a chunk when prompts are chunked, else a batch."""
+    is_chunked = options.get("enable-chunked-prefill") is not False
+    budget = options.get("max-num-batched-tokens")
+    flag = "--chunked-prefill-size" if is_chunked else "--max-prefill-tokens"
+    return (
+        *(() if is_chunked else ("--chunked-prefill-size", "-1")),
+        *(() if budget is None else (flag, str(budget))),
+        *(("--disable-radix-cache",) if options.get("enable-prefix-caching") is False else ()),
+    )
+
+
+def _tensor_parallel_size(options: Options, gpus: float) -> int:
+    return tensor_parallel_size(options, gpus, TENSOR_PARALLEL)

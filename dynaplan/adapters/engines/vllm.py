@@ -1,0 +1,268 @@
+"""vLLM: how to start it, what it says about itself, and how it hands KV entries over.
+
+Flags and metric names are those of vLLM 0.32, older names beside them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.adapters.engines.kinds import (
+    EngineKind,
+    Launch,
+    Options,
+    check_common,
+    command_words,
+    drain_deadline_s,
+    real_gpus,
+    sequential,
+)
+from dynaplan.adapters.engines.server_engine import ServerEngine
+from dynaplan.adapters.engines.signals import SignalNames
+from dynaplan.core.engine_flags import (
+    FlagStyle,
+    engine_flags,
+    gone_options,
+    memory_fraction,
+    tensor_parallel_size,
+)
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+SIGNALS = SignalNames(
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+    kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    kv_info=("vllm:cache_config_info",),
+    prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    progress=(
+        ("vllm:generation_tokens_total",),
+        ("vllm:prompt_tokens_total",),
+        ("vllm:iteration_tokens_total_count",),  # moves with every step, so in a long chunked prefill too
+    ),
+    samples=(
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:num_preemptions_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:external_prefix_cache_queries_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:request_success_total",
+        "vllm:time_to_first_token_seconds_sum",
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:inter_token_latency_seconds_sum",
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:time_per_output_token_seconds_sum",
+        "vllm:time_per_output_token_seconds_count",
+        "vllm:nixl_bytes_transferred_sum",
+        "vllm:nixl_xfer_time_seconds_sum",
+        "vllm:nixl_xfer_time_seconds_count",
+        "vllm:nixl_num_failed_transfers_total",
+        "vllm:nixl_num_kv_expired_reqs_total",
+    ),
+)
+
+ASK_TO_HOLD = {
+    "kv_transfer_params": {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+}
+"""Compute the prompt and keep its KV blocks for another engine."""
+
+MEMORY_FRACTION = 0.9
+"""What vLLM takes of a GPU that it has for itself, about."""
+
+OLD_CONNECTOR = "DynamoNixlConnector"
+"""What configurations written for Dynamo name: NIXL by way of a patch of vLLM that is no more."""
+
+SET_HERE = frozenset({"host", "port", "api-key", "uds", "headless", "grpc", "disable-log-stats"})
+"""Flags without which we could not reach the engine, or would not see its load."""
+
+GONE = {
+    **dict.fromkeys(
+        (
+            *("block-manager", "use-v2-block-manager", "preemption-mode", "priority-queue", "swap-space"),
+            *("num-scheduler-steps", "multi-step-stream-outputs", "num-lookahead-slots"),
+            *("scheduler-delay-factor", "disable-async-output-proc", "worker-use-ray", "calculate-kv-scales"),
+            *("enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
+            *("tokenizer-pool-size", "tokenizer-pool-type", "tokenizer-pool-extra-config"),
+            *("max-num-partial-prefills", "max-long-partial-prefills", "lora-extra-vocab-size"),
+            *("long-lora-scaling-factors", "qlora-adapter-name-or-path", "logits-processor-pattern"),
+            *("override-neuron-config", "disable-mm-preprocessor-cache"),
+        ),
+        "vLLM has it no more",
+    ),
+    "device": "vLLM finds the device itself",
+    "disable-log-requests": "vLLM logs no requests unless enable-log-requests is set",
+    "enable-reasoning": "reasoning-parser alone says it",
+    "guided-decoding-backend": "use structured-outputs-config",
+    "rope-scaling": "use hf-overrides",
+    "rope-theta": "use hf-overrides",
+    "task": "use runner and convert",
+    "override-pooler-config": "use pooler-config",
+    "cuda-graph-sizes": "use compilation-config",
+    "max-seq-len-to-capture": "use compilation-config",
+    "show-hidden-metrics": "use show-hidden-metrics-for-version",
+}
+"""Options of configurations of 2025 that today's vLLM would end on with exit code 2."""
+
+FLAGS = FlagStyle(
+    handled=frozenset(
+        {
+            *("model", "served-model-name", "vllm-command", "shutdown-timeout", "tensor-parallel-size"),
+            *(
+                "gpu-memory-utilization",
+                "kv-transfer-config",
+                "disable-uvicorn-access-log",
+                "hf-token",
+                *SET_HERE,
+            ),
+        }
+    ),
+    gone=GONE,
+    negatable=frozenset(
+        {
+            *("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "use-tqdm-on-load"),
+            *("disable-hybrid-kv-cache-manager", "disable-cascade-attn", "enable-flashinfer-autotune"),
+            *("enable-log-deltas", "scheduler-reserve-full-isl", "enable-batch-sharded-sampling"),
+        }
+    ),
+)
+"""``negatable`` are those that vLLM may have on when nobody says anything."""
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raises the ConfigError that starting with these options would, as far as it can be foreseen."""
+    check_common(options, "vllm", SET_HERE)
+    tensor_parallel_size(options, gpus, ("tensor-parallel-size",))
+    command_words(options.get("vllm-command"), "vllm-command")
+    if options.get("kv-transfer-config") is not None and not isinstance(
+        options["kv-transfer-config"], Mapping | str
+    ):
+        raise ConfigError(
+            f"kv-transfer-config is {options['kv-transfer-config']!r}",
+            hint="expected a mapping, or its JSON text",
+        )
+
+
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
+    """The command line and environment of one vLLM server."""
+    for option, why in gone_options(options, FLAGS).items():
+        log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
+    model, gpus = str(options["model"]), context.gpus
+    program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
+    argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
+    argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
+    argv += ["--served-model-name", str(options.get("served-model-name") or model)]
+    argv += _shutdown(options)
+    if options.get("disable-uvicorn-access-log", True):
+        argv += ["--disable-uvicorn-access-log"]  # we ask for its metrics once a second
+    size = tensor_parallel_size(options, gpus, ("tensor-parallel-size",))
+    if size > 1:
+        argv += ["--tensor-parallel-size", str(size)]
+    fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
+    if fraction is not None:
+        argv += ["--gpu-memory-utilization", str(fraction)]
+    transfer = transfer_config(options, context)
+    environment = {"VLLM_API_KEY": context.token} if context.token else {}
+    environment["VLLM_NO_USAGE_STATS"] = "1"
+    if options.get("hf-token"):
+        environment["HF_TOKEN"] = str(options["hf-token"])
+    if transfer is not None:
+        argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
+    return Launch((*argv, *engine_flags(options, FLAGS)), environment)
+
+
+def ports_needed(options: Options, context: EngineContext) -> int:
+    """The HTTP port, and for the KV transfer one per GPU (older versions bind one per rank)."""
+    if transfer_config(options, context) is None:
+        return 1
+    return 1 + tensor_parallel_size(options, context.gpus, ("tensor-parallel-size",))
+
+
+def transfer_config(options: Options, context: EngineContext) -> Any:
+    """How KV blocks move: what the user said, else NIXL in a disaggregated graph; None in an aggregated one.
+
+    NIXL keeps the blocks in host memory where there is no GPU.
+    """
+    given = options.get("kv-transfer-config")
+    if given is not None and OLD_CONNECTOR not in str(given):
+        return given
+    if context.role != "prefill" and not options.get("remote-prefill"):
+        return None
+    role = "kv_producer" if context.role == "prefill" else "kv_consumer"
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role}
+    return transfer if real_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
+
+
+def default_program() -> list[str]:
+    """``vllm serve`` of this Python environment, or of PATH; the module where that command cannot work.
+
+    The command reads the version of a package named vllm: without that (builds of another name) it ends at
+    once.
+    """
+    beside = Path(sys.executable).with_name("vllm")
+    if _is_package("vllm") and beside.exists():
+        return [str(beside), "serve"]
+    if _is_module("vllm"):
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return [shutil.which("vllm") or "vllm", "serve"]
+
+
+def _is_package(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _is_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _shutdown(options: Options) -> list[str]:
+    """Without it SIGTERM would abort, and may leave streams hanging; null leaves it out for old versions."""
+    seconds = options.get("shutdown-timeout", round(drain_deadline_s(options, os.environ)))
+    return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
+
+
+VLLM = EngineKind(
+    name="vllm",
+    command=command,
+    check=check,
+    signals=SIGNALS,
+    prefilling=sequential("kv_transfer_params", ASK_TO_HOLD),
+    ports_needed=ports_needed,
+    term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
+)
+
+
+class VllmEngine(ServerEngine):
+    """vLLM's OpenAI server. Raises ConfigError for a wrong option."""
+
+    def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
+        super().__init__(VLLM, options, context)

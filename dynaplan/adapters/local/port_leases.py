@@ -1,0 +1,154 @@
+"""Loopback ports of which each has one owner on the whole machine, before anybody listens on them.
+
+An engine is told its ports on its command line and binds them seconds or minutes later; until then nothing
+keeps two engines off each other but these leases.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynaplan.adapters.local.node_directory import (
+    HINT,
+    open_node_directory,
+    remove_unlocked,
+    try_lock,
+    unlock,
+)
+from dynaplan.domain.errors import DeploymentError
+
+LOWEST_PORT = 10000
+HIGHEST_PORT = 65535
+FEWEST_PORTS = 500
+"""A range of ports that is smaller is not worth looking through."""
+
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PREFIX = "port-"
+
+
+@dataclass
+class PortLease:
+    """Consecutive ports that are ours until ``close``, and as long as a child that got ``descriptors`` lives.
+
+    A child gets them by ``subprocess.Popen(..., pass_fds=lease.descriptors)`` or alike. A context manager.
+    """
+
+    ports: tuple[int, ...]
+    descriptors: tuple[int, ...]
+    directory: Path
+
+    def close(self) -> None:
+        """Give the ports back; nothing happens the second time."""
+        held, self.descriptors = dict(zip(self.ports, self.descriptors, strict=False)), ()
+        if not held:
+            return
+        try:
+            directory = open_node_directory(self.directory)
+        except (OSError, DeploymentError):
+            for descriptor in held.values():
+                os.close(descriptor)
+            return
+        for port, descriptor in held.items():
+            unlock(directory, _file_name(port), descriptor)
+        os.close(directory)
+
+    def __enter__(self) -> PortLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lease_ports(count: int, directory: Path) -> PortLease:
+    """So many consecutive free ports of 127.0.0.1, leased from all deployments that share the directory.
+
+    Below the range from which the kernel takes ports for outgoing connections, where there is room; never one
+    that somebody holds or listens on. Raises DeploymentError when there are none or the directory cannot be
+    used.
+    """
+    if count == 0:
+        return PortLease((), (), directory)
+    try:
+        opened = open_node_directory(directory)
+    except OSError as error:
+        raise DeploymentError(f"cannot lease ports in {directory}: {error.strerror}", hint=HINT) from error
+    try:
+        _remove_unlocked_files(opened)
+        for first in _first_ports(count):
+            ports = range(first, first + count)
+            if descriptors := _lock_all(opened, ports):
+                return PortLease(tuple(ports), descriptors, directory)
+    except OSError as error:
+        raise DeploymentError(f"cannot lease ports in {directory}: {error.strerror}", hint=HINT) from error
+    finally:
+        os.close(opened)
+    raise DeploymentError(
+        f"no {count} free loopback ports in a row were found",
+        hint=f"expected some from {LOWEST_PORT} on; see what listens with `ss -ltn`",
+    )
+
+
+def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
+    """The locks of all these ports, or none at all."""
+    held: dict[int, int] = {}
+    for port in ports:
+        descriptor = try_lock(directory, _file_name(port))
+        if descriptor is not None:
+            held[port] = descriptor
+        if descriptor is None or not _is_free(port):
+            break
+    else:
+        return tuple(held.values())
+    for port, descriptor in held.items():
+        unlock(directory, _file_name(port), descriptor)
+    return ()
+
+
+def _first_ports(count: int) -> Iterator[int]:
+    """Where a run of ports may begin, each once, from a random one on."""
+    lowest, highest = _port_range()
+    room = highest - lowest - count + 2
+    if room < 1:
+        return
+    offset = random.randrange(room)
+    for step in range(room):
+        yield lowest + (offset + step) % room
+
+
+def _port_range() -> tuple[int, int]:
+    """The ports to choose from: below the ephemeral ones, else above them, else any."""
+    try:
+        first, last = map(int, _EPHEMERAL_RANGE.read_text().split())
+    except (OSError, ValueError):
+        first, last = 32768, 60999
+    if first - LOWEST_PORT >= FEWEST_PORTS:
+        return LOWEST_PORT, first - 1
+    if HIGHEST_PORT - last >= FEWEST_PORTS:
+        return last + 1, HIGHEST_PORT
+    return LOWEST_PORT, HIGHEST_PORT
+
+
+def _is_free(port: int) -> bool:
+    """Whether nobody listens there, on this address or on all of them."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _remove_unlocked_files(directory: int) -> None:
+    """What killed processes have left of ours; their leases ended with them."""
+    for name in os.listdir(directory):
+        if name.startswith(_PREFIX):
+            remove_unlocked(directory, name)
+
+
+def _file_name(port: int) -> str:
+    return f"{_PREFIX}{port}.lock"

@@ -1,0 +1,133 @@
+"""The connections to the workers and their engines, and what it means when one of them fails."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
+
+import aiohttp
+
+REFUSALS = frozenset({502, 503, 504})
+"""What a worker that leaves, or is not there yet, answers."""
+
+CONNECT_TIMEOUT_S = 2.0
+
+KEPT_S = 4.0
+"""How long an idle connection is kept: less than engines do (vLLM and SGLang 5 s), so that we close first."""
+
+_Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+_is_reused: ContextVar[bool] = ContextVar("_is_reused", default=False)
+"""Whether the connection that this task was given last had carried a request before."""
+
+
+class WorkerRefused(Exception):
+    """The worker did not touch the request."""
+
+
+class WorkerDied(Exception):
+    """The worker failed in the middle of the request, before the client got anything of its answer."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells reused connections from new ones, at a fraction of what aiohttp's tracing costs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(limit=0, use_dns_cache=True, **options)
+        self._used: WeakSet[Any] = WeakSet()
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        """A connection for the request."""
+        connection = await super().connect(req, traces, timeout)
+        _is_reused.set(connection.protocol in self._used)
+        self._used.add(connection.protocol)
+        return connection
+
+
+class Upstream:
+    """Sends requests to workers with the workers' token: over kept connections, or over new ones."""
+
+    def __init__(self, worker_token: str) -> None:
+        self._authorization = f"Bearer {worker_token}"
+        self._kept = _session(_Connector(keepalive_timeout=KEPT_S))
+        self._new = _session(_Connector(force_close=True), {"Connection": "close"})
+
+    async def post(
+        self, url: str, body: bytes, request_id: str, *, is_kept: bool = True
+    ) -> aiohttp.ClientResponse:
+        """The beginning of the answer, whatever its status, to be closed by the caller.
+
+        Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. A kept connection
+        that fails without a byte of an answer was closed by a worker that thought it idle: the request goes
+        out again at once, over a new one.
+        """
+        if not is_kept:
+            return await self._posted(self._new, url, body, request_id)
+        try:
+            return await self._posted(self._kept, url, body, request_id)
+        except WorkerDied:
+            if not _is_reused.get():
+                raise
+        try:
+            return await self._posted(self._new, url, body, request_id)
+        except WorkerRefused as error:
+            raise WorkerDied(str(error)) from None  # it died of the first one, as far as one can tell
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._kept.close()
+        await self._new.close()
+
+    async def _posted(
+        self, session: aiohttp.ClientSession, url: str, body: bytes, request_id: str
+    ) -> aiohttp.ClientResponse:
+        headers = {
+            "Authorization": self._authorization,
+            "Content-Type": "application/json",
+            "X-Request-Id": request_id,
+        }
+        try:
+            response = await session.post(url, data=body, headers=headers)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise WorkerRefused(str(error)) from None
+        except _Unanswered as error:
+            raise WorkerDied(_said(error)) from None
+        if response.status in REFUSALS:
+            response.close()
+            raise WorkerRefused(f"status {response.status}")
+        return response
+
+
+async def read_some(response: aiohttp.ClientResponse) -> bytes:
+    """The next bytes of the answer, empty at its end; raises WorkerDied."""
+    try:
+        return await response.content.readany()
+    except _Unanswered as error:
+        raise WorkerDied(_said(error)) from None
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """The whole answer; raises WorkerDied."""
+    try:
+        return await response.read()
+    except _Unanswered as error:
+        raise WorkerDied(_said(error)) from None
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
+    """As many connections as requests need, never timed out as a whole."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+    )

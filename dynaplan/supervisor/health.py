@@ -1,0 +1,78 @@
+"""Asks workers whether they are still there, beside the fleet keeper's passes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
+
+ASK_EVERY_S = 1.0
+"""An answer may take as long."""
+
+FEWEST_QUESTIONS = 2
+"""One alone may have gone unanswered because this process itself stood still meanwhile."""
+
+
+class HealthWatch:
+    """Asks each worker that it is given once a second, and adds up how long it has said nothing at all.
+
+    Any answer counts, "draining" too; and a silence counts only while the store answers, so that nobody is
+    judged by what happens during an outage. ``wake`` is called after each silent second.
+    """
+
+    def __init__(self, is_store_there: Callable[[], Awaitable[bool]], wake: Callable[[], None]) -> None:
+        self._is_store_there = is_store_there
+        self._wake = wake
+        self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._silences: dict[tuple[str, str], int] = {}
+
+    def watch(self, urls: Mapping[str, str]) -> None:
+        """Ask these workers, by name, at these addresses, and forget all others."""
+        wanted = set(urls.items())
+        for worker in self._asking.keys() - wanted:
+            self._asking.pop(worker).cancel()
+            self._silences.pop(worker, None)
+        for worker in wanted - self._asking.keys():
+            self._asking[worker] = asyncio.create_task(self._ask_on(worker), name=f"health of {worker[0]}")
+
+    @property
+    def silent_s(self) -> dict[str, float]:
+        """How long each of them has been silent, in seconds: unanswered questions, not time that passed."""
+        return {
+            name: count * ASK_EVERY_S
+            for (name, _), count in self._silences.items()
+            if count >= FEWEST_QUESTIONS
+        }
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        asking = list(self._asking.values())
+        self.watch({})
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask_on(self, worker: tuple[str, str]) -> None:
+        now_s = asyncio.get_running_loop().time
+        while True:
+            next_s = now_s() + ASK_EVERY_S
+            if await answers(worker[1], ASK_EVERY_S) or not await self._is_store_there():
+                self._silences[worker] = 0
+            else:
+                await asyncio.sleep(max(0.0, next_s - now_s()))
+                self._silences[worker] = self._silences.get(worker, 0) + 1
+                self._wake()
+            await asyncio.sleep(max(0.0, next_s - now_s()))
+
+
+async def answers(url: str, within_s: float) -> bool:
+    """Whether a worker says anything to ``GET {url}/health`` within that time."""
+    address = urlsplit(url)
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            try:
+                writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                return (await reader.readline()).startswith(b"HTTP/")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False

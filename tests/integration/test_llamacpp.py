@@ -1,0 +1,426 @@
+"""llama.cpp for real, with a tiny random model: load, slots, KV entries that move, and both hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("xllamacpp", reason="pip install 'dynaplan[llamacpp]'")
+
+from dynaplan.adapters.engines.llamacpp import LlamaCppEngine
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.domain.prefill import RemotePrefillRequest
+from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
+from tests.fakes.llama_server import write_program
+from tests.fakes.polling import eventually
+
+CHAT = "/v1/chat/completions"
+WHOLE = {"temperature": 0, "seed": 1, "ignore_eos": True}
+
+StartWorker = Callable[..., Awaitable[Worker]]
+
+
+@pytest.fixture
+async def start_worker(tiny_gguf: Path, tmp_path: Path) -> AsyncIterator[StartWorker]:
+    async with starting(tmp_path) as start_any:
+
+        async def start(role: str = "decode", **options: Any) -> Worker:
+            section = {"model": str(tiny_gguf), "max-model-len": 2048, "threads": 1, "threads-http": 32}
+            section |= {key.replace("_", "-"): value for key, value in options.items()}
+            return await start_any("llamacpp", section, role=role)
+
+        yield start
+
+
+@pytest.fixture
+async def pair(start_worker: StartWorker) -> tuple[Worker, Worker]:
+    """A prefill and a decode worker of two slots each."""
+    return (
+        await start_worker("prefill", parallel=2),
+        await start_worker("decode", parallel=2, remote_prefill=True),
+    )
+
+
+def chat(text: str, tokens: int = 8) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, **WHOLE}
+
+
+async def reserve(worker: Worker, request_id: str, hand_off: Mapping[str, Any] | None = None) -> Any:
+    """The fields for a request, as a frontend gets them."""
+    url = worker.engine._context.address + "/kv_slots/reserve"
+    async with worker.session.post(url, json={"request_id": request_id, "hand_off": hand_off}) as response:
+        assert response.status == 200
+        return (await response.json())["fields"]
+
+
+async def release(worker: Worker, request_id: str) -> None:
+    url = worker.engine._context.address + "/kv_slots/release"
+    async with worker.session.post(url, json={"request_id": request_id}) as response:
+        assert response.status == 200
+
+
+async def answer_of(worker: Worker, request_id: str, body: Any, hand_off: Any) -> Any:
+    """What a frontend does with a request that has been prefilled elsewhere."""
+    fields = await reserve(worker, request_id, hand_off)
+    try:
+        status, answer = await worker.ask({**body, **fields}, CHAT)
+        assert status == 200
+        return answer
+    finally:
+        await release(worker, request_id)
+
+
+def files_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+# -- KV entries that move ------------------------------------------------------------------------------
+
+
+async def test_the_decode_worker_computes_at_most_one_token_of_a_prompt_that_was_prefilled_elsewhere(
+    pair: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    prefill, decode = pair
+
+    async def request(number: int) -> None:
+        body, request_id = chat(f"Tell me story {number}. " * (3 + number)), f"r{number}"
+        hand_off = await prefill.prefill(RemotePrefillRequest(request_id, path=CHAT, body=body))
+        prompt_tokens = hand_off["kv_slot_file"]["tokens"]
+        answer = await answer_of(decode, request_id, body, hand_off)
+        prefill.engine.release(request_id)
+        assert answer["timings"]["prompt_n"] <= 1
+        assert answer["timings"]["cache_n"] >= prompt_tokens - 1
+        assert answer["usage"]["prompt_tokens"] == prompt_tokens
+        assert answer["usage"]["completion_tokens"] == 8
+
+    await asyncio.gather(*(request(number) for number in range(8)))
+    assert decode.engine.metrics()["dynaplan:remote_prefills_taken_total"] == 8
+    assert decode.engine.metrics()["dynaplan:remote_prefill_fallbacks_total"] == 0
+    await eventually(lambda: decode.engine._pool.reserved == decode.engine._pool.leaving == 0)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat("What is it? " * 9, 24)), ("/v1/completions", {"prompt": "so it is " * 9})]
+)
+async def test_the_continuation_is_the_one_that_the_prefill_worker_would_give(
+    start_worker: StartWorker, path: str, body: dict[str, Any]
+) -> None:
+    prefill = await start_worker("prefill", parallel=1)
+    decode = await start_worker("decode", parallel=1, remote_prefill=True)
+    body = {**body, **WHOLE, "max_tokens": 24}
+    hand_off = await prefill.prefill(RemotePrefillRequest("r1", path=path, body=body))
+    fields = await reserve(decode, "r1", hand_off)
+    _, there = await decode.ask({**body, **fields}, path)
+    _, here = await prefill.ask(body, path)
+    assert here["timings"]["prompt_n"] == there["timings"]["prompt_n"] == 1
+    assert here["choices"][0] == there["choices"][0]
+
+
+async def test_a_file_is_held_until_it_is_released_and_stopping_waits_for_that(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    prefill = await start_worker("prefill")
+    await prefill.prefill(RemotePrefillRequest("a", path=CHAT, body=chat("hello")))
+    await prefill.prefill(RemotePrefillRequest("b", path=CHAT, body=chat("hello")))
+    assert len(files_in(tmp_path)) == prefill.engine.metrics()["dynaplan:kv_hand_offs_held"] == 2
+    assert all(name.startswith("ns_Worker_0.") for name in files_in(tmp_path))
+    prefill.engine.release("a")
+    prefill.engine.release("unknown")
+    assert len(files_in(tmp_path)) == 1
+    stopping = asyncio.create_task(prefill.engine.stop())
+    prefill.engine.release("b")
+    await stopping
+    assert files_in(tmp_path) == []
+
+
+async def test_a_file_that_nobody_releases_expires(start_worker: StartWorker, tmp_path: Path) -> None:
+    prefill = await start_worker("prefill")
+    prefill.engine._files.holds._hold_s = 0.05
+    await prefill.prefill(RemotePrefillRequest("a", path=CHAT, body=chat("hello")))
+    await prefill.engine.stop()
+    assert files_in(tmp_path) == []
+    assert prefill.engine.metrics()["dynaplan:kv_hand_offs_expired_total"] == 1
+
+
+async def test_work_that_comes_twice_leaves_no_file_behind(start_worker: StartWorker, tmp_path: Path) -> None:
+    prefill = await start_worker("prefill")
+    for _ in range(2):
+        await prefill.prefill(RemotePrefillRequest("a", path=CHAT, body=chat("hello")))
+    prefill.engine.release("a")
+    assert files_in(tmp_path) == []
+
+
+async def test_what_cannot_be_restored_the_decode_worker_computes_itself(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    decode = await start_worker("decode", remote_prefill=True)
+    (tmp_path / "w.broken.kv").write_bytes(b"no KV entries")
+    (tmp_path.parent / "outside.kv").write_bytes(b"no KV entries")
+    hand_offs = [
+        {"kv_slot_file": {"file": "w.gone.kv", "tokens": 5, "slots": 4}},
+        {"kv_slot_file": {"file": "w.broken.kv", "tokens": 5, "slots": 4}},
+        {"kv_slot_file": {"file": "../outside.kv", "tokens": 5, "slots": 4}},
+        {"kv_slot_file": {"file": 7, "slots": 4}},
+        {"kv_transfer_params": {"do_remote_prefill": True}},
+    ]
+    for number, hand_off in enumerate(hand_offs):
+        answer = await answer_of(decode, f"r{number}", chat(f"{number} hello"), hand_off)
+        assert answer["usage"]["completion_tokens"] == 8
+    assert decode.engine.metrics()["dynaplan:remote_prefill_fallbacks_total"] == len(hand_offs)
+
+
+async def test_a_hand_off_between_different_numbers_of_slots_says_what_to_change(
+    start_worker: StartWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = await start_worker("prefill", parallel=1)
+    decode = await start_worker("decode", parallel=2, remote_prefill=True)
+    hand_off = await prefill.prefill(RemotePrefillRequest("r", path=CHAT, body=chat("hello")))
+    answer = await answer_of(decode, "r", chat("hello"), hand_off)
+    assert answer["usage"]["completion_tokens"] == 8
+    assert "max-num-seqs" in caplog.text
+
+
+async def test_a_prefill_that_is_cancelled_leaves_neither_a_file_nor_a_taken_slot(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    prefill = await start_worker("prefill", parallel=1, max_model_len=8192)
+    request = RemotePrefillRequest("a", path=CHAT, body=chat("x" * 2000))
+    work = asyncio.create_task(prefill.prefill(request))
+    await eventually(prefill.requests, interval_s=0.001)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await prefill.prefill(RemotePrefillRequest("b", path=CHAT, body=chat("hello")))
+    prefill.engine.release("b")
+    assert files_in(tmp_path) == []
+
+
+# -- reserving -----------------------------------------------------------------------------------------
+
+
+async def test_whoever_finds_all_slots_taken_waits_for_one_in_his_turn(start_worker: StartWorker) -> None:
+    decode = await start_worker("decode", parallel=1, remote_prefill=True)
+    assert decode.engine.card()["reserves"] is True
+    await reserve(decode, "first")
+    second = asyncio.create_task(reserve(decode, "second"))
+    await eventually(lambda: decode.engine._pool.waiting == 1)
+    third = asyncio.create_task(reserve(decode, "third"))
+    await eventually(lambda: decode.engine.load().waiting_requests == 2)
+    assert await decode.engine.requests() == 2
+    await release(decode, "first")
+    assert await second == {"id_slot": 0, "cache_prompt": True}
+    assert not third.done()
+    await release(decode, "second")
+    await third
+
+
+async def test_a_slot_whose_client_has_left_is_given_out_when_the_engine_has_noticed(
+    start_worker: StartWorker,
+) -> None:
+    decode = await start_worker("decode", parallel=1, remote_prefill=True)
+    fields = await reserve(decode, "first")
+    body = {"prompt": "hi", **WHOLE, "max_tokens": 1500, "stream": True, **fields}
+    async with raw_post(decode, body) as reader:
+        assert await reader.readuntil(b"data: ")
+        await release(decode, "first")
+        second = asyncio.create_task(reserve(decode, "second"))
+        await eventually(lambda: decode.engine._pool.waiting == 1)
+        assert await decode.engine._watch.requests() == 1
+        assert not second.done()
+    await second
+    assert await decode.requests() == 0
+
+
+async def test_a_reservation_whose_request_never_comes_is_taken_back(start_worker: StartWorker) -> None:
+    decode = await start_worker("decode", parallel=1, remote_prefill=True)
+    decode.engine._pool._unused_s = 0.01
+    await reserve(decode, "dead frontend's")
+    await reserve(decode, "another")
+    assert decode.engine.metrics()["dynaplan:kv_slots_taken_back_total"] == 1
+
+
+async def test_without_prefill_workers_nothing_is_reserved(start_worker: StartWorker) -> None:
+    worker = await start_worker()
+    assert worker.engine.routes() == ()
+    assert "reserves" not in worker.engine.card()
+    assert worker.engine.card()["keep_alive"] is False
+
+
+# -- load and the end ----------------------------------------------------------------------------------
+
+
+async def test_the_load_tells_running_and_waiting_requests_and_kv_usage(start_worker: StartWorker) -> None:
+    worker = await start_worker(parallel=2, max_model_len=1024, block_size=32, served_model_name="mine")
+    bodies = [{"prompt": f"{n}" * 100, **WHOLE, "max_tokens": 900} for n in range(4)]
+    answers = asyncio.gather(*(worker.ask(body) for body in bodies))
+
+    async def is_full() -> bool:
+        return await worker.requests() == 4
+
+    await eventually(is_full)
+    load = worker.engine.load()
+    assert (load.running_requests, load.request_slots, load.kv_total_blocks) == (2, 2, 64)
+    assert 0 < load.kv_usage <= 1
+    assert load.kv_active_blocks >= 6
+    assert {answer["model"] for _, answer in await answers} == {"mine"}
+    assert worker.engine.card()["context_tokens"] == 1024
+    await eventually(lambda: worker.engine.load().kv_active_blocks == 0)
+
+
+async def test_many_waiting_requests_do_not_hide_the_load(start_worker: StartWorker) -> None:
+    worker = await start_worker(parallel=1, threads_http=200)
+    bodies = [{"prompt": "hi", **WHOLE, "max_tokens": 200} for _ in range(30)]
+    answers = asyncio.gather(*(worker.ask(body) for body in bodies))
+
+    async def are_counted() -> bool:
+        return await worker.requests() > 20
+
+    await eventually(are_counted)
+    assert {status for status, _ in await answers} == {200}
+
+
+async def test_signals_still_reach_the_process_s_own_handlers(start_worker: StartWorker) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    try:
+        await start_worker()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(told.wait(), 5)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+
+
+CUT = """
+import asyncio, sys
+import aiohttp
+from dynaplan.adapters.engines.llamacpp import LlamaCppEngine
+from dynaplan.domain.engine import EngineContext
+
+async def main():
+    engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
+    await engine.start()
+    async with aiohttp.ClientSession() as session:
+        body = {"prompt": "hi", "max_tokens": 3900, "ignore_eos": True, "stream": True}
+        async with session.post(engine.url + "/v1/completions", json=body) as response:
+            await response.content.readany()
+            await engine.stop()
+    print("stopped")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_must_stop_in_the_middle_of_a_request_ends(tiny_gguf: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CUT, str(tiny_gguf), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert (process.returncode, output) == (0, b"stopped\n")
+
+
+async def test_a_model_that_does_not_load_is_not_tried_again(tmp_path: Path, tiny_gguf: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    await asyncio.to_thread(lambda: cut.write_bytes(tiny_gguf.read_bytes()[:800_000]))
+    engine = LlamaCppEngine({"model": str(cut)}, EngineContext("w"))
+    with pytest.raises(WorkerStartFailed, match=r"cut\.gguf"):
+        await engine.start()
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [
+        ("n-predct", 5, "n-predict"),
+        ("n-predict", "many", "int"),
+        ("cache-type-k", "q9", "q8_0"),
+        ("gpu-memory-utilization", 0.5, "CommonParams"),
+    ],
+)
+async def test_an_option_that_llamacpp_does_not_have_is_a_config_error(
+    tiny_gguf: Path, option: str, value: Any, hint: str
+) -> None:
+    engine = LlamaCppEngine({"model": str(tiny_gguf), option: value}, EngineContext("w"))
+    with pytest.raises(ConfigError, match=option) as raised:
+        await engine.start()
+    assert hint in raised.value.hint
+    await engine.stop()
+
+
+async def test_options_reach_the_engine(start_worker: StartWorker) -> None:
+    worker = await start_worker(
+        n_predict=3,
+        flash_attn="off",
+        cache_type_k="f32",
+        split_mode="none",
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+        chat_template="{{ messages[0]['content'] }}",
+    )
+    for _ in range(2):
+        _, answer = await worker.ask({"messages": [{"role": "user", "content": "hello"}], **WHOLE}, CHAT)
+        assert answer["usage"]["completion_tokens"] == 3
+        assert answer["timings"]["prompt_n"] == 5
+
+
+# -- llama-server, as a child --------------------------------------------------------------------------
+
+
+async def test_the_program_as_a_child_serves_hands_over_and_ends_with_its_worker(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    program = str(write_program(tmp_path))
+    prefill = await start_worker("prefill", llama_server=program)
+    decode = await start_worker("decode", llama_server=program, remote_prefill=True)
+    body = chat("Tell me a story. " * 9)
+    hand_off = await prefill.prefill(RemotePrefillRequest("r", path=CHAT, body=body))
+    answer = await answer_of(decode, "r", body, hand_off)
+    prefill.engine.release("r")
+    assert answer["timings"]["prompt_n"] == 1
+    child = psutil.Process(decode.engine._host._child.pid)
+    assert TOKEN not in " ".join(child.cmdline())
+    await decode.engine.stop()
+    assert not child.is_running()
+    assert files_in(tmp_path) == ["llama-server"]
+
+
+async def test_a_child_that_is_killed_is_an_engine_that_died(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = await start_worker(llama_server=str(write_program(tmp_path)))
+    dying = asyncio.create_task(worker.engine.died())
+    os.kill(worker.engine._host._child.pid, signal.SIGKILL)
+    with pytest.raises(PermanentError, match="SIGKILL"):
+        await asyncio.wait_for(dying, 5)
+
+
+async def test_a_child_that_stands_still_is_hung(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaplan.adapters.engines.llamacpp.READ_TIMEOUT_S", 0.1)
+    worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
+    dying = asyncio.create_task(worker.engine.died())
+    os.kill(worker.engine._host._child.pid, signal.SIGSTOP)
+    with pytest.raises(PermanentError, match="hang"):
+        await asyncio.wait_for(dying, 20)
+
+
+async def test_a_child_that_does_not_come_up_tells_its_last_lines(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    with pytest.raises(TemporaryError, match="nonsense"):
+        await start_worker(llama_server=str(write_program(tmp_path)), nonsense=5)

@@ -1,0 +1,1 @@
+"""A small real language model through the whole stack: ``tox -e llm``."""

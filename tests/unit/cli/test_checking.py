@@ -1,0 +1,173 @@
+"""What ``serve`` finds out, and fills in, about engines and their models before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphs
+from dynaplan import wiring
+from dynaplan.cli.checking import check_settings, locate_models
+from dynaplan.domain.errors import ConfigError
+from dynaplan.sdk import Graph, load_graph
+from dynaplan.sdk.config import resolve_graph
+
+Config = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def disagg() -> Graph:
+    return load_graph("graphs.disagg:Frontend", Path(graphs.__file__).parents[1])
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, float]]:
+    """What ``check_engine`` was asked: engine, model, GPUs; it refuses nothing."""
+    asked: list[tuple[str, Any, float]] = []
+
+    def check(name: str, options: Any, gpus: float) -> list[str]:
+        asked.append((name, options.get("model"), gpus))
+        return [f"{name} is only looked at"]
+
+    monkeypatch.setattr(wiring, "check_engine", check)
+    return asked
+
+
+def both(**options: Any) -> Config:
+    keys = {key.replace("_", "-"): value for key, value in options.items()}
+    return {"VllmWorker": dict(keys), "PrefillWorker": dict(keys)}
+
+
+def check(graph: Graph, config: Config) -> list[str]:
+    return check_settings(graph, resolve_graph(graph, config), config)
+
+
+# -- checking ------------------------------------------------------------------------------------------
+
+
+def test_each_worker_service_is_checked_with_its_gpus(
+    disagg: Graph, checked: list[tuple[str, Any, float]]
+) -> None:
+    config = both(engine="vllm", model="m")
+    config["VllmWorker"]["ServiceArgs"] = {"resources": {"gpu": 2}}
+    config["PrefillWorker"]["ServiceArgs"] = {"resources": {"gpu": 0.5}}
+    warnings = check(disagg, config)
+    assert sorted(checked) == [("vllm", "m", 0.5), ("vllm", "m", 2)]
+    assert sorted(warnings) == [
+        "PrefillWorker: vllm is only looked at",
+        "VllmWorker: vllm is only looked at",
+    ]
+
+
+def test_snake_case_and_null_and_common_are_seen_as_the_worker_will(
+    disagg: Graph, checked: list[tuple[str, Any, float]]
+) -> None:
+    common = {"engine": "vllm", "model": "m"}
+    section = {"common_configs": ["engine", "model"]}
+    check(disagg, {"Common": common, "VllmWorker": section, "PrefillWorker": section})
+    check(disagg, {"VllmWorker": {"engine": None}})
+    assert [name for name, _, _ in checked] == ["vllm", "vllm", "sim", "sim"]
+
+
+@pytest.mark.parametrize(
+    ("key", "decode", "prefill"),
+    [("engine", "llamacpp", "sim"), ("model", "/a.gguf", "/b.gguf"), ("served-model-name", "a", None)],
+)
+def test_both_sides_of_a_hand_off_have_one_engine_and_one_model(
+    disagg: Graph, checked: list[tuple[str, Any, float]], key: str, decode: str, prefill: str | None
+) -> None:
+    config = both(engine="llamacpp", model="/a.gguf")
+    config["VllmWorker"][key] = decode
+    config["PrefillWorker"][key] = prefill
+    with pytest.raises(ConfigError, match=f"VllmWorker.{key} is {decode!r}, but PrefillWorker.{key} is") as e:
+        check(disagg, config)
+    assert f"--Common.{key}=" in e.value.hint
+
+
+def test_simulated_engines_need_not_agree(disagg: Graph) -> None:
+    assert check(disagg, {"VllmWorker": {"model": "a"}, "PrefillWorker": {"model": "b"}}) == []
+
+
+def test_a_wrong_option_names_the_service(disagg: Graph) -> None:
+    with pytest.raises(ConfigError, match=r"PrefillWorker: jitter is 3"):
+        check(disagg, {"PrefillWorker": {"jitter": 3}})
+
+
+def test_a_planner_of_a_cluster_is_remarked_upon(disagg: Graph) -> None:
+    (warning,) = check(disagg, {"Planner": {"environment": "kubernetes"}})
+    assert "it scales this box" in warning
+
+
+# -- locating ------------------------------------------------------------------------------------------
+
+
+def test_a_relative_model_of_common_is_absolute_for_every_worker(disagg: Graph, tmp_path: Path) -> None:
+    config: Config = {"Common": {"engine": "llamacpp", "model": "m.gguf"}}
+    for name in ("VllmWorker", "PrefillWorker"):
+        config[name] = {"common-configs": ["engine", "model"]}
+    located = locate_models(disagg, config, tmp_path)
+    for name in ("VllmWorker", "PrefillWorker"):
+        assert located[name]["model"] == str(tmp_path / "m.gguf")
+        assert located[name]["served-model-name"] == "m"
+    assert config["VllmWorker"] == {"common-configs": ["engine", "model"]}
+
+
+@pytest.mark.parametrize("section", ["Frontend", "Common"])
+def test_workers_answer_to_the_name_that_the_frontend_has(
+    disagg: Graph, tmp_path: Path, section: str
+) -> None:
+    config = both(engine="vllm", model="org/name") | {section: {"served_model_name": "public"}}
+    assert locate_models(disagg, config, tmp_path)["PrefillWorker"]["served-model-name"] == "public"
+
+
+def test_a_workers_own_name_stays_however_it_is_spelt(disagg: Graph, tmp_path: Path) -> None:
+    config = both(engine="vllm", model="./m")
+    config["VllmWorker"]["served_model_name"] = "mine"
+    section = locate_models(disagg, config, tmp_path)["VllmWorker"]
+    assert section["served_model_name"] == "mine"
+    assert "served-model-name" not in section
+
+
+def test_a_hub_name_is_its_own_public_name(disagg: Graph, tmp_path: Path) -> None:
+    config = both(engine="vllm", model="org/name")
+    assert locate_models(disagg, config, tmp_path) == config
+
+
+def test_a_simulated_model_stays_as_it_was_written(disagg: Graph, tmp_path: Path) -> None:
+    config = both(engine="sim", model="./m") | {"Frontend": {"served_model_name": "public"}}
+    assert locate_models(disagg, config, tmp_path) == config
+
+
+# -- the engines that there are ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_parallel_size_that_is_not_the_gpus_is_refused_naming_both(
+    disagg: Graph, hugging_face: Path, engine: str
+) -> None:
+    config = both(engine=engine, model=str(hugging_face), tensor_parallel_size=2)
+    config["VllmWorker"]["ServiceArgs"] = {"resources": {"gpu": 4}}
+    with pytest.raises(ConfigError, match=r"VllmWorker: tensor-parallel-size 2 .*resources.gpu is 4"):
+        check(disagg, config)
+
+
+def test_llamacpp_refuses_an_option_that_it_does_not_know(disagg: Graph, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    config = both(engine="llamacpp", model=str(tmp_path / "m.gguf"), ctx_sise=3)
+    with pytest.raises(ConfigError, match=r"VllmWorker: .*ctx-sise") as caught:
+        check(disagg, config)
+    assert "ctx-size" in str(caught.value)
+
+
+def test_an_original_config_with_a_real_engine_is_checked_like_any_other(disagg: Graph) -> None:
+    with pytest.raises(ConfigError, match="VllmWorker: model is '/gone'"):
+        check(disagg, both(engine="vllm", model="/gone"))

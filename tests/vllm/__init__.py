@@ -1,0 +1,1 @@
+"""vLLM's CPU build with a tiny random model: ``tox -e vllm``."""
