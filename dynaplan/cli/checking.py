@@ -19,6 +19,11 @@ Options = Mapping[str, Any]
 SAME_ON_BOTH_SIDES = ("engine", "model", "served-model-name")
 """What a decode worker and the prefill worker whose KV entries it takes over have in common."""
 
+SAME_WITH: Mapping[str, tuple[str, ...]] = {
+    "llamacpp": ("max-num-seqs", "parallel", "cache-type-k", "cache-type-v"),
+}
+"""What they also have in common with that engine: llama.cpp restores only what a server like it has saved."""
+
 
 def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]:
     """Read the stock services' options as their processes will; the warnings.
@@ -94,7 +99,7 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
     engines = {_engine(options) for options in both}
     if engines == {"sim"} or not engines <= set(wiring.ENGINES):
         return
-    for key in SAME_ON_BOTH_SIDES:
+    for key in (*SAME_ON_BOTH_SIDES, *SAME_WITH.get(min(engines), ())):
         values = [_engine(options) if key == "engine" else options.get(key) for options in both]
         if values[0] != values[1]:
             raise ConfigError(

@@ -175,3 +175,23 @@ def test_nothing_is_ended_while_the_arbiter_lives_or_after_a_reboot(spawn: Spawn
     assert sweep(document(ProcessIdentity(os.getpid(), 1, "another boot"), leader.pid, started_at)) == []
     assert sweep({"components": {"dynamo_W": {"pid": leader.pid, "started_at": started_at}}}) == []
     assert len(group_members(leader.pid)) == 2
+
+
+SHARER = """
+import os
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+os.kill(os.getpid(), 19)
+"""
+
+
+def test_shared_memory_of_a_killed_engine_is_removed(spawn):
+    leader = spawn(sys.executable, "-c", SHARER, stdout=subprocess.PIPE)
+    shared = Path("/dev/shm") / leader.stdout.readline().decode().strip()
+    wait_until(lambda: len(session_members(leader.pid)) == 2)
+    assert shared.exists()
+
+    kill_group(leader.pid, identify(leader.pid) or 0)
+
+    wait_until(lambda: not shared.exists() and not session_members(leader.pid))

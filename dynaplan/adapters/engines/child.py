@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from dynaplan.adapters.local.processes import group_members
+from dynaplan.adapters.local.processes import group_members, kill_but_trackers
 from dynaplan.core.masking import MASK
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,7 @@ class EngineChild:
     def kill(self) -> None:
         """SIGKILL to the whole group, what its leader left behind included."""
         if self._process.returncode is None:  # not reaped: the number is still this group's
+            kill_but_trackers(group_members(self.pid))
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 

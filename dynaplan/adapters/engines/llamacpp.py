@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,11 @@ from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver, Route
+
+log = logging.getLogger(__name__)
+
+LAST_LOOK_S = 1.0
+"""How long an engine that is to end may take to tell that it has no requests."""
 
 SIGNALS = SignalNames(
     running=("llamacpp:requests_processing",),
@@ -85,7 +91,7 @@ class LlamaCppEngine:
         self._files = SlotFiles(context.scratch_dir, context.worker_name)
         self._desk = SlotDesk(self._client, self._pool, self._files, self._options.slots, self._clock)
         self._context_tokens = 0
-        self._is_stopping = False
+        self._is_stopping = self._is_dead = False
 
     async def start(self) -> None:
         """Load the model and return when the server answers.
@@ -98,9 +104,9 @@ class LlamaCppEngine:
         async with start_gate(gpus, node_dir(os.environ)) if gpus else contextlib.nullcontext():
             await self._host.start()
         self._client.url = self._host.url
-        await self._read()
-        await self._watch.poll()
+        await self._watch.requests()  # raises when it does not tell
         self._watch.start()
+        log.info("loaded: %d slots of %d tokens", self._options.slots, self._context_tokens)
 
     def routes(self) -> Sequence[Route]:
         """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
@@ -158,6 +164,7 @@ class LlamaCppEngine:
         finally:
             for task in ends:
                 task.cancel()
+        self._is_dead = True
         self._host.kill()
         raise PermanentError(f"llama.cpp {why}")
 
@@ -195,9 +202,10 @@ class LlamaCppEngine:
 
     async def _end(self) -> None:
         is_idle = False
-        if self._client.url:
-            with contextlib.suppress(TemporaryError):
-                is_idle = await self._watch.requests() == 0
+        if self._client.url and not self._is_dead:
+            with contextlib.suppress(TemporaryError, TimeoutError):
+                async with asyncio.timeout(LAST_LOOK_S):
+                    is_idle = await self._watch.requests() == 0
         await self._watch.stop()
         await self._desk.close()
         await self._client.close()
@@ -212,10 +220,11 @@ class LlamaCppEngine:
         slot = await self._pool.take(owner)
         is_idle = False
         try:
-            body = prefill_body(_with_prompt(request), model=self._options.name)
-            await self._client.ask(
-                request.path, {**body, "id_slot": slot, "cache_prompt": True}, request.request_id
+            request = _with_prompt(request)
+            body = prefill_body(
+                request, model=self._options.name, n_predict=1, id_slot=slot, cache_prompt=True
             )
+            await self._client.ask(request.path, body, request.request_id)
             tokens = await self._desk.save(slot, name)
             is_idle = True
         finally:

@@ -72,6 +72,16 @@ KNOBS: Mapping[str, Knob] = {
 }  # fmt: skip
 """The options that both hosts take. Every other one is passed on by its own name."""
 
+STYLE = FlagStyle(
+    negatable=frozenset(
+        {
+            *("cont-batching", "context-shift", "escape", "fit", "jinja", "kv-offload", "mmap", "mmproj"),
+            *("op-offload", "perf", "prefill-assistant", "repack", "warmup"),
+        }
+    )
+)
+"""``negatable`` are those that llama-server has on when nobody says anything."""
+
 HANDLED = frozenset(
     {
         *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "n-ctx", "parallel"),
@@ -137,7 +147,13 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
             words.append(f"--{knob.flag}" if value else f"--no-{knob.flag}")
         else:
             words += [f"--{knob.flag}", str(value)]
-    return (*words, *engine_flags(options.others, FlagStyle()))
+    others = {name: _with_commas(value) for name, value in options.others.items()}
+    return (*words, *engine_flags(others, STYLE))
+
+
+def _with_commas(value: Any) -> Any:
+    """A list as llama-server reads one."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def set_fields(params: Any, options: LlamaOptions, enums: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 from pathlib import Path
@@ -87,7 +88,7 @@ class EmbeddedHost:
         self._fill(params, xllamacpp)
         log.info("loading %s: this process does nothing else until it is there", self._options.model)
         try:
-            self._server = await asyncio.to_thread(xllamacpp.Server, params)
+            self._server = await asyncio.to_thread(_kept_server, params)
         except RuntimeError as error:
             # Memory of a GPU may be about to be freed; a file that does not load here never will.
             failed = TemporaryError if real_gpus(os.environ) else WorkerStartFailed
@@ -106,21 +107,15 @@ class EmbeddedHost:
         """Nothing: it ends with the process."""
 
     async def stop(self, *, is_idle: bool) -> None:
-        """Drop the server when that is safe, else leave it to the end of the process.
-
-        Dropping it while a request runs would wait for that with Python's lock held, and with a request half
-        received it would crash; so would the interpreter's own end, unless somebody else still refers to it.
-        """
+        """Drop the server when that is safe, else leave it to the end of the process."""
         held, self._server = [self._server], None
         if held[0] is None:
             return
-        if is_idle and not _has_connections(int(self._url.rpartition(":")[2])):
-            await asyncio.to_thread(held.clear)
+        if not is_idle or _has_connections(int(self._url.rpartition(":")[2])):
+            log.warning("llama.cpp still has requests or connections: it ends with this process")
             return
-        import ctypes
-
-        log.warning("llama.cpp still has requests or connections: it ends with this process")
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held[0]))
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(held[0]))
+        await asyncio.to_thread(held.clear)
 
     def _fill(self, params: Any, enums: Any) -> None:
         params.hostnames = ["127.0.0.1"]
@@ -201,6 +196,19 @@ class ChildHost:
             raise TemporaryError(
                 f"llama-server ended while it was starting; its last lines:\n{child.last_lines()}"
             )
+
+
+def _kept_server(params: Any) -> Any:
+    """The server, with a reference that nobody drops by accident, not even the end of the interpreter.
+
+    Dropping it while a request runs would wait for that with Python's lock held: for ever. With a request
+    half received it would crash.
+    """
+    import xllamacpp
+
+    server = xllamacpp.Server(params)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    return server
 
 
 def command(options: LlamaOptions, context: EngineContext, port: int) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from dynaplan.domain.identity import ProcessIdentity
 
 _PROC = Path("/proc")
 _WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
+
+TRACKERS_WITHIN_S = 0.3
 
 
 class _Stat(NamedTuple):
@@ -109,10 +112,34 @@ def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
         members = members if any(map(_is_marked, members)) else ()
     elif leader.started_at != started_at or leader.session != pid:
         return ()
+    kill_but_trackers(members)
     for group in {stat.group for each in members if (stat := _stat(each)) and stat.session == pid}:
         # By groups: a process that is born meanwhile belongs to one of them, and dies with it.
         _kill(-group)
     return members
+
+
+def kill_but_trackers(pids: Collection[int]) -> None:
+    """SIGKILL these, if Python's resource trackers are among them, but let the trackers end by themselves.
+
+    A tracker removes the shared memory of processes that were killed: gigabytes of a vLLM engine, which would
+    stay in /dev/shm until the next boot. Does nothing when there is none; whoever calls kills the rest.
+    """
+    trackers = {pid for pid in pids if _is_tracker(pid)}
+    if not trackers:
+        return
+    for pid in set(pids) - trackers:
+        _kill(pid)
+    give_up_s = time.monotonic() + TRACKERS_WITHIN_S
+    while any(identify(pid) for pid in trackers) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _is_marked(pid: int) -> bool:
@@ -129,7 +156,7 @@ def _is_younger(pid: int, started_at: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL a whole group by its negative number; what is gone or another user's is left alone."""
+    """SIGKILL a process, or a group by its negative number; what is gone or another user's is left alone."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -74,10 +74,15 @@ def test_snake_case_and_null_and_common_are_seen_as_the_worker_will(
 
 @pytest.mark.parametrize(
     ("key", "decode", "prefill"),
-    [("engine", "llamacpp", "sim"), ("model", "/a.gguf", "/b.gguf"), ("served-model-name", "a", None)],
+    [
+        ("engine", "llamacpp", "sim"),
+        ("model", "/a.gguf", "/b.gguf"),
+        ("served-model-name", "a", None),
+        ("max-num-seqs", 4, 2),
+    ],
 )
 def test_both_sides_of_a_hand_off_have_one_engine_and_one_model(
-    disagg: Graph, checked: list[tuple[str, Any, float]], key: str, decode: str, prefill: str | None
+    disagg: Graph, checked: list[tuple[str, Any, float]], key: str, decode: object, prefill: object
 ) -> None:
     config = both(engine="llamacpp", model="/a.gguf")
     config["VllmWorker"][key] = decode
