@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,20 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.startup_times import StartupTimes
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.stores.etcd import EtcdStore
+    from dynaplan.core.engine_settings import SimOptions
+    from dynaplan.core.step_timing import StepTiming
     from dynaplan.domain.engine import EngineContext
+    from dynaplan.domain.forecast import ForecastSettings
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.observation import FleetCounts
     from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
         Connector,
         Engine,
+        Forecaster,
         KeyValueStore,
         Messenger,
         MetricsSource,
@@ -197,3 +202,37 @@ def recent_decisions(planner_dir: Path, last: int) -> list[dict[str, Any]]:
     from dynaplan.adapters.recorders.jsonl import recent_records
 
     return recent_records(planner_dir, last)
+
+
+def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
+    """How long the steps of the simulated engine take, and how many KV tokens it has by its profile."""
+    from dynaplan.adapters.engines.profiles import timing_for
+
+    return timing_for(options)
+
+
+def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
+    """The requests of a trace file, or of made-up load, so many times over; raises ConfigError."""
+    from dynaplan.adapters.traces.reading import read_trace
+    from dynaplan.adapters.traces.shaping import scaled
+    from dynaplan.adapters.traces.synthetic import is_synthetic, synthetic
+
+    requests = synthetic(trace) if is_synthetic(trace) else read_trace(Path(trace))
+    return scaled(requests, rate_scale, seed=seed)
+
+
+def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster:
+    """Who computes forecasts; ``interval_s`` lies between two values of a history.
+
+    ConfigError when the library that ``load_predictor`` needs is not installed.
+    """
+    from dynaplan.domain.forecast import OUTSIDE_PREDICTORS
+
+    if settings.load_predictor in OUTSIDE_PREDICTORS:
+        from dynaplan.adapters.forecasters.outside import OutsideForecaster, check_installed
+
+        check_installed(settings.load_predictor)
+        return OutsideForecaster(settings, interval_s)
+    from dynaplan.adapters.forecasters.inline import InlineForecaster
+
+    return InlineForecaster(settings)

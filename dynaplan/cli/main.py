@@ -11,7 +11,7 @@ import click
 from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError
 
-COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop")
+COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate")
 """Each is the ``command`` of the module of its name, imported only when it is the one to run."""
 
 

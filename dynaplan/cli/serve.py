@@ -10,27 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.overriding import OverridingCommand
+
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
 
 
-class ServeCommand(click.Command):
-    """Takes ``--Service.key=value`` out of the arguments before click sees the rest.
-
-    Everything else that click does not know stays an error: a misspelt option must not become an override.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split the overrides off, then parse as usual."""
-        from dynaplan.sdk.overrides import split_overrides
-
-        overrides, rest = split_overrides(args)
-        ctx.obj = list(overrides)
-        return super().parse_args(ctx, list(rest))
-
-
 @click.command(
-    cls=ServeCommand,
+    cls=OverridingCommand,
     name="serve",
     short_help="Run a graph until Ctrl-C.",
     epilog="Any option of a service: --Service.key=value",

@@ -1,0 +1,108 @@
+"""Trace files, read one request at a time: memory does not grow with their length."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush, heappushpop
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from dynaplan.adapters.traces.formats import FORMATS, BadLine, Format, NumberedRequests
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.trace import TracedRequest
+
+GZIP_MAGIC = b"\x1f\x8b"
+LONGEST_FIRST_LINE = 1 << 20
+
+REORDERED_REQUESTS = 8192
+"""How many requests later one that arrived earlier may stand in the file.
+
+A recording is written as requests end; a longer disorder means that the file was put together wrongly.
+"""
+
+
+def read_trace(path: Path) -> Iterator[TracedRequest]:
+    """The requests of a trace file in the order in which they arrived; the first arrives at 0 s.
+
+    Azure CSV, Mooncake JSON lines or our own recordings, plain or gzip; the content tells which. Rows
+    that are out of order are put in order within ``REORDERED_REQUESTS``. Raises ConfigError naming the file,
+    the line and what was expected, as soon as the reading comes to it.
+    """
+    with _opened(path) as file:
+        first = file.readline(LONGEST_FIRST_LINE)
+        kind = _format_of(path, first)
+        began_s: float | None = None
+        for request in _in_order(path, kind, kind.read(chain([first], file))):
+            began_s = request.arrival_s if began_s is None else began_s
+            yield TracedRequest(
+                round(request.arrival_s - began_s, 6),
+                request.prompt_tokens,
+                request.output_tokens,
+                request.block_hashes,
+                request.block_tokens,
+            )
+        if began_s is None:
+            raise ConfigError(f"{path} holds no request", hint=f"expected {kind.name} with {kind.expected}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIOWrapper]:
+    """The file as text; whatever is wrong with reading it as ConfigError."""
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+            with TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+                yield file
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read the trace {path}: {reason}", hint=_known_formats()) from error
+
+
+def _format_of(path: Path, first_line: str) -> Format:
+    for each in FORMATS:
+        if each.is_first_line(first_line):
+            return each
+    shown = first_line.strip()[:80]
+    raise ConfigError(f"{path}, line 1: {shown!r} begins no known trace", hint=_known_formats())
+
+
+def _known_formats() -> str:
+    return "expected " + "; or ".join(f"{each.name}: {each.expected}" for each in FORMATS)
+
+
+def _in_order(path: Path, kind: Format, rows: NumberedRequests) -> Iterator[TracedRequest]:
+    """Sorted by arrival, of equals the one that stands first; ConfigError for one that comes too late."""
+    waiting: list[tuple[float, int, TracedRequest]] = []
+    passed_s = float("-inf")
+    for number, request in _checked(path, kind, rows):
+        if request.arrival_s < passed_s:
+            raise ConfigError(
+                f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
+                f"stand more than {REORDERED_REQUESTS} lines above it",
+                hint="expected the lines in the order of arrival, or nearly so: sort the file",
+            )
+        entry = (request.arrival_s, number, request)
+        if len(waiting) < REORDERED_REQUESTS:
+            heappush(waiting, entry)
+            continue
+        passed_s, _, earliest = heappushpop(waiting, entry)
+        yield earliest
+    while waiting:
+        yield heappop(waiting)[2]
+
+
+def _checked(path: Path, kind: Format, rows: NumberedRequests) -> NumberedRequests:
+    try:
+        yield from rows
+    except BadLine as error:
+        raise ConfigError(
+            f"{path}, line {error.number}: {error}", hint=f"expected {kind.name} with {kind.expected}"
+        ) from None

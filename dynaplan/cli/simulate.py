@@ -1,0 +1,131 @@
+"""``dynaplan simulate``: what a policy would have done to a trace, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.domain.errors import ConfigError
+
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "policy": ("POLICY", "{}"),
+    "slo": ("SLO MET", "{:.1%}"),
+    "ttft_slo": ("TTFT MET", "{:.1%}"),
+    "itl_slo": ("ITL MET", "{:.1%}"),
+    "goodput_per_s": ("GOODPUT/s", "{:.2f}"),
+    "ttft_p50_ms": ("TTFT p50", "{:.0f}"),
+    "ttft_p95_ms": ("p95", "{:.0f}"),
+    "itl_p50_ms": ("ITL p50", "{:.1f}"),
+    "itl_p95_ms": ("p95", "{:.1f}"),
+    "queued_p95_ms": ("QUEUED p95", "{:.0f}"),
+    "gpu_hours": ("GPU-HOURS", "{:.3f}"),
+    "scale_events": ("SCALED", "{}"),
+    "flaps": ("FLAPS", "{}"),
+    "lost": ("LOST", "{}"),
+}
+
+
+@click.command(
+    cls=OverridingCommand,
+    name="simulate",
+    short_help="Try policies on a trace, in virtual time.",
+    epilog="Any option of the planner or of the engine: --Planner.key=value, --VllmWorker.key=value",
+)
+@click.option(
+    "--trace", required=True, help="A trace file, or made-up load: sinusoid:low=5,high=20,period=150"
+)
+@click.option("--policy", "policies", multiple=True, default=("load",), help="load, static:P,D, hpa or kpa")
+@click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
+@click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--mode", type=click.Choice(["disagg", "agg"]), default="disagg", show_default=True)
+@click.option(
+    "--startup-time", default=60.0, show_default=True, help="Seconds from a worker's start to ready"
+)
+@click.option("--rate-scale", default=1.0, show_default=True, help="So many times the trace's requests")
+@click.option("--ttft", default=500.0, show_default=True, help="Target in ms")
+@click.option("--itl", default=50.0, show_default=True, help="Target in ms")
+@click.option("--start", default=None, help="Workers to begin with: P,D, or N with --mode agg")
+@click.option("--router", default="round-robin", show_default=True, help="How a worker is chosen")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
+@click.pass_context
+def command(context: click.Context, /, policies: Sequence[str], json_path: str | None, **given: Any) -> None:
+    """Run a trace through a simulated deployment under one policy or several, and compare what comes of it.
+
+    Times are virtual: minutes of a trace take a second.
+    """
+    from dynaplan.planner.simulate import rows, run_simulations
+
+    options = _options(policies, given, _sections(context.obj))
+    results = []
+    for result in run_simulations(options):
+        results.append(result)
+    table = rows(results)
+    click.echo(text_table(table))
+    if json_path:
+        Path(json_path).write_text(json.dumps(table, indent=2) + "\n")
+
+
+def text_table(table: Sequence[Mapping[str, Any]]) -> str:
+    """The rows under their headings, latencies in ms."""
+    cells = [[heading for heading, _ in COLUMNS.values()]]
+    cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def _options(
+    policies: Sequence[str], given: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]
+) -> Any:
+    from dynaplan.core.simulation.outcome import Slo
+    from dynaplan.planner.simulate import SimulateOptions
+
+    engine = {**sections["VllmWorker"]}
+    if given["profile"]:
+        engine["profile"] = given["profile"]
+    return SimulateOptions(
+        trace=given["trace"],
+        policies=tuple(policies),
+        gpus=given["gpus"],
+        is_disaggregated=given["mode"] == "disagg",
+        startup_time_s=given["startup_time"],
+        rate_scale=given["rate_scale"],
+        slo=Slo(given["ttft"], given["itl"]),
+        first=_targets(given["start"], given["mode"]),
+        router=given["router"],
+        seed=given["seed"],
+        engine=engine,
+        planner=sections["Planner"],
+    )
+
+
+def _targets(text: str | None, mode: str) -> Any:
+    from dynaplan.domain.decisions import Targets
+
+    if text is None:
+        return None
+    numbers = text.split(",")
+    if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"--start: {text!r}", hint="expected P,D, or N with --mode agg")
+    *prefill, decode = map(int, numbers)
+    return Targets(prefill[0] if prefill else 0, decode)
+
+
+def _sections(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``--Planner.key=value`` and ``--VllmWorker.key=value``, values read as YAML."""
+    from dynaplan.sdk.overrides import parse_overrides
+
+    sections: dict[str, dict[str, Any]] = {"Planner": {}, "VllmWorker": {}}
+    for service, section in parse_overrides(arguments).items():
+        if service not in sections:
+            raise ConfigError(f"--{service}.…: unknown section", hint=f"expected {' or '.join(sections)}")
+        sections[service] |= section
+    return sections

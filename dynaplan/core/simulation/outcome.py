@@ -1,0 +1,98 @@
+"""What became of the requests: counted as they end, in memory that does not grow with their number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+PRECISION = 0.01
+"""The relative error of a percentile that comes out of a ``Spread``."""
+
+_GROWTH = math.log1p(2 * PRECISION)
+
+
+class Spread:
+    """A distribution of values, none negative: its percentiles to one per cent, its mean exactly."""
+
+    __slots__ = ("_counts", "count", "highest", "total")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.total = 0.0
+        self.highest = 0.0
+
+    def add(self, value: float) -> None:
+        """One more value."""
+        bucket = math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self.count += 1
+        self.total += value
+        self.highest = max(self.highest, value)
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 when there is no value."""
+        return self.total / self.count if self.count else 0.0
+
+    def percentile(self, percent: float) -> float:
+        """The value that so many per cent of the values do not exceed; 0 when there is no value."""
+        rank = math.ceil(self.count * percent / 100)
+        for bucket in sorted(self._counts):
+            rank -= self._counts[bucket]
+            if rank <= 0:
+                middle = math.exp((bucket + 0.5) * _GROWTH) if bucket != _ZERO else 0.0
+                return min(middle, self.highest)
+        return 0.0
+
+
+_ZERO = -(10**9)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request must meet to count as good: TTFT and mean ITL, both in ms."""
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+
+
+@dataclass
+class Outcome:
+    """The requests that have ended, against an SLO.
+
+    A request of one output token has no ITL and meets that target. ``lost`` were never answered.
+    """
+
+    slo: Slo
+    requests: int = 0
+    lost: int = 0
+    ttft_met: int = 0
+    itl_met: int = 0
+    both_met: int = 0
+    output_tokens: int = 0
+    remote_prefills: int = 0
+    ttft_ms: Spread = field(default_factory=Spread)
+    itl_ms: Spread = field(default_factory=Spread)
+    queued_ms: Spread = field(default_factory=Spread)
+    duration_s: Spread = field(default_factory=Spread)
+
+    def add(self, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int) -> None:
+        """One more request has been answered."""
+        ttft_ms = ttft_s * 1000
+        self.requests += 1
+        self.output_tokens += output_tokens
+        self.ttft_ms.add(ttft_ms)
+        self.duration_s.add(duration_s)
+        is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True
+        if itl_s is not None:
+            self.itl_ms.add(itl_s * 1000)
+            is_itl_met = itl_s * 1000 <= self.slo.itl_ms
+        self.ttft_met += is_ttft_met
+        self.itl_met += is_itl_met
+        self.both_met += is_ttft_met and is_itl_met
+
+    def attainment(self, met: int) -> float:
+        """The part of all requests, lost ones included, that ``met`` of them are; 1 when there are none."""
+        everything = self.requests + self.lost
+        return met / everything if everything else 1.0

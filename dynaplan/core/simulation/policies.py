@@ -1,0 +1,60 @@
+"""The policies that a simulation can run: the live planner's own decisions, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dynaplan.core.planning_cycle import PlanningCycle
+from dynaplan.core.simulation.service import SimulatedService
+from dynaplan.domain.decisions import Decision, PlannerState
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.scaling import DesiredCounts
+
+Decided = Callable[[PlannerState, Observation, Decision, PlannerState], None]
+"""Told of every decision: the state before it, what it was made of, and the state after it."""
+
+
+class PlannerPolicy:
+    """The live planner: its cycle, its ``decide``, and its protocol of asking and being acknowledged."""
+
+    def __init__(self, name: str, settings: PlannerSettings, decided: Decided | None = None) -> None:
+        self.name = name
+        self.every_s = settings.metric_pulling_interval_s
+        self._decided = decided
+        self._cycle = PlanningCycle(settings)
+        self._desired = DesiredCounts()
+
+    def begin(self, service: SimulatedService) -> None:
+        """What the service started with is the first decision."""
+        wanted = service.pools.wanted
+        self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
+        self._cycle.begin(service.now_s)
+
+    def look(self, service: SimulatedService) -> None:
+        """One metric pull, and at the end of an interval a decision."""
+        cycle, now_s = self._cycle, service.now_s
+        if cycle.is_scaling:
+            if service.pools.is_carried_out():
+                self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
+            cycle.saw(self._desired, now_s)
+        if not cycle.is_scaling:
+            cycle.add(service.sample())
+        if cycle.is_due(now_s):
+            self._adjust(service)
+            cycle.begin(now_s)
+
+    def _adjust(self, service: SimulatedService) -> None:
+        observation = Observation(service.now_s, service.pools.counts(), self._desired, self._cycle.load)
+        decision = self._cycle.decide(observation)
+        if self._decided:
+            self._decided(self._cycle.before, observation, decision, self._cycle.state)
+        if decision.is_change:
+            desired = decision.desired
+            identifier = self._desired.next_decision_id
+            self._desired = DesiredCounts(
+                desired.prefill, desired.decode, identifier, self._desired.scaled_decision_id
+            )
+            service.want(desired)
+            self._cycle.asked()

@@ -1,0 +1,321 @@
+"""The whole service in virtual time: arrivals, routing, prefill queue, hand-offs, workers that come and go.
+
+Only what can change something is an event: arrivals, ends of prefill steps, hand-offs, workers that become
+ready, and whatever the caller schedules. Decoding engines are advanced when somebody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+
+from dynaplan.core.disaggregation import DisaggregationSettings, PrefillPlace, place_prefill
+from dynaplan.core.engine_model import EngineModel
+from dynaplan.core.engine_request import EngineRequest, splitmix64
+from dynaplan.core.engine_settings import EngineSettings
+from dynaplan.core.load_policy import kv_pressure
+from dynaplan.core.prefix_index import PrefixIndex
+from dynaplan.core.routing import MODES, Candidate, Inputs
+from dynaplan.core.simulation.outcome import Outcome, Slo
+from dynaplan.core.simulation.pools import Pools, SimulatedWorker
+from dynaplan.core.step_timing import StepTiming
+from dynaplan.domain.decisions import Targets
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.observation import Sample
+from dynaplan.domain.trace import TracedRequest
+
+TRANSFER_BASE_S = 0.001
+TRANSFER_S_PER_TOKEN = 128 * 1024 / 64e9
+"""What a hand-off takes: 1 ms, and 128 KiB of KV per token over 64 GB/s, as Dynamo's mocker assumes."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The simulated deployment. Without a prefill role in ``engines`` it is aggregated.
+
+    ``startup_s`` is how long a worker takes from its start to its first request, by role.
+    """
+
+    engines: Mapping[Role, tuple[EngineSettings, StepTiming]]
+    gpus: int
+    gpus_per_worker: Mapping[Role, int]
+    startup_s: Mapping[Role, float]
+    router: str = "round-robin"
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
+    concurrent_prefills: int = 4
+    slo: Slo = field(default_factory=Slo)
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Live:
+    """One request on its way."""
+
+    traced: TracedRequest
+    decode: SimulatedWorker | None = None
+    prefill: SimulatedWorker | None = None
+    first_s: float = -1.0
+    begun_s: float = -1.0
+
+
+class SimulatedService:
+    """One deployment. The caller feeds arrivals and time; both only go forward."""
+
+    def __init__(self, settings: ServiceSettings, first: Targets) -> None:
+        self.settings = settings
+        self.outcome = Outcome(settings.slo)
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._live: dict[str, _Live] = {}
+        self._requests = 0
+        self._homeless: deque[str] = deque()
+        self._queue: deque[str] = deque()
+        self._taken = 0
+        self._turn = 0
+        self._dice = splitmix64(settings.seed)
+        self._index = PrefixIndex()
+        told = {
+            Role.PREFILL: (_ignore, self._prefilled_at),
+            Role.DECODE: (self._first_token_at, self._finished_at),
+        }
+        self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_model, told, self._starting)
+        self._is_first = True
+        self.pools.want(first, 0.0)
+        self._is_first = False
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def run_until(self, at_s: float) -> None:
+        """Let everything happen that happens before that moment."""
+        events = self._events
+        while events and events[0][0] <= at_s:
+            self.now_s, _, event = heappop(events)
+            event()
+        self.now_s = at_s
+
+    def run_out(self) -> float:
+        """Answer every request that is in the service; when the last one ended, in seconds."""
+        while self._live and (self._events or any(self.pools.serving(Role.DECODE))):
+            before = len(self._live)
+            if self._events:
+                self.run_until(self._events[0][0])
+            else:
+                self.advance_decoders(self.now_s + 1e6)
+                if len(self._live) == before and not self._events:
+                    break
+        self.outcome.lost += len(self._live)
+        return max([self.now_s, *(each.engine.now_s for each in self.pools.all() if not each.in_flight)])
+
+    def advance_decoders(self, at_s: float) -> None:
+        """Bring every decoding engine up to that moment."""
+        for each in self.pools.all(Role.DECODE):
+            each.engine.advance(at_s)
+        self.pools.end_drained(at_s)
+
+    @property
+    def in_service(self) -> int:
+        """The requests that have arrived and are not answered."""
+        return len(self._live)
+
+    # -- what the planner sees -------------------------------------------------------------------
+
+    def want(self, targets: Targets) -> None:
+        """So many workers from now on."""
+        self.pools.want(targets, self.now_s)
+
+    def sample(self) -> Sample:
+        """One metric pull, as the live planner's observer makes it."""
+        self.advance_decoders(self.now_s)
+        prefill, decode = self.pools.serving(Role.PREFILL), self.pools.serving(Role.DECODE)
+        loads = [each.engine.model.load() for each in decode]
+        return Sample(
+            at_s=self.now_s,
+            kv_usage=sum(map(kv_pressure, loads)) / len(loads) if loads else None,
+            kv_missing="" if loads else "no decode worker is registered",
+            prefill_queue=float(self.queue_depth) if prefill else None,
+            queue_missing="" if prefill else "no prefill worker is registered",
+            waiting_requests=sum(load.waiting_requests for load in loads),
+            prefill_workers=len(prefill),
+            decode_workers=len(decode),
+        )
+
+    @property
+    def queue_depth(self) -> int:
+        """The prefill queue: waiting, or taken and not acknowledged."""
+        return len(self._queue) + self._taken
+
+    @property
+    def decoding(self) -> int:
+        """The requests that the decode workers have, or will have once their prompt is computed."""
+        return sum(each.in_flight for each in self.pools.all(Role.DECODE)) + len(self._homeless)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def arrive(self, traced: TracedRequest) -> None:
+        """A request comes in, now; one that no engine could ever serve is lost."""
+        engine, _ = self.settings.engines[Role.DECODE]
+        tokens = traced.prompt_tokens + traced.output_tokens
+        if min(traced.prompt_tokens, traced.output_tokens) < 1 or tokens > engine.context_tokens:
+            self.outcome.lost += 1
+            return
+        self._requests += 1
+        key = str(self._requests)
+        self._live[key] = _Live(traced.with_blocks_of(engine.block_tokens))
+        self._route(key)
+
+    def _route(self, key: str) -> None:
+        live = self._live[key]
+        workers = self.pools.serving(Role.DECODE)
+        if not workers:
+            self._homeless.append(key)
+            return
+        live.decode, hit_rate = self._chosen(live.traced, workers)
+        live.decode.in_flight += 1
+        place = place_prefill(
+            self.settings.disaggregation,
+            live.traced.prompt_tokens,
+            hit_rate,
+            self.queue_depth,
+            len(self.pools.serving(Role.PREFILL)),
+        )
+        if place is PrefillPlace.REMOTE:
+            self.outcome.remote_prefills += 1
+            self._queue.append(key)
+            self._hand_out()
+        else:
+            self._submit(key, live, is_remote=False)
+
+    def _chosen(self, traced: TracedRequest, workers: list[SimulatedWorker]) -> tuple[SimulatedWorker, float]:
+        """The router's choice among these, and the part of the prompt that it expects in the cache there."""
+        choose = MODES[self.settings.router]
+        if self.settings.router != "round-robin":
+            self.advance_decoders(self.now_s)
+        hashes = traced.block_hashes if self.settings.router == "kv" else ()
+        overlaps = self._index.overlaps(hashes, self.now_s) if hashes else {}
+        candidates = [self._candidate(each, overlaps.get(each.number, 0)) for each in workers]
+        draw = next(self._dice) / 2**64 if self.settings.router == "random" else 0.0
+        chosen = choose(candidates, Inputs(self._turn, draw, len(hashes)))
+        self._turn += 1
+        if hashes:
+            self._index.record(hashes, chosen.instance_id, self.now_s)
+        worker = next(each for each in workers if each.number == chosen.instance_id)
+        return worker, overlaps.get(worker.number, 0) / len(hashes) if hashes else 0.0
+
+    def _candidate(self, each: SimulatedWorker, overlap_blocks: int) -> Candidate:
+        blocks = each.engine.model.blocks.used if self.settings.router == "kv" else 0
+        return Candidate(each.number, each.in_flight, blocks, 0, overlap_blocks)
+
+    def _submit(self, key: str, live: _Live, *, is_remote: bool) -> None:
+        """The request goes to its decode worker's engine."""
+        assert live.decode is not None
+        traced = live.traced
+        live.decode.engine.advance(self.now_s)
+        live.begun_s = live.begun_s if is_remote else self.now_s
+        request = EngineRequest(
+            key, traced.prompt_tokens, traced.output_tokens, traced.block_hashes, is_remote=is_remote
+        )
+        live.decode.engine.submit(request, self.now_s)
+
+    def _first_token_at(self, key: str, at_s: float) -> None:
+        live = self._live[key]
+        if live.first_s < 0:
+            live.first_s = at_s
+
+    def _finished_at(self, key: str, at_s: float) -> None:
+        live = self._live.pop(key)
+        assert live.decode is not None
+        live.decode.in_flight -= 1
+        traced, tokens = live.traced, live.traced.output_tokens
+        itl_s = (at_s - live.first_s) / (tokens - 1) if tokens > 1 else None
+        self.outcome.add(live.first_s - traced.arrival_s, itl_s, at_s - traced.arrival_s, tokens)
+        self.outcome.queued_ms.add(max(0.0, live.begun_s - traced.arrival_s) * 1000)
+
+    # -- remote prefill --------------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        """Prefill workers take what they have room for; who holds least comes first."""
+        while self._queue:
+            limit = self.settings.concurrent_prefills
+            free = [each for each in self.pools.serving(Role.PREFILL) if each.in_flight < limit]
+            if not free:
+                return
+            worker = min(free, key=lambda each: each.in_flight)
+            key = self._queue.popleft()
+            live = self._live[key]
+            live.prefill, live.begun_s = worker, self.now_s
+            worker.in_flight += 1
+            self._taken += 1
+            traced = live.traced
+            request = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
+            is_idle = worker.engine.model.is_idle
+            worker.engine.submit(request, self.now_s)
+            if is_idle and worker.engine.now_s <= self.now_s:
+                self._at(self.now_s, partial(self._step_prefill, worker))
+
+    def _step_prefill(self, worker: SimulatedWorker) -> None:
+        """Begin the worker's next step, if there is something to do; its end is the next event."""
+        engine = worker.engine
+        if engine.model.is_idle or engine.now_s > self.now_s:
+            return
+        if engine.step():
+            self._at(engine.now_s, partial(self._step_prefill, worker))
+
+    def _prefilled_at(self, key: str, at_s: float) -> None:
+        self._at(at_s, partial(self._prefilled, key))
+
+    def _prefilled(self, key: str) -> None:
+        live = self._live[key]
+        worker = live.prefill
+        assert worker is not None
+        worker.engine.model.release(key)
+        worker.in_flight -= 1
+        self._taken -= 1
+        self._hand_out()
+        if not worker.engine.model.is_idle and worker.engine.now_s <= self.now_s:
+            self._at(self.now_s, partial(self._step_prefill, worker))
+        if not worker.in_flight and not worker.is_ready:
+            self.pools.end_drained(self.now_s)
+        tokens = live.traced.prompt_tokens
+        self._at(self.now_s + TRANSFER_BASE_S + tokens * TRANSFER_S_PER_TOKEN, partial(self._take_over, key))
+
+    def _take_over(self, key: str) -> None:
+        """The decode worker has the KV entries; one that is leaving refuses, and another takes them."""
+        live = self._live[key]
+        assert live.decode is not None
+        serving = self.pools.serving(Role.DECODE)
+        if not live.decode.is_ready and serving:
+            live.decode.in_flight -= 1
+            live.decode, _ = self._chosen(live.traced, serving)
+            live.decode.in_flight += 1
+        self._submit(key, live, is_remote=True)
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def _new_model(self, role: Role) -> EngineModel:
+        engine, timing = self.settings.engines[role]
+        return EngineModel(engine, timing)
+
+    def _starting(self, each: SimulatedWorker) -> None:
+        delay_s = 0.0 if self._is_first else self.settings.startup_s[each.worker.role]
+        if not delay_s:
+            self.pools.ready(each, self.now_s)
+        else:
+            self._at(self.now_s + delay_s, partial(self._become_ready, each))
+
+    def _become_ready(self, each: SimulatedWorker) -> None:
+        self.pools.ready(each, self.now_s)
+        while self._homeless and self.pools.serving(Role.DECODE):
+            self._route(self._homeless.popleft())
+        self._hand_out()
+
+    def _at(self, at_s: float, event: Callable[[], None]) -> None:
+        self._sequence += 1
+        heappush(self._events, (at_s, self._sequence, event))
+
+
+def _ignore(key: str, at_s: float) -> None:
+    """A prefill worker's first token is not the client's."""

@@ -1,0 +1,172 @@
+"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.disaggregation import DisaggregationSettings
+from dynaplan.core.engine_settings import SimOptions
+from dynaplan.core.routing import MODES
+from dynaplan.core.simulation.outcome import Slo
+from dynaplan.core.simulation.policies import PlannerPolicy
+from dynaplan.core.simulation.rivals import HpaPolicy, KpaPolicy
+from dynaplan.core.simulation.run import Policy, Result, StaticPolicy, simulate
+from dynaplan.core.simulation.service import ServiceSettings
+from dynaplan.core.step_timing import StepTiming
+from dynaplan.domain.decisions import Targets
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.trace import TracedRequest
+
+POLICIES = ("load", "static", "hpa", "kpa")
+
+HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
+"""Mean KV usage, and queue per prefill worker: the middle between the load planner's default thresholds."""
+
+KPA_UTILIZATION = 0.7
+"""Knative's default: so much of the concurrency that one worker can bear."""
+
+KPA_PREFILLS = 2.0
+KPA_CONTEXT_TOKENS = 2000
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """What the user asks for. ``trace`` is a file or a made-up load; ``first`` are the workers to begin with.
+
+    Without a ``first`` there is one worker of each role, or what a static policy says. ``engine`` are options
+    of the simulated engine, ``planner`` of the planner. Times are in seconds, targets in ms.
+    """
+
+    trace: str
+    policies: tuple[str, ...] = ("load",)
+    gpus: int = 8
+    is_disaggregated: bool = True
+    startup_time_s: float = 60.0
+    rate_scale: float = 1.0
+    slo: Slo = field(default_factory=Slo)
+    first: Targets | None = None
+    router: str = "round-robin"
+    seed: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    planner: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_simulations(options: SimulateOptions) -> Iterator[Result]:
+    """The result of each policy on the same trace, in the order given; raises ConfigError at once."""
+    settings = service_settings(options)
+    policies = [(_policy(name, options, settings), _first(name, options)) for name in options.policies]
+    trace = _trace(options)
+    next(trace(), None)
+    return (simulate(trace(), settings, first, policy) for policy, first in policies)
+
+
+def service_settings(options: SimulateOptions) -> ServiceSettings:
+    """The deployment: every worker one engine of that profile."""
+    if options.router not in MODES:
+        raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
+    checked = SimOptions.from_options(options.engine)
+    timing, kv_tokens = wiring.engine_timing(checked)
+    engine = checked.settings(kv_tokens)
+    roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
+    return ServiceSettings(
+        engines=dict.fromkeys(roles, (engine, timing)),
+        gpus=options.gpus,
+        gpus_per_worker=dict.fromkeys(roles, checked.tensor_parallel_size),
+        startup_s=dict.fromkeys(roles, options.startup_time_s),
+        router=options.router,
+        disaggregation=DisaggregationSettings(
+            is_on=options.is_disaggregated, max_prefill_queue_size=ANY_QUEUE
+        ),
+        slo=options.slo,
+        seed=options.seed,
+    )
+
+
+ANY_QUEUE = 1_000_000
+"""Every prompt is computed remotely: a prompt that the decode worker computed itself would spoil the ITL."""
+
+
+def _trace(options: SimulateOptions) -> Callable[[], Iterator[TracedRequest]]:
+    def requests() -> Iterator[TracedRequest]:
+        return wiring.read_requests(options.trace, options.rate_scale, options.seed)
+
+    return requests
+
+
+def _first(name: str, options: SimulateOptions) -> Targets:
+    kind, _, workers = name.partition(":")
+    if kind == "static":
+        return _static_targets(name, workers, options)
+    return options.first or Targets(int(options.is_disaggregated), 1)
+
+
+def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
+    kind, _, _ = name.partition(":")
+    if kind not in POLICIES:
+        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {', '.join(POLICIES)}:P,D")
+    if kind == "static":
+        return StaticPolicy(name)
+    if kind == "load":
+        return PlannerPolicy(name, _planner_settings(options, settings))
+    roles = settings.gpus_per_worker
+    if kind == "hpa":
+        return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
+    _, timing = settings.engines[Role.DECODE]
+    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: bearable_batch(timing, options.slo.itl_ms)}
+    return KpaPolicy({role: max(1.0, KPA_UTILIZATION * bearable[role]) for role in roles})
+
+
+def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
+    """The largest number of sequences of that context whose common step meets the ITL target; at least 1."""
+    batch = 1
+    while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
+        batch += 1
+    return batch
+
+
+def _planner_settings(options: SimulateOptions, settings: ServiceSettings) -> PlannerSettings:
+    gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
+    return PlannerSettings.from_options({"max-gpu-budget": options.gpus, **gpus, **options.planner})
+
+
+def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:
+    numbers = workers.split(",")
+    expected = "static:P,D" if options.is_disaggregated else "static:N"
+    if len(numbers) != 1 + options.is_disaggregated or not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"policy {name!r}", hint=f"expected {expected}, numbers of workers")
+    *prefill, decode = map(int, numbers)
+    return Targets(prefill[0] if prefill else 0, decode)
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One row per result: attainment in parts of 1, latencies in ms, as plain data."""
+    table = []
+    for result in results:
+        outcome = result.outcome
+        table.append(
+            {
+                "policy": result.policy,
+                "requests": outcome.requests,
+                "lost": outcome.lost,
+                "slo": outcome.attainment(outcome.both_met),
+                "ttft_slo": outcome.attainment(outcome.ttft_met),
+                "itl_slo": outcome.attainment(outcome.itl_met),
+                "goodput_per_s": outcome.both_met / result.trace_s if result.trace_s else 0.0,
+                **_percentiles("ttft_ms", outcome.ttft_ms.percentile),
+                **_percentiles("itl_ms", outcome.itl_ms.percentile),
+                "queued_p95_ms": outcome.queued_ms.percentile(95),
+                "gpu_hours": result.gpu_hours,
+                "scale_events": result.scale_events,
+                "flaps": result.flaps,
+            }
+        )
+    return table
+
+
+def _percentiles(name: str, of: Callable[[float], float]) -> dict[str, float]:
+    return {f"{name.removesuffix('_ms')}_p{percent}_ms": of(percent) for percent in (50, 95, 99)}

@@ -1,0 +1,73 @@
+"""``dynaplan simulate`` as a user types it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dynaplan.cli.simulate import command
+from dynaplan.domain.errors import ConfigError
+
+LOAD = "constant:rate=4,duration=60,isl=1000,osl=50"
+
+
+def simulate(*arguments: str) -> str:
+    result = CliRunner().invoke(
+        command, ["--trace", LOAD, *arguments], catch_exceptions=False, standalone_mode=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_policies_are_compared_side_by_side_on_the_same_trace(tmp_path):
+    path = tmp_path / "results.json"
+
+    text = simulate("--policy", "load", "--policy", "static:1,2", "--policy", "hpa", "--json", str(path))
+
+    assert [line.split()[0] for line in text.splitlines()] == ["POLICY", "load", "static:1,2", "hpa"]
+    rows = json.loads(path.read_text())
+    assert len({row["requests"] for row in rows}) == 1
+    assert all(row["lost"] == 0 for row in rows)
+    assert rows[1]["gpu_hours"] == pytest.approx(3 / 60, rel=0.02)
+
+
+def test_the_same_command_twice_prints_the_same():
+    assert simulate("--policy", "kpa", "--mode", "agg") == simulate("--policy", "kpa", "--mode", "agg")
+
+
+def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
+    path = tmp_path / "results.json"
+
+    simulate(
+        "--start",
+        "2,3",
+        "--json",
+        str(path),
+        "--Planner.adjustment-interval=10",
+        "--VllmWorker.max-num-seqs=64",
+    )
+
+    assert json.loads(path.read_text())[0]["scale_events"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--policy", "magic"],
+        ["--policy", "static"],
+        ["--policy", "static:1", "--mode", "disagg"],
+        ["--policy", "static:1,2", "--mode", "agg"],
+        ["--start", "many"],
+        ["--profile", "no-such-profile"],
+        ["--trace", "no-such-file.csv"],
+        ["--trace", "sinusoid:hight=3"],
+        ["--router", "clever"],
+        ["--rate-scale", "0"],
+        ["--Planner.adjustment-intervall=10"],
+        ["--Frontend.port=1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_input_is_refused_before_anything_is_simulated(arguments):
+    with pytest.raises(ConfigError):
+        simulate(*arguments)
