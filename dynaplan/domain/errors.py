@@ -15,6 +15,7 @@
     |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
     |- PermanentError           a retry is useless
        |- IllegalTransition     a lifecycle was asked for an impossible move
+       |- RequestRefused        an engine refuses a request that is wrong in itself
        |- StatefileCorrupt      the statefile is not a document of ours
        |- WorkerStartFailed     a worker can never start
 """
@@ -86,6 +87,14 @@ class PermanentError(DynaplanError):
 
 class IllegalTransition(PermanentError):
     """A lifecycle was asked for a move that its table does not have."""
+
+
+class RequestRefused(PermanentError):
+    """An engine refuses a request that is wrong in itself, with that HTTP ``status``: the client's fault."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 400) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 class StatefileCorrupt(PermanentError):

@@ -59,7 +59,7 @@ class PrefillAnswer:
     ``hand_off`` is opaque: top-level fields of the decode request's body by which the engine that decodes
     takes the KV entries over. What it holds for that is let go when ``request_id`` is published to
     ``release_to``, unless that is empty. ``is_retryable`` says whether the decode worker may prefill for
-    itself instead.
+    itself instead; ``status`` is the HTTP status of an error that is the client's fault, else 0.
     """
 
     request_id: str
@@ -68,6 +68,7 @@ class PrefillAnswer:
     error: str = ""
     is_retryable: bool = True
     release_to: str = ""
+    status: int = 0
 
     def to_json(self) -> bytes:
         """The answer's payload."""
@@ -84,4 +85,5 @@ class PrefillAnswer:
             document.get("error", ""),
             document.get("is_retryable", True),
             document.get("release_to", ""),
+            document.get("status", 0),
         )

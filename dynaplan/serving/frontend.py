@@ -37,7 +37,7 @@ SHUTDOWN_TIMEOUT_S = 0.5
 async def start_frontend(runtime: WorkerRuntime) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
-    The process's own server tells draining workers (``GET /routed/{instance id}``) whether requests still go
+    The process's own server tells draining workers (``GET /routed/{instance id}``) what is still in flight
     there; they find it by its card. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = Frontend(runtime, gathered_settings(runtime.settings))
@@ -138,13 +138,13 @@ class Frontend:
         await self._upstream.close()
 
     async def _routed(self, request: web.Request) -> web.Response:
-        """Whether the worker with that instance id (hexadecimal) can be chosen, and what it holds for us."""
+        """A worker that leaves asks, by its instance id in hexadecimal: it gets nothing more from here."""
         try:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        is_routed, in_flight = self._router.routed(instance_id)
-        return web.json_response({"is_routed": is_routed, "in_flight": in_flight})
+        in_flight = self._router.leaving(instance_id)
+        return web.json_response({"is_routed": False, "in_flight": in_flight})
 
     def _has_unsent_bytes(self) -> bool:
         connections = self._runner.server.connections if self._runner.server else []

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from dynaplan.domain.errors import PermanentError, QueueUnavailable
+from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import Clock, Engine, HoldingEngine, Messenger, WorkItem, WorkQueue
 
@@ -167,15 +167,16 @@ class PrefillPuller:
 
     async def _prefill(self, request: RemotePrefillRequest, reply: _Reply) -> None:
         """Let the engine work; a failure is the answer, unless the decode side has its hand-off already."""
-        error, is_retryable = "the engine handed nothing over", True
+        error, is_retryable, status = "the engine handed nothing over", True, 0
         try:
             await self._engine.prefill(request, reply.hand_over)
         except Exception as failure:
             log.exception("prefill %s failed", request.request_id)
             error = f"{type(failure).__name__}: {failure}"
             is_retryable = not isinstance(failure, PermanentError)
+            status = failure.status if isinstance(failure, RequestRefused) else 0
         if not reply.is_sent:
-            await reply.refuse(error, is_retryable=is_retryable)
+            await reply.refuse(error, is_retryable=is_retryable, status=status)
 
     async def _keep(self, item: WorkItem) -> None:
         """Tell the queue that the work goes on."""
@@ -218,10 +219,12 @@ class _Reply:
         await self._send(PrefillAnswer(self._request_id, self._worker, hand_off, release_to=self._release_to))
         self.is_sent = True
 
-    async def refuse(self, error: str, *, is_retryable: bool) -> None:
+    async def refuse(self, error: str, *, is_retryable: bool, status: int = 0) -> None:
         """There is no hand-off."""
         await self._send(
-            PrefillAnswer(self._request_id, self._worker, error=error, is_retryable=is_retryable)
+            PrefillAnswer(
+                self._request_id, self._worker, error=error, is_retryable=is_retryable, status=status
+            )
         )
         self.is_sent = True
 

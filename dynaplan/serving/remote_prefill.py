@@ -25,7 +25,7 @@ from dynaplan.ports import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.background import Background
 from dynaplan.serving.hand_off import HandOff, HandOffs
-from dynaplan.serving.openai_api import Call, worker_failed
+from dynaplan.serving.openai_api import ApiError, Call, worker_failed
 from dynaplan.serving.prefill_depth import PrefillDepth
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,8 @@ class RemotePrefill:
             )
             self._placed(call.model, "fallback")
             return None
+        if answer.status:
+            raise ApiError(answer.status, f"The prompt cannot be computed: {answer.error}")
         if answer.error:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -107,11 +108,16 @@ class WorkerRouter:
                 raise no_worker(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
-    def routed(self, instance_id: int) -> tuple[bool, int]:
-        """Whether the instance can be chosen, and how many requests are in flight there."""
-        is_routed = any(instance.instance_id == instance_id for instance in self.instances)
+    def leaving(self, instance_id: int) -> int:
+        """The instance leaves: choose it no more; how many requests are in flight there.
+
+        Discovery may say so much later, while the store is away.
+        """
+        for instance in self.instances:
+            if instance.instance_id == instance_id:
+                self._book_of(instance).avoid_until_s = math.inf
         book = self._books.get(instance_id)
-        return is_routed, book.in_flight if book else 0
+        return book.in_flight if book else 0
 
     def avoid(self, instance: Instance) -> None:
         """The instance refused, or died: send it nothing for a moment."""

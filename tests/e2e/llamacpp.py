@@ -25,17 +25,13 @@ PREFILL_WORKER = "dynamo_PrefillWorker"
 def aggregated(directory: Path, model: Path, *options: str) -> Deployment:
     """The aggregated graph with that GGUF model, not started."""
     model_option = f"--VllmWorker.model={model}"
-    return Deployment(
-        directory, "graphs.agg:Frontend", "/tmp/w/h/llamacpp.yaml", model_option, *QUIET, *options
-    )
+    return Deployment(directory, "graphs.agg:Frontend", "llamacpp.yaml", model_option, *QUIET, *options)
 
 
 def disaggregated(directory: Path, model: Path, *options: str) -> Deployment:
     """The disaggregated graph with that GGUF model, not started."""
     models = (f"--VllmWorker.model={model}", f"--PrefillWorker.model={model}")
-    return Deployment(
-        directory, "graphs.disagg:Frontend", "/tmp/w/h/llamacpp_disagg.yaml", *models, *QUIET, *options
-    )
+    return Deployment(directory, "graphs.disagg:Frontend", "llamacpp_disagg.yaml", *models, *QUIET, *options)
 
 
 def model_of(deployment: Deployment) -> str:

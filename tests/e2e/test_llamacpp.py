@@ -81,6 +81,16 @@ def test_a_prompt_longer_than_the_context_is_the_clients_fault(one_pool: Deploym
     assert "context" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
+def test_a_request_that_the_engine_refuses_is_answered_with_the_engines_status(
+    pools: str, request: pytest.FixtureRequest
+) -> None:
+    deployment = request.getfixturevalue(pools)
+    status, answer = ask(deployment, CHAT, messages=MESSAGES, max_tokens=4, grammar="root ::= (")
+    assert status == 400, answer
+    assert "grammar" in answer["error"]["message"]
+
+
 def test_a_remote_prefill_leaves_the_decode_worker_one_prompt_token_to_compute(two_pools: Deployment) -> None:
     before = prefills(two_pools).get("remote", 0)
     for number in range(6):
@@ -110,7 +120,7 @@ def test_fields_of_a_hand_off_are_not_a_clients_to_send(two_pools: Deployment) -
 
 async def test_more_streams_than_slots_all_end_and_leave_no_file(two_pools: Deployment) -> None:
     async with Load(two_pools.url, model_of(two_pools), clients=12, tokens=60) as load:
-        await eventually(lambda: len(load.outcomes) >= 60, 30)
+        await eventually(lambda: len(load.outcomes) >= 40, 30)
         await load.stop()
     assert load.incomplete == []
     await eventually(lambda: scratch_files(two_pools) == [], 10)
@@ -141,13 +151,13 @@ async def test_a_client_that_goes_away_frees_its_slot_and_its_files(two_pools: D
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
-@pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
+@pytest.mark.parametrize(("pools", "most"), [("one_pool", 3), ("two_pools", 2)])
 async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
-    pools: str, request: pytest.FixtureRequest
+    pools: str, most: int, request: pytest.FixtureRequest
 ) -> None:
     deployment = request.getfixturevalue(pools)
-    async with Load(deployment.url, model_of(deployment), clients=8, tokens=400) as load:
-        for count in (3, 1):
+    async with Load(deployment.url, model_of(deployment), clients=8, tokens=300) as load:
+        for count in (most, 1):
             await asyncio.to_thread(deployment.scale, decode=count)
             await eventually(lambda count=count: is_ready(deployment, "VllmWorker", count), 30)
             answered = len(load.outcomes)
@@ -160,7 +170,7 @@ async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
 async def test_prefill_workers_come_and_go_under_load_and_nothing_is_lost(two_pools: Deployment) -> None:
     before = prefills(two_pools)
     async with Load(two_pools.url, model_of(two_pools), clients=8, tokens=60) as load:
-        for count in (3, 1):
+        for count in (2, 1):
             await asyncio.to_thread(two_pools.scale, prefill=count)
             await eventually(lambda count=count: is_ready(two_pools, "PrefillWorker", count), 30)
         await load.stop()

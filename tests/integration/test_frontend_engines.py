@@ -292,7 +292,6 @@ async def test_a_draining_worker_hears_when_nothing_is_left_here_for_it() -> Non
     async with stage() as here:
         worker = await here.worker("hold_before")
         async with routes(here) as url:
-            assert await ask(here, url, 1) == {"is_routed": True, "in_flight": 0}
             request = asyncio.create_task(here.post())
             await eventually(lambda: worker.in_flight == 1)
             await here.leave(worker)
@@ -302,6 +301,16 @@ async def test_a_draining_worker_hears_when_nothing_is_left_here_for_it() -> Non
             assert (await request)[0] == 200
             assert await ask(here, url, 1) == {"is_routed": False, "in_flight": 0}
             assert await ask(here, url, 0xABC) == {"is_routed": False, "in_flight": 0}
+
+
+async def test_a_worker_that_asks_gets_nothing_more_although_discovery_still_has_it() -> None:
+    async with stage() as here:
+        leaving, staying = await here.worker(), await here.worker()
+        async with routes(here) as url:
+            assert await ask(here, url, 1) == {"is_routed": False, "in_flight": 0}
+            for _ in range(4):
+                assert (await here.post())[0] == 200
+        assert (len(leaving.bodies), len(staying.bodies)) == (0, 4)
 
 
 async def test_only_the_workers_may_ask_and_only_for_a_number() -> None:

@@ -26,6 +26,8 @@ LONGEST_LINE_BYTES = 65536
 POLL_S = 0.02
 GONE_WITHIN_S = 10.0
 """How long the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
+TRACKERS_WITHIN_S = 3.0
+"""How long the engine's resource trackers may take to remove its shared memory."""
 
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -138,7 +140,7 @@ class EngineChild:
     def kill(self) -> None:
         """SIGKILL to the whole group, what its leader left behind included."""
         if self._process.returncode is None:  # not reaped: the number is still this group's
-            kill_but_trackers(group_members(self.pid))
+            kill_but_trackers(group_members(self.pid), TRACKERS_WITHIN_S)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 

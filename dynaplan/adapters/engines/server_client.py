@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.domain.errors import PermanentError, RequestRefused, TemporaryError
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 MOST_OF_AN_ERROR = 500
 TRY_AGAIN_STATUSES = frozenset({408, 425, 429})
+REQUEST_IS_WRONG = frozenset({400, 413, 422})
 
 
 class ServerClient:
@@ -52,7 +53,8 @@ class ServerClient:
     async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         """The answer to a request, however long it takes.
 
-        Raises PermanentError when the engine says that it will never answer it (4xx).
+        Raises PermanentError when the engine says that it will never answer it (4xx), RequestRefused when
+        it says that this is the request's fault.
         """
         import aiohttp
 
@@ -68,6 +70,8 @@ class ServerClient:
         if response.status == 200:
             return _object(text, path)
         message = f"the engine answered {request_id} with {response.status}: {text[:MOST_OF_AN_ERROR]}"
+        if response.status in REQUEST_IS_WRONG:
+            raise RequestRefused(f"the engine answered: {text[:MOST_OF_AN_ERROR]}", status=response.status)
         if 400 <= response.status < 500 and response.status not in TRY_AGAIN_STATUSES:
             raise PermanentError(message)
         raise TemporaryError(message)

@@ -18,7 +18,13 @@ from dynaplan.adapters.engines import holds, server_engine, watch
 from dynaplan.adapters.engines.vllm import VllmEngine
 from dynaplan.adapters.local.processes import group_members
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.domain.errors import (
+    ConfigError,
+    PermanentError,
+    RequestRefused,
+    TemporaryError,
+    WorkerStartFailed,
+)
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import Engine, HoldingEngine, ObservableEngine, ServingEngine
 from tests.fakes.engine_server import COMMAND
@@ -299,7 +305,7 @@ async def test_a_chat_is_prefilled_as_a_chat(start: Start) -> None:
 async def test_a_prompt_that_the_engine_refuses_is_never_computed(start: Start) -> None:
     engine = await start(role="prefill")
     await fetch(engine, "/fake/refuse")
-    with pytest.raises(PermanentError, match="not to its taste"):
+    with pytest.raises(RequestRefused, match="not to its taste"):
         await engine.prefill(prompt(), no_hand_over)
 
 

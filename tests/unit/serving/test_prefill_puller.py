@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.errors import PermanentError, QueueUnavailable
+from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
 from dynaplan.ports import HandOver
 from dynaplan.serving.prefill_puller import MOST_DELIVERIES, PrefillPuller, release_subject
@@ -255,7 +255,11 @@ async def test_an_engine_error_is_an_answer(setup: Setup) -> None:
     setup.broker.ask("r2")
     await asyncio.sleep(1)
     assert not setup.broker.answers[1].is_retryable
-    assert len(setup.broker.acknowledged) == 2
+    setup.engine.error = RequestRefused("below 0", status=422)
+    setup.broker.ask("r3")
+    await asyncio.sleep(1)
+    assert (setup.broker.answers[2].is_retryable, setup.broker.answers[2].status) == (False, 422)
+    assert len(setup.broker.acknowledged) == 3
 
 
 async def test_a_request_that_keeps_killing_its_workers_is_given_up(setup: Setup) -> None:

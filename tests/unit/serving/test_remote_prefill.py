@@ -144,6 +144,16 @@ async def test_an_error_that_is_not_retryable_is_the_clients() -> None:
             await hand_off
 
 
+async def test_a_request_that_is_wrong_is_answered_with_the_engines_status() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="temperature is below 0", is_retryable=False, status=400)
+        with pytest.raises(ApiError, match="below 0") as caught:
+            await hand_off
+        assert caught.value.status == 400
+
+
 async def test_without_an_answer_in_time_it_falls_back_and_withdraws_the_work() -> None:
     async with scene(wait_s=0.01) as here:
         assert await here.prefill.hand_off(call(), 0.0) is None
