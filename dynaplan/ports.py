@@ -17,6 +17,7 @@ from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
 
 if TYPE_CHECKING:
     from dynaplan.domain.decisions import Decision, DecisionRecord
+    from dynaplan.domain.forecast import Forecast
     from dynaplan.domain.observation import FleetCounts, Sample
     from dynaplan.domain.scaling import DesiredCounts
 
@@ -48,8 +49,12 @@ class Processes(Protocol):
         """Whether this very process still runs."""
         ...
 
-    def kill_group(self, pid: int, started_at: int) -> tuple[int, ...]:
-        """SIGKILL what is left of the session that this very process leads or led; who was in it."""
+    def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
+        """SIGKILL what is left of the session that this very process leads or led; who was in it.
+
+        Some may take a while to clean up after the others: blocks for them no longer than ``waits_s``, after
+        which they are killed; with 0 call it again until nobody is left.
+        """
         ...
 
     def sweep(self, document: dict[str, Any]) -> list[str]:
@@ -177,7 +182,8 @@ class Route:
     """One HTTP route. ``handler`` takes an ``aiohttp.web.Request`` and returns its response.
 
     A route that ``is_open`` needs no worker token (health and metrics); one that does not count as
-    work (``is_work`` False) does not hold up a drain.
+    work (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a draining
+    worker too, but somebody else counts it as in flight.
     """
 
     method: str
@@ -185,6 +191,7 @@ class Route:
     handler: Callable[[Any], Awaitable[Any]]
     is_open: bool = False
     is_work: bool = True
+    is_counted: bool = True
 
 
 HandOver = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -315,4 +322,20 @@ class Recorder(Protocol):
 
     def close(self) -> None:
         """Let go of the files."""
+        ...
+
+
+class Forecaster(Protocol):
+    """Foretells a curve of the load from its past."""
+
+    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """What is expected ``steps`` intervals after the newest value of the history.
+
+        One value per adjustment interval, the newest last; None is "no data", which is not 0. Never raises:
+        where a method fails or is late, the last value stands in, and the forecast says so.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything."""
         ...

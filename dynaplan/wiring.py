@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.stores.etcd import EtcdStore
     from dynaplan.core.engine_settings import SimOptions
-    from dynaplan.core.step_timing import StepTiming
+    from dynaplan.core.step_timing import MeasuredProfile, StepTiming
     from dynaplan.domain.engine import EngineContext
     from dynaplan.domain.forecast import ForecastSettings
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.observation import FleetCounts
     from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.domain.profile import ProfileTables
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
@@ -236,3 +237,17 @@ def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster
     from dynaplan.adapters.forecasters.inline import InlineForecaster
 
     return InlineForecaster(settings)
+
+
+def sla_profile(profile_results_dir: str, tensor_parallel_size: int) -> MeasuredProfile:
+    """The measured profile that ``profile-results-dir`` names; raises ConfigError."""
+    from dynaplan.adapters.profiles.opening import open_profile
+
+    return open_profile(profile_results_dir, tensor_parallel_size)
+
+
+def profile_tables(profile: MeasuredProfile, name: str) -> ProfileTables:
+    """What the formulas of the SLA planner look up in; loads a numerical library, for a second."""
+    from dynaplan.adapters.profiles.tables import tables_of
+
+    return tables_of(profile, name)

@@ -121,9 +121,16 @@ class PlannerSettings:
         )
 
 
+UNITS = ("_ms", "_s", "_tokens")
+"""How the names of settings end; users leave it out."""
+
+
 def option_name(setting: Field[Any]) -> str:
     """A setting's name outside: kebab-case, without its unit."""
-    return setting.name.removesuffix("_s").replace("_", "-")
+    name = setting.name
+    for unit in UNITS:
+        name = name.removesuffix(unit)
+    return name.replace("_", "-")
 
 
 def option_type(setting: Field[Any]) -> type:

@@ -1,0 +1,22 @@
+"""Forecasts by the core's own methods, computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaplan.core.forecasting.forecasting import forecast
+from dynaplan.domain.forecast import Forecast, ForecastSettings
+
+
+class InlineForecaster:
+    """See ``dynaplan.ports.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
+
+    def __init__(self, settings: ForecastSettings) -> None:
+        self._settings = settings
+
+    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """A few milliseconds at most, for the longest history."""
+        return forecast(history, steps, self._settings)
+
+    async def close(self) -> None:
+        """Nothing is held."""

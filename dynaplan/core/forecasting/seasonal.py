@@ -1,0 +1,77 @@
+"""What repeats: the period is found from the series, and the forecast is what was there a period ago."""
+
+from __future__ import annotations
+
+from operator import add
+
+from dynaplan.core.forecasting.series import Series, carried_on
+from dynaplan.core.forecasting.smoothing import level
+from dynaplan.domain.forecast import ForecastSettings
+
+SHORTEST_PERIOD = 4
+LONGEST_PERIOD = 100
+PERIODS_AVERAGED = 3
+CLEAR_CORRELATION = 0.5
+"""How alike the series and itself a period ago must be, at least, before the period is believed."""
+
+LOOK_EVERY = 4
+"""Intervals between two looks for the period: it does not change with every one."""
+
+
+def seasonal(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
+    """The mean of the same moment in the last periods; the moving level while there is no clear period."""
+    values, forecasts = carried_on(series), level(series, steps, settings)
+    correlations, period = _Correlations(), 0
+    for now, value in enumerate(values):
+        correlations.add(value)
+        if now % LOOK_EVERY == 0:
+            period = correlations.period()
+        if period:
+            # The last moment at or before now that lies whole periods before the target.
+            newest = now + steps - period * -(-steps // period)
+            alike = values[newest::-period][:PERIODS_AVERAGED]
+            forecasts[now] = sum(alike) / len(alike)
+    return forecasts
+
+
+class _Correlations:
+    """How a growing series goes with itself, by lag. One pass: sums of products are kept."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._products = [0.0] * (LONGEST_PERIOD + 1)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        newest_first = self._values[: -LONGEST_PERIOD - 2 : -1]
+        added = map(add, self._products, map(value.__mul__, newest_first))
+        self._products[: len(newest_first)] = list(added)
+
+    def period(self) -> int:
+        """The lag of the first clear peak after the first dip below 0; 0 when there is none."""
+        count, longest = len(self._values), min(LONGEST_PERIOD, len(self._values) // 2)
+        if longest <= SHORTEST_PERIOD:
+            return 0
+        correlations = self._by_lag(count, longest)
+        dip = next((lag for lag, each in enumerate(correlations) if each < 0), longest)
+        for lag in range(max(dip, SHORTEST_PERIOD), longest):
+            here = correlations[lag]
+            if here > CLEAR_CORRELATION and correlations[lag - 1] <= here >= correlations[lag + 1]:
+                return lag
+        return 0
+
+    def _by_lag(self, count: int, longest: int) -> list[float]:
+        """Correlations for the lags 0 to ``longest``; all 0 for a series that never changes."""
+        mean = sum(self._values) / count
+        variance = self._products[0] / count - mean * mean
+        if variance <= 1e-9 * mean * mean:
+            return [0.0] * (longest + 1)
+        early = late = count * mean
+        correlations = []
+        for lag in range(longest + 1):
+            # early sums all but the last lag values, late all but the first.
+            covariance = self._products[lag] - mean * (early + late) + (count - lag) * mean * mean
+            correlations.append(covariance / (count - lag) / variance)
+            early -= self._values[count - 1 - lag]
+            late -= self._values[lag]
+        return correlations
