@@ -95,12 +95,13 @@ def command(
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None
     config = read_config(path, ctx.obj)
-    warn(validate_config(loaded, config) + unused_common(config, ctx.obj))
+    warnings = validate_config(loaded, config) + unused_common(config, ctx.obj)
     config = locate_models(loaded, config, directory)
     spec = resolve_graph(loaded, config, namespace)
     if service_name:
         spec = only_service(spec, service_name)
-    warn(check_settings(loaded, spec, config))
+    # All at once: a slip is not remarked upon when it is an error after all.
+    warn(warnings + check_settings(loaded, spec, config))
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
     if dry_run:

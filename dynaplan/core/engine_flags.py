@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.domain.errors import ConfigError
-
 OURS = frozenset(
     {
         "engine",
@@ -40,9 +38,11 @@ OURS = frozenset(
         "sglang-command",
         "trtllm-command",
         "llama-server",
+        # a secret: the adapters put it into the engine's environment
+        "hf-token",
     }
 )
-"""Options that are for us, whatever the engine."""
+"""Options that no engine gets as a flag."""
 
 
 @dataclass(frozen=True)
@@ -86,31 +86,6 @@ def flag_name(option: str, style: FlagStyle) -> str:
     return "--" + style.renamed.get(option, option).replace("-", style.word)
 
 
-def tensor_parallel_size(options: Mapping[str, Any], gpus: float, names: tuple[str, ...]) -> int:
-    """Over how many GPUs each layer is split: what an option says, else ``resources.gpu``; at least 1.
-
-    Raises ConfigError when the GPUs are not what the options need: tensor times pipeline parallel size.
-    """
-    given = next((name for name in names if options.get(name) is not None), "")
-    pipeline = _count(options, "pipeline-parallel-size")
-    whole = max(1, int(gpus))
-    if not given:
-        if whole % pipeline:
-            raise ConfigError(
-                f"resources.gpu is {gpus:g}, pipeline-parallel-size {pipeline}",
-                hint="expected the first to be a multiple of the second",
-            )
-        return whole // pipeline
-    size = _count(options, given)
-    if gpus and size * pipeline != whole:
-        needed = f"{given} {size}" + (f" times pipeline-parallel-size {pipeline}" if pipeline > 1 else "")
-        raise ConfigError(
-            f"{needed} needs {size * pipeline} GPUs, but resources.gpu is {gpus:g}",
-            hint=f"leave {given} out: it follows from ServiceArgs.resources.gpu",
-        )
-    return size
-
-
 def memory_fraction(gpus: float, whole_gpu: float) -> float | None:
     """The part of the GPU's memory for an engine that gets a fraction of a GPU; None for whole ones."""
     return round(gpus * whole_gpu, 4) if 0 < gpus < 1 else None
@@ -136,11 +111,3 @@ def _words(name: str, value: Any, style: FlagStyle) -> list[str]:
 
 def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping | list) else str(value)
-
-
-def _count(options: Mapping[str, Any], key: str) -> int:
-    value = options.get(key, 1)
-    value = 1 if value is None else value
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key} is {value!r}", hint="expected a whole number, at least 1")
-    return value

@@ -5,13 +5,18 @@ An engine with an HTTP port of its own refuses nobody, so it is stopped only whe
 ======================================  =======================================================
 who                                     is done when
 ======================================  =======================================================
-a router in discovery that answers      it routes nothing here and has nothing in flight here
+a router in discovery that answers      it has nothing in flight here; being asked, it sends nothing
+                                        more
 a router that does not answer           it is gone from discovery, or the engine was empty for
                                         ``SILENT_S``
 the engine                              it has no requests on two readings; one that does not
-                                        tell is believed to be empty after ``SILENT_S``, when
-                                        there are routers and all of them say so
+                                        tell is believed to be empty after ``SILENT_S``, when no
+                                        router in discovery has anything in flight here or is
+                                        silent
 ======================================  =======================================================
+
+Where no router is left, as at the end of a deployment, nobody can have anything in flight: routers finish
+what they hold before they leave, and what a killed one had has lost its connection.
 """
 
 from __future__ import annotations
@@ -45,14 +50,13 @@ POLL_LONGEST_S = 0.5
 
 @dataclass(frozen=True)
 class Sight:
-    """What one look saw, in numbers: the ``routers``, those that ``answered``, those that send here still.
+    """What one look saw, in numbers: the ``routers``, and those that ``answered`` what they have in flight.
 
     ``in_engine`` is None when the engine did not tell.
     """
 
     routers: int
     answered: int
-    routing: int
     in_flight: int
     in_engine: int | None
 
@@ -63,11 +67,12 @@ class Sight:
 
     def is_clear(self, quiet_s: float) -> bool:
         """Whether nothing is here or on its way; the engine has told of no request for ``quiet_s``."""
-        if self.routing or self.held:
+        if self.held:
             return False
-        if self.answered < self.routers:
-            return self.in_engine == 0 and quiet_s >= SILENT_S
-        return self.in_engine == 0 or (self.routers > 0 and quiet_s >= SILENT_S)
+        have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
+        if have_all_answered and is_empty:
+            return True
+        return (have_all_answered or is_empty) and quiet_s >= SILENT_S
 
 
 class RoutedRequests:
@@ -97,7 +102,7 @@ class RoutedRequests:
         return load.running_requests + load.waiting_requests
 
     async def look(self) -> None:
-        """Ask every router and the engine, all at once."""
+        """Ask every router and the engine, all at once; the routers send nothing more from then on."""
         self._sight = await self._seen()
 
     async def gone(self) -> None:
@@ -121,27 +126,21 @@ class RoutedRequests:
         wanted = runtime.component
         routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) == wanted}
         async with worker_session(runtime.worker_token) as session:
-            asked = asyncio.gather(*(self._routed(session, url) for url in routers))
+            asked = asyncio.gather(*(self._left_with(session, url) for url in routers))
             in_engine, answers = await asyncio.gather(self._in_engine(), asked)
-        told = [answer for answer in answers if answer]
-        return Sight(
-            len(routers),
-            len(told),
-            sum(is_routed for is_routed, _ in told),
-            sum(in_flight for _, in_flight in told),
-            in_engine,
-        )
+        told = [answer for answer in answers if answer is not None]
+        return Sight(len(routers), len(told), sum(told), in_engine)
 
-    async def _routed(self, session: aiohttp.ClientSession, url: str) -> tuple[bool, int] | None:
-        """Whether this router sends requests here, and how many it has here; None when it does not answer."""
+    async def _left_with(self, session: aiohttp.ClientSession, url: str) -> int | None:
+        """Tell this router that this worker leaves: how many requests it has here; None without an answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                async with session.get(f"{url}/routed/{self._runtime.instance_id:x}") as response:
+                async with session.post(f"{url}/leaving/{self._runtime.instance_id:x}") as response:
                     response.raise_for_status()
                     answer = await response.json()
-            return bool(answer["is_routed"]), int(answer["in_flight"])
+            return int(answer["in_flight"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("the router at %s does not say what it sends here: %r", url, error)
+            log.debug("the router at %s does not say what it has here: %r", url, error)
             return None
 
     async def _in_engine(self) -> int | None:

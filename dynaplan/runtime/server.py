@@ -116,6 +116,8 @@ class WorkerServer:
                 return _as_response(await route.handler(request))
             if self.is_draining:
                 return _refusal()
+            if not route.is_counted:
+                return _as_response(await route.handler(request))
             with self.in_flight:
                 response = _as_response(await route.handler(request))
                 await _send_completely(request, response)

@@ -10,6 +10,7 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError, GraphError
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.overrides import deep_merge
 from dynaplan.sdk.service import Service
@@ -108,18 +109,21 @@ def _gpus_of(
     resources: Mapping[str, Any],
     is_written: bool,
 ) -> float:
-    """The GPUs of one worker: as written, else enough for the engine's parallel ranks."""
-    where = f"{service.name}.{SERVICE_ARGS}.resources.gpu"
-    gpus = _gpus(where, resources.get("gpu"))
-    ranks = _ranks(service, config)
-    if ranks <= 1 or gpus >= ranks:
+    """The GPUs of one worker: as written, else enough for the engine's parallel ranks.
+
+    Raises ConfigError for written ones that are not as many as those ranks; 0 are right for any engine.
+    """
+    gpus = _gpus(f"{service.name}.{SERVICE_ARGS}.resources.gpu", resources.get("gpu"))
+    options = _engine_options(service, config)
+    if options is None:
         return gpus
-    if not is_written:
-        return ranks
-    raise ConfigError(
-        f"{where} = {gpus:g}: the worker has {ranks} parallel ranks",
-        hint="Expected tensor-parallel-size x pipeline-parallel-size, or more; without the key it is that.",
-    )
+    try:
+        if not is_written:
+            return gpus_needed(options, gpus)
+        tensor_parallel_size(options, gpus)
+    except ConfigError as error:
+        raise ConfigError(f"{service.name}: {error.args[0]}", hint=error.hint) from error
+    return gpus
 
 
 def _gpus(where: str, value: Any) -> float:
@@ -137,11 +141,11 @@ def _gpus(where: str, value: Any) -> float:
     return int(gpus) if gpus == int(gpus) else gpus
 
 
-def _ranks(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> int:
-    """The processes of one engine that need a GPU each; 1 for a service that is not an engine worker."""
+def _engine_options(
+    service: Service[Any], config: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """What the section says, for a service that is an engine's worker; None for any other."""
     if service.options is None or "tensor-parallel-size" not in service.options:
-        return 1
+        return None
     sections = {name: dict(section) for name, section in config.items()}
-    settings = kebab_keys(ServiceConfig(sections).get_parsed_config(service.name))
-    sizes = [settings.get(key) or 1 for key in ("tensor-parallel-size", "pipeline-parallel-size")]
-    return math.prod(size for size in sizes if isinstance(size, int))
+    return kebab_keys(ServiceConfig(sections).get_parsed_config(service.name))

@@ -73,7 +73,7 @@ class Forwarder:
                     raise no_worker(
                         "No prefill worker has taken the prompt, and no decode worker can. Try again."
                     )
-                return await self._attempt(exchange, booking, may_fail=deaths == 0)
+                return await self._attempt(exchange, booking, is_first=deaths == 0)
             except WorkerRefused as reason:
                 log.debug("%s refused a request: %s", booking.instance.worker, reason)
                 self._router.avoid(booking.instance)
@@ -89,12 +89,17 @@ class Forwarder:
             finally:
                 booking.close()
 
-    async def _attempt(self, exchange: Exchange, booking: Booking, may_fail: bool) -> web.StreamResponse:
+    async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
         request_id = uuid.uuid4().hex
         fields = exchange.hand_off.fields if exchange.hand_off else None
+
+        def may_fail() -> bool:
+            return is_first and self._has_another_way(booking.instance, has_hand_off=fields is not None)
+
         if not booking.instance.card.get("reserves"):
             return await self._exchanged(exchange, booking, fields or {}, request_id, may_fail)
         async with self._reservations.reserved(booking.instance, request_id, fields) as reserved:
+            exchange.let_go()  # the worker has taken it over, or never will
             return await self._exchanged(exchange, booking, reserved, request_id, may_fail)
 
     async def _exchanged(
@@ -103,7 +108,7 @@ class Forwarder:
         booking: Booking,
         fields: Mapping[str, Any],
         request_id: str,
-        may_fail: bool,
+        may_fail: Callable[[], bool],
     ) -> web.StreamResponse:
         call, instance = exchange.call, booking.instance
         upstream = await self._upstream.post(
@@ -113,7 +118,7 @@ class Forwarder:
             is_kept=instance.card.get("keep_alive", True),
         )
         try:
-            if upstream.status == 500 and may_fail and self._has_another_way(exchange, instance):
+            if upstream.status == 500 and may_fail():
                 raise WorkerDied("status 500")  # as engines answer while they shut down
             if upstream.status != 200 or not call.is_stream:
                 return await whole(exchange, upstream)
@@ -124,7 +129,7 @@ class Forwarder:
         finally:
             upstream.close()  # gives a connection back whose answer was read to its end
 
-    def _has_another_way(self, exchange: Exchange, instance: Instance) -> bool:
+    def _has_another_way(self, instance: Instance, *, has_hand_off: bool) -> bool:
         """Whether a second attempt could end better: at another worker, or without the hand-off."""
         others = (each for each in self._router.instances if each.instance_id != instance.instance_id)
-        return exchange.hand_off is not None or any(others)
+        return has_hand_off or any(others)

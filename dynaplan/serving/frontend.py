@@ -37,8 +37,9 @@ SHUTDOWN_TIMEOUT_S = 0.5
 async def start_frontend(runtime: WorkerRuntime) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
-    The process's own server tells draining workers (``GET /routed/{instance id}``) what is still in flight
-    there; they find it by its card. Raises ConfigError for a wrong option, OSError when the port is taken.
+    Workers that leave say so to the process's own server (``POST /leaving/{instance id}``), and hear what is
+    still in flight there; they find it by its card. Raises ConfigError for a wrong option, OSError when the
+    port is taken.
     """
     frontend = Frontend(runtime, gathered_settings(runtime.settings))
     await frontend.start()
@@ -105,7 +106,7 @@ class Frontend:
 
     async def start(self) -> None:
         """Listen, and follow the store."""
-        self._runtime.add_routes([Route("GET", "/routed/{instance_id}", self._routed, is_work=False)])
+        self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
         self._runtime.describe(routes_to=self._settings.decode_component)
         listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
         await self._runner.setup()
@@ -137,14 +138,13 @@ class Frontend:
         await self._background.close()
         await self._upstream.close()
 
-    async def _routed(self, request: web.Request) -> web.Response:
-        """A worker that leaves asks, by its instance id in hexadecimal: it gets nothing more from here."""
+    async def _leaving(self, request: web.Request) -> web.Response:
+        """A worker leaves, by its instance id in hexadecimal: it gets nothing more; what it has still."""
         try:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
-        in_flight = self._router.leaving(instance_id)
-        return web.json_response({"is_routed": False, "in_flight": in_flight})
+        return web.json_response({"in_flight": self._router.leaving(instance_id)})
 
     def _has_unsent_bytes(self) -> bool:
         connections = self._runner.server.connections if self._runner.server else []

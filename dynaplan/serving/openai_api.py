@@ -18,7 +18,6 @@ SET_BY_SERVER = (
     "bootstrap_room",
     "kv_slot_file",
     "id_slot",
-    "cache_prompt",
 )
 """How engines are told where to take KV entries from: hosts, files, slots. Only the frontend may say that."""
 
@@ -100,9 +99,12 @@ class Call:
     prompt_tokens: int
 
     def body_with(self, fields: Mapping[str, Any]) -> bytes:
-        """The client's body with these fields added, its own bytes untouched."""
+        """The client's body with these fields added, its own bytes untouched unless it has such a field."""
         if not fields:
             return self.body
+        if any(name in self.document for name in fields):
+            # Which of two equal keys an engine reads is not for us to guess.
+            return json.dumps({**self.document, **fields}).encode()
         added = json.dumps(fields, separators=(",", ":")).encode()
         # The body is a JSON object with at least a model in it, so it ends in "}" and needs the comma.
         return self.body.rstrip()[:-1] + b"," + added[1:]

@@ -67,8 +67,6 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         worker_name=runtime.worker_name,
         role=role,
         address=runtime.url,
-        namespace=runtime.namespace,
-        component=runtime.component,
         token=runtime.worker_token,
         gpus=runtime.gpus,
         scratch_dir=runtime.scratch_dir,

@@ -1,6 +1,7 @@
 """One worker process: ``python -m dynaplan.supervisor.child GRAPH --service-name S --worker-id 1``.
 
-Exit codes: 0 drained, 75 drained but the deadline cut requests off, 78 can never start, 1 crashed.
+Exit codes: 0 drained, 75 drained but the deadline cut requests off, 78 can never start, 1 crashed, or cannot
+start now (no port is free, for one).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dynaplan.domain.errors import ConfigError, UserError, WorkerStartFailed
+from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.fleet import EXIT_NEVER
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
@@ -72,6 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         surroundings = Surroundings.read(os.environ, options["service-name"])
         log_file = _prepare_process(surroundings)
         return _run(_live(options, surroundings, log_file))
+    except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
+        print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
+        return EXIT_CRASHED
     except (UserError, WorkerStartFailed) as error:
         print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
         return EXIT_NEVER

@@ -33,6 +33,9 @@ RESERVED_S = 2.0
 
 AFTER_KILL_S = 1.0
 
+CLEAN_UP_S = 3.0
+"""How long may be cleaned up after a killed worker: its engine's shared memory must be removed."""
+
 
 @dataclass
 class Shutdown:
@@ -112,7 +115,7 @@ class Shutdown:
     def _kill(self, names: Collection[str]) -> None:
         for pid, name in self._pids(names).items():
             self.killed.append(name)
-            self.processes.kill_group(pid, self.processes.identify(pid) or 0)
+            self.processes.kill_group(pid, self.processes.identify(pid) or 0, waits_s=CLEAN_UP_S)
         if self.killed and not self.is_hurried.is_set():
             held = ", ".join(self.killed)
             self.say(f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost.")

@@ -113,6 +113,7 @@ def test_an_option_that_llamacpp_does_not_have_is_refused(refuse: Callable[..., 
     arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", "--Common.engine=llamacpp"]
     message = refuse(*arguments, f"--Common.model={tmp_path}/m.gguf", "--VllmWorker.ctx-sise=512")
     assert "ctx-size" in message
+    assert "passed on" not in message, "an error is not remarked upon as well"
 
 
 def test_a_parallel_size_that_is_not_the_gpus_is_refused(refuse: Callable[..., str], tmp_path: Path) -> None:

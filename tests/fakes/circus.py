@@ -68,7 +68,7 @@ class FakeProcesses:
     def is_alive(self, process: ProcessIdentity) -> bool:
         return self.identify(process.pid) is not None
 
-    def kill_group(self, pid: int, started_at: int) -> tuple[int, ...]:
+    def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
         if self.identify(pid) != started_at:
             return ()
         self.killed.append(pid)

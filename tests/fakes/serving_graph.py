@@ -1,7 +1,8 @@
 """A graph of one decode worker whose engine is a server of its own. It copies, of vLLM's:
 
 - its HTTP port answers everybody who bears the token, also while it is asked to end: it refuses nobody;
-- it says how many requests it has; a stream ends with ``data: [DONE]`` unless the engine is stopped before;
+- it says how many requests it has (with ``tells-nothing`` it does not, as TensorRT-LLM's);
+- a stream ends with ``data: [DONE]`` unless the engine is stopped before;
 - it is a child process, which is slow to start and deaf to SIGTERM.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from dynaplan import wiring
-from dynaplan.domain.errors import PermanentError
+from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.ports import Route
 from dynaplan.sdk import async_on_start, dynamo_context, service
@@ -55,6 +56,8 @@ class ServingEngine:
         raise PermanentError("the engine died")
 
     async def requests(self) -> int:
+        if self._options.get("tells-nothing"):
+            raise TemporaryError("it does not tell")
         return self._requests
 
     def load(self) -> WorkerLoad:

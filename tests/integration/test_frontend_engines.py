@@ -246,6 +246,26 @@ async def test_a_hand_off_goes_to_the_reservation_and_not_to_the_engine() -> Non
     assert "kv_transfer_params" not in worker.bodies[0]
 
 
+async def test_a_hand_off_that_a_reservation_has_taken_over_is_let_go_before_the_answer() -> None:
+    async with stage(remote_prefill=True) as here:
+        worker = await here.worker("hold_before", card=RESERVES)
+        async with prefill_worker(here) as prefills:
+            request = asyncio.create_task(here.post())
+            await eventually(lambda: worker.in_flight == 1)
+            await eventually(lambda: prefills.released == [prefills.taken[0].request_id])
+            assert not request.done()
+            worker.go_on.set()
+            assert (await request)[0] == 200
+
+
+async def test_a_status_500_after_a_hand_off_was_taken_over_is_tried_again_without_it() -> None:
+    async with stage(remote_prefill=True) as here:
+        worker = await here.worker("error_500", card=RESERVES)
+        async with prefill_worker(here):
+            assert (await here.post())[0] == 500
+    assert [bool(each["hand_off"]) for each in worker.reserved] == [True, False]
+
+
 async def test_a_worker_that_refuses_to_reserve_is_replaced() -> None:
     async with stage(remote_prefill=True) as here:
         bad, good = await here.worker(card=RESERVES), await here.worker(card=RESERVES)
@@ -296,18 +316,18 @@ async def test_a_draining_worker_hears_when_nothing_is_left_here_for_it() -> Non
             await eventually(lambda: worker.in_flight == 1)
             await here.leave(worker)
             await here.worker()  # one more change of the instances
-            assert await ask(here, url, 1) == {"is_routed": False, "in_flight": 1}
+            assert await ask(here, url, 1) == {"in_flight": 1}
             worker.go_on.set()
             assert (await request)[0] == 200
-            assert await ask(here, url, 1) == {"is_routed": False, "in_flight": 0}
-            assert await ask(here, url, 0xABC) == {"is_routed": False, "in_flight": 0}
+            assert await ask(here, url, 1) == {"in_flight": 0}
+            assert await ask(here, url, 0xABC) == {"in_flight": 0}
 
 
 async def test_a_worker_that_asks_gets_nothing_more_although_discovery_still_has_it() -> None:
     async with stage() as here:
         leaving, staying = await here.worker(), await here.worker()
         async with routes(here) as url:
-            assert await ask(here, url, 1) == {"is_routed": False, "in_flight": 0}
+            assert await ask(here, url, 1) == {"in_flight": 0}
             for _ in range(4):
                 assert (await here.post())[0] == 200
         assert (len(leaving.bodies), len(staying.bodies)) == (0, 4)
@@ -315,10 +335,10 @@ async def test_a_worker_that_asks_gets_nothing_more_although_discovery_still_has
 
 async def test_only_the_workers_may_ask_and_only_for_a_number() -> None:
     async with stage() as here, routes(here) as url:
-        async with here.client.get(f"{url}/routed/1") as response:
+        async with here.client.post(f"{url}/leaving/1") as response:
             assert response.status == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with here.client.get(f"{url}/routed/me", headers=headers) as response:
+        async with here.client.post(f"{url}/leaving/me", headers=headers) as response:
             assert response.status == 400
         assert here.runtime.card["routes_to"] == "VllmWorker"
 
@@ -346,7 +366,7 @@ async def routes(here: Stage) -> AsyncIterator[str]:
 
 async def ask(here: Stage, url: str, instance_id: int) -> dict[str, object]:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with here.client.get(f"{url}/routed/{instance_id:x}", headers=headers) as response:
+    async with here.client.post(f"{url}/leaving/{instance_id:x}", headers=headers) as response:
         document: dict[str, object] = await response.json()
         return document
 

@@ -216,6 +216,7 @@ async def test_whoever_finds_all_slots_taken_waits_for_one_in_his_turn(start_wor
     third = asyncio.create_task(reserve(decode, "third"))
     await eventually(lambda: decode.engine.load().waiting_requests == 2)
     assert await decode.engine.requests() == 2
+    assert not any(route.is_work and route.is_counted for route in decode.engine.routes())  # once is enough
     await release(decode, "first")
     assert await second == {"id_slot": 0, "cache_prompt": True}
     assert not third.done()

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dynaplan.adapters.local.processes import (
+    TRACKERS_WITHIN_S,
     boot_id,
     group_members,
     identify,
@@ -186,12 +189,49 @@ os.kill(os.getpid(), 19)
 """
 
 
-def test_shared_memory_of_a_killed_engine_is_removed(spawn):
+HELD = """
+import os, subprocess, sys, time
+from multiprocessing import resource_tracker
+resource_tracker.ensure_running()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True,
+                 pass_fds=[resource_tracker._resource_tracker._fd])
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_tracker_that_does_not_end_is_killed_in_a_later_look_and_holds_nobody_up(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pytest.fail("it blocks"))
+    monkeypatch.setattr("dynaplan.adapters.local.processes.time", clock)
+    leader = spawn(sys.executable, "-c", HELD, stdout=subprocess.PIPE)
+    assert leader.stdout is not None and leader.stdout.readline() == b"up\n"
+    started_at = identity_of(leader.pid).started_at
+    holder = next(each for each in psutil.Process(leader.pid).children() if os.getsid(each.pid) == each.pid)
+    try:
+        assert len(kill_group(leader.pid, started_at)) == 2
+        wait_until(lambda: len(session_members(leader.pid)) == 1)
+        for now[0] in (200.0, 200.0 + TRACKERS_WITHIN_S - 0.1):
+            assert len(kill_group(leader.pid, started_at)) == 1
+        assert len(session_members(leader.pid)) == 1
+        now[0] = 200.0 + TRACKERS_WITHIN_S
+        assert len(kill_group(leader.pid, started_at)) == 1
+        wait_until(lambda: not session_members(leader.pid))
+        assert kill_group(leader.pid, started_at) == ()
+    finally:
+        holder.kill()
+
+
+@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_WITHIN_S])
+def test_shared_memory_of_a_killed_engine_is_removed(spawn: Spawn, waits_s: float) -> None:
     leader = spawn(sys.executable, "-c", SHARER, stdout=subprocess.PIPE)
+    assert leader.stdout is not None
     shared = Path("/dev/shm") / leader.stdout.readline().decode().strip()
     wait_until(lambda: len(session_members(leader.pid)) == 2)
     assert shared.exists()
 
-    kill_group(leader.pid, identify(leader.pid) or 0)
+    kill_group(leader.pid, identify(leader.pid) or 0, waits_s)
 
     wait_until(lambda: not shared.exists() and not session_members(leader.pid))

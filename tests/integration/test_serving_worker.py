@@ -24,14 +24,13 @@ from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers
 class Router:
     """What a frontend says about the worker. It copies its worker server: the token, the path, the answer."""
 
-    is_routed: bool = True
     in_flight: int = 0
     asked: int = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {TOKEN}"
         self.asked += 1
-        return web.json_response({"is_routed": self.is_routed, "in_flight": self.in_flight})
+        return web.json_response({"in_flight": self.in_flight})
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ async def router_of(store: EtcdStore, instance: Instance) -> AsyncIterator[Route
     """A router that has registered, and answers about this worker only."""
     router = Router()
     app = web.Application()
-    app.router.add_get(f"/routed/{instance.instance_id:x}", router.answer)
+    app.router.add_post(f"/leaving/{instance.instance_id:x}", router.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -105,9 +104,6 @@ async def test_the_engine_is_stopped_when_no_router_sends_it_anything_any_more(
             assert (await stream.read()).endswith(b"data: [DONE]\n\n")
         seen = router.asked
         await eventually(lambda: router.asked > seen + 1)
-        router.is_routed = False
-        seen = router.asked
-        await eventually(lambda: router.asked > seen + 1)
         assert worker.process.poll() is None
         router.in_flight = 0
         assert await worker.exit_code() == 0
@@ -127,6 +123,17 @@ async def test_without_routers_the_engine_alone_says_when_it_is_done(
         assert (await stream.read()).endswith(b"data: [DONE]\n\n")
     assert await worker.exit_code() == 0
     assert worker.proof.startswith("drained: held 1 requests when told to leave, 1 finished, 0 cut, in ")
+    assert engine_is_gone(worker)
+
+
+async def test_without_routers_an_engine_that_does_not_tell_its_requests_does_not_wait_for_the_deadline(
+    workers: Workers, store: EtcdStore
+) -> None:
+    worker = serving(workers, **{"tells-nothing": 1})
+    await worker.start(store)
+    worker.signal(signal.SIGTERM)
+    assert await worker.exit_code() == 0
+    assert worker.proof.startswith("drained: held 0 requests when told to leave, 0 finished, 0 cut, in ")
     assert engine_is_gone(worker)
 
 

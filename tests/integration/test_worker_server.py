@@ -206,6 +206,31 @@ async def test_a_draining_server_still_serves_what_finishing_needs(plant: Plant)
         assert (response.status, await response.text()) == (200, "7")
 
 
+async def test_work_that_somebody_else_counts_is_not_in_flight_here_and_is_refused_by_who_drains(
+    plant: Plant,
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: web.Request) -> web.Response:
+        begun.set()
+        await go_on.wait()
+        return web.Response()
+
+    server = await plant.add(Backend(), (Route("POST", "/reserve", wait, is_counted=False),))
+
+    async def reserve() -> int:
+        async with plant.session.post(f"{server.url}/reserve") as response:
+            return response.status
+
+    waiting = asyncio.create_task(reserve())
+    await asyncio.wait_for(begun.wait(), 5)
+    assert server.in_flight.count == 0
+    await server.drain()
+    assert await reserve() == 503
+    go_on.set()
+    assert await waiting == 200
+
+
 async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
     async def take(request: web.Request) -> web.Response:
         return web.Response(text=request.match_info["id"])

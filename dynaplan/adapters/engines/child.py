@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from dynaplan.adapters.local.processes import group_members, kill_but_trackers
+from dynaplan.adapters.engines.server_client import ServerClient
+from dynaplan.adapters.local.processes import TRACKERS_WITHIN_S, group_members, kill_but_trackers
 from dynaplan.core.masking import MASK
+from dynaplan.domain.errors import TemporaryError
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,9 @@ SECRETS = ("DYNAPLAN_WORKER_TOKEN", "DYNAPLAN_API_KEY", "DYNAMO_SERVICE_CONFIG",
 KEPT_LINES = 30
 LONGEST_LINE_BYTES = 65536
 POLL_S = 0.02
+READY_POLL_S = 0.1
 GONE_WITHIN_S = 10.0
 """How long the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
-TRACKERS_WITHIN_S = 3.0
-"""How long the engine's resource trackers may take to remove its shared memory."""
 
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -137,10 +138,15 @@ class EngineChild:
             self.kill()
             await self._gone()
 
-    def kill(self) -> None:
-        """SIGKILL to the whole group, what its leader left behind included."""
+    def kill(self, *, spares_trackers: bool = True) -> None:
+        """SIGKILL to the whole group, what its leader left behind included; never blocks.
+
+        Python's resource trackers in it are left to remove the engine's shared memory and end by themselves,
+        unless not even they are spared.
+        """
         if self._process.returncode is None:  # not reaped: the number is still this group's
-            kill_but_trackers(group_members(self.pid), TRACKERS_WITHIN_S)
+            if spares_trackers and kill_but_trackers(group_members(self.pid)):
+                return
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -148,9 +154,11 @@ class EngineChild:
         """Wait for the group's end, then reap the leader: only after that may its number be used again."""
         if self._process.returncode is not None:
             return
-        deadline_s = time.monotonic() + GONE_WITHIN_S
+        begun_s = time.monotonic()
         while not self.has_exited or group_members(self.pid):
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - begun_s
+            self.kill(spares_trackers=waited_s < TRACKERS_WITHIN_S)
+            if waited_s > GONE_WITHIN_S:
                 log.error("processes of the engine's group %d resist SIGKILL", self.pid)
                 return
             await asyncio.sleep(POLL_S)
@@ -199,6 +207,26 @@ class EngineChild:
 
     def _shown(self, text: bytes) -> bytes:
         return text.replace(self._hidden, MASK.encode()) if self._hidden else text
+
+
+async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, timeout_s: float) -> bool:
+    """True when the child's server answers 200 at that path, False when the child has ended before.
+
+    Raises TemporaryError with its last lines when neither happens within ``timeout_s``.
+    """
+    exited = asyncio.create_task(child.exited())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not exited.done():
+                if await client.is_ready(path) and not child.has_exited:
+                    return True
+                await asyncio.wait({exited}, timeout=READY_POLL_S)
+    except TimeoutError:
+        message = f"{name} was not ready within {timeout_s:g} s (start-timeout); its last lines:"
+        raise TemporaryError(f"{message}\n{child.last_lines()}") from None
+    finally:
+        exited.cancel()
+    return False
 
 
 def exit_words(code: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from dynaplan.adapters.engines.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.parallelism import DATA
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
@@ -66,6 +67,8 @@ class EngineKind:
     - ``context_option`` is the option with the context length in tokens, in case ``/v1/models`` does not
       tell it; ``slots_option`` the one with the most requests at once
     - ``tells_requests``: whether its count of running and waiting requests can be relied upon when it drains
+    - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen: then
+      ``served-model-name`` is ours alone
     - ``needs_hand_off(options, context)``: whether it takes only requests whose prompt is prefilled elsewhere
     """
 
@@ -83,6 +86,7 @@ class EngineKind:
     context_option: str = "max-model-len"
     slots_option: str = "max-num-seqs"
     tells_requests: bool = True
+    takes_any_name: bool = False
     needs_hand_off: Callable[[Options, EngineContext], bool] = lambda options, context: False
 
 
@@ -103,8 +107,6 @@ def sequential(hand_off: str, fields: Mapping[str, Any]) -> Prefilling:
         body = prefill_body(request, **fields)
         answer = await ask(request.path, body, request.request_id)
         taken = answer.get(hand_off)
-        if not isinstance(taken, Mapping) and answer.get("choices"):
-            taken = answer["choices"][0].get(hand_off)
         if not isinstance(taken, Mapping):
             raise TemporaryError(f"the engine's answer has no {hand_off}: it computed without handing off")
         await hand_over({hand_off: dict(taken)})
@@ -128,6 +130,39 @@ def check_common(options: Options, engine: str, set_here: frozenset[str]) -> Non
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (is_number and value >= 0):
             raise ConfigError(f"{option} is {value!r}", hint="expected seconds, 0 or more")
+
+
+def check_two_names(options: Options, renamed: Mapping[str, str]) -> None:
+    """Raise ConfigError where an option and the engine's own name for it say different things."""
+    for option, name in renamed.items():
+        if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
+            raise ConfigError(
+                f"{option} is {options[option]!r} and {name} is {options[name]!r}",
+                hint="they are two names of the same: keep one",
+            )
+
+
+def check_no_data_parallel(options: Options, engine: str) -> None:
+    """Raise ConfigError for data parallel ranks, with an engine that has none within one server."""
+    for name in DATA:
+        if options.get(name) not in (None, 1):
+            raise ConfigError(
+                f"{name} is {options[name]!r}, but one worker of engine {engine} has one copy of the model",
+                hint="leave it out, and set ServiceArgs.workers",
+            )
+
+
+def hub_token(options: Options) -> dict[str, str]:
+    """The token for the Hugging Face hub, as a variable: everybody can read a command line."""
+    return {"HF_TOKEN": str(options["hf-token"])} if options.get("hf-token") else {}
+
+
+def loopback_transport(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keeps UCX, which moves KV entries for NIXL, from listening on the machine's network addresses.
+
+    Nothing when ``environ`` says which devices it may use.
+    """
+    return {} if environ.get("UCX_NET_DEVICES") else {"UCX_NET_DEVICES": "lo"}
 
 
 def command_words(value: Any, option: str) -> list[str]:

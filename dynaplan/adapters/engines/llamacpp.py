@@ -19,14 +19,15 @@ from dynaplan.adapters.engines.llamacpp_desk import HAND_OFF, READ_TIMEOUT_S, Sl
 from dynaplan.adapters.engines.llamacpp_options import LlamaOptions, read_options, set_fields
 from dynaplan.adapters.engines.llamacpp_server import make_host
 from dynaplan.adapters.engines.llamacpp_slots import UNUSED_S, SlotFiles, SlotPool
+from dynaplan.adapters.engines.requirements import check_installed
 from dynaplan.adapters.engines.server_client import ServerClient
-from dynaplan.adapters.engines.server_engine import HANG_TIMEOUT_S, START_TIMEOUT_S, number_option
+from dynaplan.adapters.engines.server_engine import HANG_TIMEOUT_S, first_of, number_option
 from dynaplan.adapters.engines.signals import SignalNames, Signals, read_signals
 from dynaplan.adapters.engines.watch import EngineWatch
 from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.start_gate import start_gate
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError
+from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver, Route
@@ -77,9 +78,7 @@ class LlamaCppEngine:
     def __init__(self, options: Options, context: EngineContext) -> None:
         self._options = _with_host(read_options(options, context.gpus))
         self._context = context
-        self._host = make_host(
-            self._options, context, number_option(options, "start-timeout", START_TIMEOUT_S)
-        )
+        self._host = make_host(self._options, context, options.get("start-timeout"))
         self._client = ServerClient("", context.token)
         self._clock = SystemClock()
         hang_timeout_s = number_option(options, "hang-timeout", HANG_TIMEOUT_S)
@@ -136,8 +135,8 @@ class LlamaCppEngine:
         return self._host.url
 
     async def requests(self) -> int:
-        """How many requests it has now, those that wait for a slot too."""
-        return await self._watch.requests() + self._pool.waiting
+        """How many requests it has now, those that wait for a slot or its prompt too."""
+        return await self._watch.requests() + max(self._pool.waiting, self._desk.reserving)
 
     def metrics(self) -> Mapping[str, float]:
         """The engine's own samples, its KV usage, and what became of hand-offs."""
@@ -154,16 +153,9 @@ class LlamaCppEngine:
 
     async def died(self) -> None:
         """Raises PermanentError once the server has ended unasked or is hung."""
-        ends = [asyncio.create_task(self._host.exited()), asyncio.create_task(self._watch.hung())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._is_stopping:
-                await asyncio.Event().wait()
-            exited, hung = ends
-            why = exited.result() if exited.done() else f"hangs: {hung.result()}"
-        finally:
-            for task in ends:
-                task.cancel()
+        why = await first_of(self._host.exited(), self._hangs())
+        if self._is_stopping:  # it was told to end
+            await asyncio.Event().wait()
         self._is_dead = True
         self._host.kill()
         raise PermanentError(f"llama.cpp {why}")
@@ -199,6 +191,9 @@ class LlamaCppEngine:
         finally:
             self._is_stopping = True
             await self._end()
+
+    async def _hangs(self) -> str:
+        return f"hangs: {await self._watch.hung()}"
 
     async def _end(self) -> None:
         is_idle = False
@@ -259,16 +254,9 @@ def _with_host(options: LlamaOptions) -> LlamaOptions:
 
     Raises ConfigError when none of them is here.
     """
-    found = shutil.which(Path(options.server).expanduser()) if options.server else ""
-    if options.server and not found:
-        raise ConfigError(
-            f"llama-server is {options.server!r}, which is no program", hint="expected its path, or true"
-        )
-    if not options.server and importlib.util.find_spec("xllamacpp") is None:
-        found = shutil.which("llama-server")
-        if not found:
-            raise ConfigError(
-                "engine llamacpp needs the xllamacpp package, or a llama-server program on PATH",
-                hint="pip install 'dynaplan[llamacpp]'",
-            )
+    check_installed("llamacpp", {"llama-server": options.server})
+    if options.server:
+        found = shutil.which(Path(options.server).expanduser())
+    else:
+        found = "" if importlib.util.find_spec("xllamacpp") else shutil.which("llama-server")
     return replace(options, server=found or "")

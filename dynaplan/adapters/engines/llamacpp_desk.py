@@ -47,8 +47,8 @@ class Slot:
 class SlotDesk:
     """Where slots are taken and given back.
 
-    ``restored`` and ``not_restored`` count the hand-offs that were taken over here, and those that could not
-    be.
+    ``reserving`` counts the requests that wait for their reservation now; ``restored`` and ``not_restored``
+    count the hand-offs that were taken over here, and those that could not be.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class SlotDesk:
         self._files = files
         self._clock = clock
         self._settling: asyncio.Task[None] | None = None
-        self.restored = self.not_restored = 0
+        self.reserving = self.restored = self.not_restored = 0
 
     def routes(self) -> Sequence[Route]:
         """Reserving a slot before a request, and giving it back after: for frontends."""
         return (
-            Route("POST", "/kv_slots/reserve", self._reserve),
+            Route("POST", "/kv_slots/reserve", self._reserve, is_counted=False),
             Route("POST", "/kv_slots/release", self._release, is_work=False),
         )
 
@@ -118,16 +118,25 @@ class SlotDesk:
             request_id, hand_off = str(document["request_id"]), document.get("hand_off")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
+        self.reserving += 1
         try:
-            slot = await self._pool.take(request_id)
+            slot = await self._taken(request_id, hand_off)
         except TemporaryError as error:
             return web.json_response({"error": str(error)}, status=409)
+        finally:
+            self.reserving -= 1
+        return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
+
+    async def _taken(self, request_id: str, hand_off: object) -> int:
+        """The request's slot, its prompt restored into it; TemporaryError when it is released meanwhile."""
+        slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)
         except BaseException:
             self.give_back(request_id)
             raise
-        return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
+        self._pool.told(request_id)
+        return slot
 
     async def _release(self, http: web.Request) -> web.Response:
         """The request has ended, or never came."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.adapters.engines.kinds import Options, check_common
+from dynaplan.adapters.engines.kinds import Options, check_common, check_no_data_parallel, hub_token
 from dynaplan.adapters.engines.model_files import public_name
-from dynaplan.core.engine_flags import OURS, FlagStyle, engine_flags, tensor_parallel_size
+from dynaplan.core.engine_flags import OURS, FlagStyle, engine_flags
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 
 SLOTS = 4
 SLOT_TOKENS = 4096
@@ -85,7 +86,7 @@ STYLE = FlagStyle(
 HANDLED = frozenset(
     {
         *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "n-ctx", "parallel"),
-        *("n-parallel", "max-num-seqs", "tensor-parallel-size", "pipeline-parallel-size", *KNOBS),
+        *("n-parallel", "max-num-seqs", *TENSOR, *PIPELINE, *DATA, *KNOBS),
     }
 )
 
@@ -96,7 +97,8 @@ class LlamaOptions:
 
     ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``knobs`` are values
     by the names in ``KNOBS``; ``others`` are not known here. ``server`` is the llama-server program to use,
-    "" for xllamacpp. ``takes_hand_offs`` is a decode worker's beside prefill workers.
+    "" for xllamacpp, and ``environment`` what it gets on top of ours.
+    ``takes_hand_offs`` is a decode worker's beside prefill workers.
     """
 
     model: str
@@ -108,12 +110,14 @@ class LlamaOptions:
     takes_hand_offs: bool = False
     knobs: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def read_options(options: Options, gpus: float) -> LlamaOptions:
     """The options in a worker's section; raises ConfigError for one that is wrong."""
     check_common(options, "llamacpp", SET_HERE)
-    tensor_parallel_size(options, gpus, ("tensor-parallel-size",))
+    tensor_parallel_size(options, gpus)
+    check_no_data_parallel(options, "llamacpp")
     slots = _one_of(options, ("parallel", "max-num-seqs", "n-parallel"), SLOTS)
     server = options.get("llama-server", "")
     if server is not None and not isinstance(server, str | bool):
@@ -134,6 +138,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
             for key, value in options.items()
             if key not in OURS | HANDLED | SET_HERE and value is not None
         },
+        environment=hub_token(options),
     )
 
 

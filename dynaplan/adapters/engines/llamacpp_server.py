@@ -9,12 +9,14 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from dynaplan.adapters.engines.child import EngineChild, exit_words
+from dynaplan.adapters.engines.child import EngineChild, exit_words, is_up
 from dynaplan.adapters.engines.kinds import real_gpus
 from dynaplan.adapters.engines.llamacpp_options import LlamaOptions, server_flags, set_fields
 from dynaplan.adapters.engines.server_client import ServerClient
+from dynaplan.adapters.engines.server_engine import START_TIMEOUT_S
 from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.port_leases import PortLease, lease_ports
+from dynaplan.core.masking import mask_secrets
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import TemporaryError, WorkerStartFailed
 
@@ -23,7 +25,6 @@ log = logging.getLogger(__name__)
 VERBOSITY = 1
 """llama.cpp's level for errors: two warnings come with every prompt that was prefilled elsewhere."""
 
-READY_POLL_S = 0.05
 TERM_GRACE_S = 5.0
 """An idle llama-server ends in milliseconds; one with requests stalls them and does not end."""
 
@@ -53,23 +54,27 @@ class Host(Protocol):
         ...
 
 
-def make_host(options: LlamaOptions, context: EngineContext, start_timeout_s: float) -> Host:
-    """The host that the options choose, not started."""
+def make_host(options: LlamaOptions, context: EngineContext, start_timeout_s: float | None) -> Host:
+    """The host that the options choose, not started; ``start_timeout_s`` is None when nobody chose one."""
     if options.server:
-        return ChildHost(options, context, start_timeout_s)
-    return EmbeddedHost(options, context)
+        return ChildHost(options, context, START_TIMEOUT_S if start_timeout_s is None else start_timeout_s)
+    return EmbeddedHost(options, context, has_start_timeout=start_timeout_s is not None)
 
 
 class EmbeddedHost:
     """The xllamacpp package's server: threads of this process, none of which holds Python's lock.
 
-    Loading does hold it: until the model is there this process does nothing else, not even end on SIGTERM.
+    Loading does hold it: until the model is there this process does nothing else, not even end on SIGTERM. So
+    there is no ``start-timeout`` either: nothing here could end the loading.
     A crash of the engine is one of the process.
     """
 
-    def __init__(self, options: LlamaOptions, context: EngineContext) -> None:
+    def __init__(
+        self, options: LlamaOptions, context: EngineContext, *, has_start_timeout: bool = False
+    ) -> None:
         self._options = options
         self._context = context
+        self._has_start_timeout = has_start_timeout
         self._server: Any = None
         self._url = ""
 
@@ -86,6 +91,8 @@ class EmbeddedHost:
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         params = xllamacpp.CommonParams()
         self._fill(params, xllamacpp)
+        if self._has_start_timeout:
+            log.warning("start-timeout has no effect: nothing can end the loading within a process")
         log.info("loading %s: this process does nothing else until it is there", self._options.model)
         try:
             self._server = await asyncio.to_thread(_kept_server, params)
@@ -152,19 +159,17 @@ class ChildHost:
         (port,) = self._lease.ports
         self._url = f"http://127.0.0.1:{port}"
         argv = command(self._options, self._context, port)
-        log.info("starting llama-server: %s", " ".join(argv))
-        environment = {"LLAMA_API_KEY": self._context.token} if self._context.token else {}
-        self._child = EngineChild.spawn(argv, environment, self._lease.descriptors)
-        client = ServerClient(self._url, self._context.token)
+        log.info("starting llama-server: %s", " ".join(mask_secrets(argv)))
+        token = self._context.token
+        key = {"LLAMA_API_KEY": token} if token else {}
+        environment = {**key, **self._options.environment}
+        child = self._child = EngineChild.spawn(argv, environment, self._lease.descriptors, token)
+        client = ServerClient(self._url, token)
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                while not await client.is_ready("/health"):
-                    self._raise_if_ended(self._child)
-                    await asyncio.sleep(READY_POLL_S)
-            self._raise_if_ended(self._child)
-        except TimeoutError:
-            message = f"llama-server was not ready within {self._start_timeout_s:g} s (start-timeout)"
-            raise TemporaryError(f"{message}; its last lines:\n{self._child.last_lines()}") from None
+            if not await is_up(child, client, "/health", "llama-server", self._start_timeout_s):
+                raise TemporaryError(
+                    f"llama-server ended while it was starting; its last lines:\n{child.last_lines()}"
+                )
         finally:
             await client.close()
 
@@ -190,12 +195,6 @@ class ChildHost:
             if self._lease is not None:
                 self._lease.close()
                 self._lease = None
-
-    def _raise_if_ended(self, child: EngineChild) -> None:
-        if child.has_exited:
-            raise TemporaryError(
-                f"llama-server ended while it was starting; its last lines:\n{child.last_lines()}"
-            )
 
 
 def _kept_server(params: Any) -> Any:

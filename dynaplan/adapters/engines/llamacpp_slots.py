@@ -20,16 +20,20 @@ from dynaplan.domain.errors import TemporaryError
 log = logging.getLogger(__name__)
 
 UNUSED_S = 10.0
-"""How long a slot may be reserved without computing: whoever asked for it has died."""
+"""How long a slot may not compute once its owner was told of it: whoever asked for it has died."""
 
 
 class _Reserved:
-    """One slot's owner has it; ``idle_since_s`` is since when it has been seen not to compute, or None."""
+    """One slot's owner has it; ``idle_since_s`` is since when it has been seen not to compute, or None.
 
-    __slots__ = ("idle_since_s", "slot")
+    Before he ``is_told``, nobody expects it to compute.
+    """
+
+    __slots__ = ("idle_since_s", "is_told", "slot")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
+        self.is_told = False
         self.idle_since_s: float | None = None
 
 
@@ -38,7 +42,8 @@ class SlotPool:
 
     The slot that has been free longest goes first: what the others still hold may serve as a prefix. A slot
     that is given back is free once the engine has been seen not to compute there (``observe``): the request
-    of a client that left may go on for a moment. ``unused_s`` 0 means that nothing is ever taken back.
+    of a client that left may go on for a moment. One that was ``told`` to its owner and does not compute for
+    ``unused_s`` is taken back; 0 means that nothing ever is.
     """
 
     def __init__(self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_S) -> None:
@@ -85,6 +90,11 @@ class SlotPool:
                 del self._waiting[owner]
             raise
 
+    def told(self, owner: str) -> None:
+        """The owner hears of his slot now: from now on it is expected to compute."""
+        if owner in self._reserved:
+            self._reserved[owner].is_told = True
+
     def give_back(self, owner: str, *, is_idle: bool = False) -> None:
         """The owner needs none any more; nothing happens when he has none.
 
@@ -106,7 +116,7 @@ class SlotPool:
             self._leaving.discard(slot)
             self._free.append(slot)
         for owner, held in list(self._reserved.items()):
-            if held.slot in computing:
+            if held.slot in computing or not held.is_told:
                 held.idle_since_s = None
             elif held.idle_since_s is None:
                 held.idle_since_s = self._now_s()

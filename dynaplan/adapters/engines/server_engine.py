@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.engines.child import EngineChild, exit_words
+from dynaplan.adapters.engines.child import EngineChild, exit_words, is_up
 from dynaplan.adapters.engines.holds import Holds
 from dynaplan.adapters.engines.kinds import EngineKind, Launch, Options, real_gpus
 from dynaplan.adapters.engines.server_client import ServerClient
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 HANG_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 1800.0
-READY_POLL_S = 0.1
 EXIT_USAGE = 2
 """The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
 
@@ -56,7 +55,12 @@ class ServerEngine:
         hang_timeout_s = number_option(options, "hang-timeout", HANG_TIMEOUT_S)
         slots = options.get(kind.slots_option)
         self._watch = EngineWatch(
-            self._read, SystemClock(), hang_timeout_s, slots if isinstance(slots, int) else 0
+            self._read,
+            SystemClock(),
+            hang_timeout_s,
+            request_slots=slots if isinstance(slots, int) else 0,
+            # The other side of a hand-off may take its time: to compute, or to fetch what fills the KV cache.
+            waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
         )
 
     async def start(self) -> None:
@@ -86,7 +90,9 @@ class ServerEngine:
         options, kind = self._options, self._kind
         context = self._model.get("max_model_len") or options.get(kind.context_option)
         block = self._watch.signals.block_tokens or options.get("block-size")
-        model = str(self._model.get("id") or options.get("served-model-name") or options.get("model"))
+        own = "" if kind.takes_any_name else self._model.get("id")
+        names = (own, options.get("served-model-name"), self._model.get("id"), options.get("model"))
+        model = next((str(name) for name in names if name), "")
         return {
             "model": model,
             "context_tokens": context if isinstance(context, int) else 0,
@@ -123,7 +129,7 @@ class ServerEngine:
     async def died(self) -> None:
         """Raises PermanentError once the engine has ended unasked or is hung; its remains are killed."""
         child = self._running()
-        way = await _first_of(child.exited(), self._watch.hung())
+        way = await first_of(child.exited(), self._watch.hung())
         if self._is_stopping:  # it was told to end
             await asyncio.Event().wait()
         why = exit_words(way) if isinstance(way, int) else f"hangs: {way}"
@@ -151,10 +157,6 @@ class ServerEngine:
 
         await prefilling.run(request, hand_over_and_hold, self._ask, self._lease.ports)
 
-    def release(self, request_id: str) -> None:
-        """The decode side has taken the hand-off, or never will; an unknown one is no error."""
-        self._holds.release(request_id)
-
     async def stop(self) -> None:
         """Wait until held hand-offs have been taken or have expired, then end the server.
 
@@ -163,7 +165,7 @@ class ServerEngine:
         grace_s = 0.0
         try:
             if self._child is not None and self._holds.held:
-                await _first_of(self._holds.wait_empty(), self._child.exited())
+                await first_of(self._holds.wait_empty(), self._child.exited())
             grace_s = self._kind.term_grace_s
         finally:
             self._is_stopping = True
@@ -195,21 +197,7 @@ class ServerEngine:
     async def _is_up(self, child: EngineChild) -> bool:
         """True when it answers, False when it has ended; TemporaryError when it takes too long."""
         timeout_s = number_option(self._options, "start-timeout", START_TIMEOUT_S)
-        exited = asyncio.create_task(child.exited())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not exited.done():
-                    if await self._client.is_ready(self._kind.ready_path) and not child.has_exited:
-                        return True
-                    await asyncio.wait({exited}, timeout=READY_POLL_S)
-        except TimeoutError:
-            message = (
-                f"{self._kind.name} was not ready within {timeout_s:g} s (start-timeout); its last lines:"
-            )
-            raise TemporaryError(f"{message}\n{child.last_lines()}") from None
-        finally:
-            exited.cancel()
-        return False
+        return await is_up(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
 
     async def _first_model(self) -> Mapping[str, Any]:
         """What the engine says about the model that it serves; nothing when it does not."""
@@ -258,7 +246,15 @@ class ServerEngine:
         return self._child
 
 
-async def _first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
+class HoldingServerEngine(ServerEngine):
+    """One that keeps the KV entries of a prefill until the decode side has taken them."""
+
+    def release(self, request_id: str) -> None:
+        """The decode side has taken the hand-off, or never will; an unknown one is no error."""
+        self._holds.release(request_id)
+
+
+async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     """The result of whichever ends first; the others are cancelled."""
     tasks = [asyncio.create_task(way) for way in ways]
     try:

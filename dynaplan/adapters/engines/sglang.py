@@ -19,7 +19,10 @@ from dynaplan.adapters.engines.kinds import (
     Options,
     Prefilling,
     check_common,
+    check_two_names,
     command_words,
+    hub_token,
+    loopback_transport,
 )
 from dynaplan.adapters.engines.model_files import public_name
 from dynaplan.adapters.engines.server_engine import ServerEngine
@@ -29,16 +32,15 @@ from dynaplan.core.engine_flags import (
     engine_flags,
     gone_options,
     memory_fraction,
-    tensor_parallel_size,
 )
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)
 
-TENSOR_PARALLEL = ("tensor-parallel-size", "tp-size")
 TRANSFER_BACKEND = "disaggregation-transfer-backend"
 DEFAULT_TRANSFER_BACKEND = "nixl"
 """Not SGLang's own default, mooncake, which wants InfiniBand: NIXL uses what one box has."""
@@ -60,7 +62,7 @@ SET_HERE = frozenset(
 STYLE = FlagStyle(
     handled=frozenset(
         {
-            *(*TENSOR_PARALLEL, "model", "served-model-name", "sglang-command", "enable-metrics"),
+            *(*TENSOR, "model", "served-model-name", "sglang-command", "enable-metrics"),
             *("enable-prefix-caching", "enable-chunked-prefill", "max-num-batched-tokens"),
             *(TRANSFER_BACKEND, *SET_HERE),
         }
@@ -113,7 +115,7 @@ def check(options: Options, gpus: float) -> None:
     """Raise ConfigError for options that SGLang cannot be started with."""
     check_common(options, "sglang", SET_HERE)
     command_words(options.get("sglang-command"), "sglang-command")
-    _tensor_parallel_size(options, gpus)
+    tensor_parallel_size(options, gpus)
     if ":" in served_name(options):
         raise ConfigError(
             f"served-model-name is {served_name(options)!r}",
@@ -124,12 +126,7 @@ def check(options: Options, gpus: float) -> None:
             "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
             hint="set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached",
         )
-    for option, name in STYLE.renamed.items():
-        if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
-            raise ConfigError(
-                f"{option} is {options[option]!r} and {name} is {options[name]!r}",
-                hint="they are two names of the same: keep one",
-            )
+    check_two_names(options, STYLE.renamed)
 
 
 def served_name(options: Options) -> str:
@@ -149,14 +146,14 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
         *("--model-path", str(options.get("model") or "")),
         *("--served-model-name", served_name(options)),
         *("--host", "127.0.0.1", "--port", str(ports[0]), "--nccl-port", str(ports[1])),
-        *("--tp-size", str(_tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
+        *("--tp-size", str(tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
         *_disaggregation(options, context, ports),
         *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
         *_memory(options, context.gpus),
         *_scheduling(options),
         *engine_flags(options, STYLE),
     )
-    return Launch(argv, _environment(), files)
+    return Launch(argv, _environment(options), files)
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:
@@ -221,8 +218,10 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
     return {directory / f"{context.worker_name}.sglang.yaml": yaml.safe_dump({"api-key": context.token})}
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(options: Options) -> Mapping[str, str]:
     return {
+        **hub_token(options),
+        **loopback_transport(os.environ),
         # else every look at /health generates a token
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         # where both sides of a transfer meet: not on the network, they ask nobody for a key
@@ -260,7 +259,3 @@ def _scheduling(options: Options) -> Sequence[str]:
         *(() if budget is None else (flag, str(budget))),
         *(("--disable-radix-cache",) if options.get("enable-prefix-caching") is False else ()),
     )
-
-
-def _tensor_parallel_size(options: Options, gpus: float) -> int:
-    return tensor_parallel_size(options, gpus, TENSOR_PARALLEL)

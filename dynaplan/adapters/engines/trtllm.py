@@ -21,26 +21,28 @@ from dynaplan.adapters.engines.kinds import (
     Options,
     Prefilling,
     check_common,
+    check_no_data_parallel,
+    check_two_names,
     command_words,
+    hub_token,
     prefill_body,
 )
-from dynaplan.adapters.engines.server_engine import ServerEngine
+from dynaplan.adapters.engines.server_engine import HoldingServerEngine
 from dynaplan.adapters.engines.signals import SignalNames
 from dynaplan.core.engine_flags import (
     FlagStyle,
     engine_flags,
     gone_options,
     memory_fraction,
-    tensor_parallel_size,
 )
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.parallelism import DATA, TENSOR, tensor_parallel_size
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)
 
-TENSOR_PARALLEL = ("tensor-parallel-size", "tp-size")
 EXTRA = "extra-llm-api-options"
 HAND_OFF = "disaggregated_params"
 
@@ -68,7 +70,10 @@ IN_FILE: Mapping[str, tuple[str, str]] = {
 
 STYLE = FlagStyle(
     handled=frozenset(
-        {*TENSOR_PARALLEL, "model", "trtllm-command", "backend", EXTRA, "dtype", *IN_FILE, *SET_HERE}
+        {
+            *(*TENSOR, *DATA, "model", "served-model-name", "trtllm-command", "backend", EXTRA, "dtype"),
+            *(*IN_FILE, *SET_HERE),
+        }
     ),
     renamed={
         "max-model-len": "max-seq-len",
@@ -110,14 +115,10 @@ def check(options: Options, gpus: float) -> None:
     """Raise ConfigError for options that trtllm-serve cannot be started with."""
     check_common(options, "trtllm", SET_HERE)
     command_words(options.get("trtllm-command"), "trtllm-command")
-    _tensor_parallel_size(options, gpus)
+    tensor_parallel_size(options, gpus)
+    check_no_data_parallel(options, "trtllm")
     _extra(options)
-    for option, name in STYLE.renamed.items():
-        if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
-            raise ConfigError(
-                f"{option} is {options[option]!r} and {name} is {options[name]!r}",
-                hint="they are two names of the same: keep one",
-            )
+    check_two_names(options, STYLE.renamed)
 
 
 def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
@@ -140,11 +141,11 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
             "--backend",
             str(options.get("backend") or "pytorch"),
         ),
-        *("--tp_size", str(_tensor_parallel_size(options, context.gpus))),
+        *("--tp_size", str(tensor_parallel_size(options, context.gpus))),
         *("--extra_llm_api_options", str(file)),
         *engine_flags(options, STYLE),
     )
-    return Launch(argv, files={file: yaml.safe_dump(llm_api_options(options, context))})
+    return Launch(argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))})
 
 
 def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
@@ -197,10 +198,11 @@ KIND = EngineKind(
     metrics_path="/prometheus/metrics",
     term_grace_s=30.0,
     tells_requests=False,
+    takes_any_name=True,  # it looks at no request's model
 )
 
 
-class TrtllmEngine(ServerEngine):
+class TrtllmEngine(HoldingServerEngine):
     """``dynaplan.ports.Engine`` for TensorRT-LLM; raises ConfigError for an option that is wrong."""
 
     def __init__(self, options: Options, context: EngineContext) -> None:
@@ -230,7 +232,3 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
             merged[key] = _merged(below[key], above[key])
     return merged
-
-
-def _tensor_parallel_size(options: Options, gpus: float) -> int:
-    return tensor_parallel_size(options, gpus, TENSOR_PARALLEL)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dynaplan
 from dynaplan.adapters.engines.kinds import (
     EngineKind,
     Launch,
@@ -22,20 +23,22 @@ from dynaplan.adapters.engines.kinds import (
     check_common,
     command_words,
     drain_deadline_s,
+    hub_token,
+    loopback_transport,
     real_gpus,
     sequential,
 )
-from dynaplan.adapters.engines.server_engine import ServerEngine
+from dynaplan.adapters.engines.server_engine import HoldingServerEngine
 from dynaplan.adapters.engines.signals import SignalNames
 from dynaplan.core.engine_flags import (
     FlagStyle,
     engine_flags,
     gone_options,
     memory_fraction,
-    tensor_parallel_size,
 )
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,10 @@ MEMORY_FRACTION = 0.9
 OLD_CONNECTOR = "DynamoNixlConnector"
 """What configurations written for Dynamo name: NIXL by way of a patch of vLLM that is no more."""
 
+GUARD = "dynaplan_vllm_guard.Guard"
+GUARD_DIRECTORY = Path(dynaplan.__file__).parent / "data" / "vllm"
+"""A directory of its own on the path of vLLM's Python, which may be another one than ours."""
+
 SET_HERE = frozenset({"host", "port", "api-key", "uds", "headless", "grpc", "disable-log-stats"})
 """Flags without which we could not reach the engine, or would not see its load."""
 
@@ -130,16 +137,16 @@ GONE = {
 FLAGS = FlagStyle(
     handled=frozenset(
         {
-            *("model", "served-model-name", "vllm-command", "shutdown-timeout", "tensor-parallel-size"),
+            *("model", "served-model-name", "vllm-command", "shutdown-timeout", *TENSOR, "middleware"),
             *(
                 "gpu-memory-utilization",
                 "kv-transfer-config",
                 "disable-uvicorn-access-log",
-                "hf-token",
                 *SET_HERE,
             ),
         }
     ),
+    renamed={"pp-size": "pipeline-parallel-size", "dp-size": "data-parallel-size"},
     gone=GONE,
     negatable=frozenset(
         {
@@ -155,7 +162,7 @@ FLAGS = FlagStyle(
 def check(options: Options, gpus: float) -> None:
     """Raises the ConfigError that starting with these options would, as far as it can be foreseen."""
     check_common(options, "vllm", SET_HERE)
-    tensor_parallel_size(options, gpus, ("tensor-parallel-size",))
+    tensor_parallel_size(options, gpus)
     command_words(options.get("vllm-command"), "vllm-command")
     if options.get("kv-transfer-config") is not None and not isinstance(
         options["kv-transfer-config"], Mapping | str
@@ -178,21 +185,21 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
     argv += _shutdown(options)
     if options.get("disable-uvicorn-access-log", True):
         argv += ["--disable-uvicorn-access-log"]  # we ask for its metrics once a second
-    size = tensor_parallel_size(options, gpus, ("tensor-parallel-size",))
+    size = tensor_parallel_size(options, gpus)
     if size > 1:
         argv += ["--tensor-parallel-size", str(size)]
     fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
     if fraction is not None:
         argv += ["--gpu-memory-utilization", str(fraction)]
     transfer = transfer_config(options, context)
-    environment = {"VLLM_API_KEY": context.token} if context.token else {}
-    environment["VLLM_NO_USAGE_STATS"] = "1"
-    if options.get("hf-token"):
-        environment["HF_TOKEN"] = str(options["hf-token"])
+    guard, environment = _guard(options, context)
+    argv += guard
+    environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
     if transfer is not None:
         argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
+        environment |= loopback_transport(os.environ)
     return Launch((*argv, *engine_flags(options, FLAGS)), environment)
 
 
@@ -200,7 +207,7 @@ def ports_needed(options: Options, context: EngineContext) -> int:
     """The HTTP port, and for the KV transfer one per GPU (older versions bind one per rank)."""
     if transfer_config(options, context) is None:
         return 1
-    return 1 + tensor_parallel_size(options, context.gpus, ("tensor-parallel-size",))
+    return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
 
 
 def transfer_config(options: Options, context: EngineContext) -> Any:
@@ -244,6 +251,24 @@ def _is_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def _guard(options: Options, context: EngineContext) -> tuple[list[str], dict[str, str]]:
+    """The flags and variables by which it asks for the key on all paths.
+
+    ``middleware: null`` leaves that to vLLM, which asks on some.
+    """
+    wanted = options.get("middleware", [])
+    others = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    flags = [word for name in others for word in ("--middleware", str(name))]
+    if not context.token:
+        return flags, {}
+    key = {"VLLM_API_KEY": context.token}
+    if wanted is None:
+        return flags, key
+    paths = (str(GUARD_DIRECTORY), os.environ.get("PYTHONPATH", ""))
+    # The last one is asked first.
+    return [*flags, "--middleware", GUARD], {**key, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def _shutdown(options: Options) -> list[str]:
     """Without it SIGTERM would abort, and may leave streams hanging; null leaves it out for old versions."""
     seconds = options.get("shutdown-timeout", round(drain_deadline_s(options, os.environ)))
@@ -261,7 +286,7 @@ VLLM = EngineKind(
 )
 
 
-class VllmEngine(ServerEngine):
+class VllmEngine(HoldingServerEngine):
     """vLLM's OpenAI server. Raises ConfigError for a wrong option."""
 
     def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:

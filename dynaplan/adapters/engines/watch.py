@@ -23,9 +23,10 @@ class EngineWatch:
     """Reads an engine's signals once a second, from ``start`` to ``stop``.
 
     ``read`` asks the engine now; whatever it raises means that the engine did not answer. An engine is hung
-    when for ``hang_timeout_s`` it has had running requests and no progress counter has moved, or it has not
-    answered; 0 means never. An idle engine is not hung, nor is a busy one. ``request_slots`` goes into the
-    load.
+    when for ``hang_timeout_s`` it has had requests and no progress counter has moved, or it has not answered;
+    0 means never. An idle engine is not hung, nor is a busy one. Where it ``waits_for_others``, for KV
+    entries that another engine computes or fetches, requests that only wait are no sign. ``request_slots``
+    goes into the load.
     """
 
     def __init__(
@@ -34,11 +35,14 @@ class EngineWatch:
         clock: Clock,
         hang_timeout_s: float,
         request_slots: int = 0,
+        *,
+        waits_for_others: bool = False,
     ) -> None:
         self._read = read
         self._clock = clock
         self._hang_timeout_s = hang_timeout_s
         self._request_slots = request_slots
+        self._waits_for_others = waits_for_others
         self._signals = Signals()
         self._judged_progress: tuple[float, ...] = ()
         self._stuck_s = 0.0
@@ -96,7 +100,8 @@ class EngineWatch:
             is_well = False
         else:
             has_moved = signals.progress != self._judged_progress
-            is_well = signals.running == 0 or has_moved or not signals.progress  # none: it cannot be told
+            requests = signals.running + (0 if self._waits_for_others else signals.waiting)
+            is_well = requests == 0 or has_moved or not signals.progress  # none: it cannot be told
             self._judged_progress = signals.progress
         self._judge(is_well)
 

@@ -16,7 +16,12 @@ from dynaplan.domain.identity import ProcessIdentity
 _PROC = Path("/proc")
 _WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
 
-TRACKERS_WITHIN_S = 0.3
+TRACKERS_WITHIN_S = 3.0
+"""How long Python's resource trackers may take to remove the shared memory of those that were killed."""
+
+_POLL_S = 0.01
+_alone_since_s: dict[tuple[int, int], float] = {}
+"""Since when only trackers were left of a session, by its leader's pid and start time."""
 
 
 class _Stat(NamedTuple):
@@ -94,7 +99,7 @@ def _running() -> Iterator[tuple[int, _Stat]]:
             yield int(name), stat
 
 
-def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
+def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
     """SIGKILL the session that this very process leads, or led; the pids that were in it, () when none.
 
     circus starts every worker in a session of its own; an engine's server leads a process group of its own in
@@ -102,6 +107,10 @@ def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
     lives on in its children, and the kernel gives its number to nobody meanwhile; in case it was used again
     since, only those are killed that started later than the leader, and only when one of them carries a
     worker's environment: they descend from one leader all.
+
+    Python's resource trackers are left to end by themselves, and count as being there. It blocks for them
+    no longer than ``waits_s``, and kills those that are left then; 0 never blocks, and kills them in a later
+    call, when they have been alone for ``TRACKERS_WITHIN_S``.
     """
     if pid <= 1 or pid in (os.getpgrp(), os.getsid(0)):
         return ()
@@ -112,27 +121,42 @@ def kill_group(pid: int, started_at: int) -> tuple[int, ...]:
         members = members if any(map(_is_marked, members)) else ()
     elif leader.started_at != started_at or leader.session != pid:
         return ()
-    kill_but_trackers(members)
+    if _spares_trackers(pid, started_at, members, waits_s):
+        return members
     for group in {stat.group for each in members if (stat := _stat(each)) and stat.session == pid}:
         # By groups: a process that is born meanwhile belongs to one of them, and dies with it.
         _kill(-group)
     return members
 
 
-def kill_but_trackers(pids: Collection[int]) -> None:
-    """SIGKILL these, if Python's resource trackers are among them, but let the trackers end by themselves.
+def kill_but_trackers(pids: Collection[int]) -> frozenset[int]:
+    """SIGKILL these but Python's resource trackers among them, which end by themselves: the trackers.
 
     A tracker removes the shared memory of processes that were killed: gigabytes of a vLLM engine, which would
     stay in /dev/shm until the next boot. Does nothing when there is none; whoever calls kills the rest.
     """
-    trackers = {pid for pid in pids if _is_tracker(pid)}
-    if not trackers:
-        return
-    for pid in set(pids) - trackers:
-        _kill(pid)
-    give_up_s = time.monotonic() + TRACKERS_WITHIN_S
-    while any(identify(pid) for pid in trackers) and time.monotonic() < give_up_s:
-        time.sleep(0.01)
+    trackers = frozenset(pid for pid in pids if _is_tracker(pid))
+    if trackers:
+        for pid in set(pids) - trackers:
+            _kill(pid)
+    return trackers
+
+
+def _spares_trackers(session: int, started_at: int, members: Collection[int], waits_s: float) -> bool:
+    """Whether trackers in the session still have time to end by themselves; the others are killed then."""
+    trackers = kill_but_trackers(members)
+    if trackers and waits_s > 0:
+        give_up_s = time.monotonic() + waits_s
+        while any(identify(pid) for pid in trackers) and time.monotonic() < give_up_s:
+            time.sleep(_POLL_S)
+        return False
+    key, now_s = (session, started_at), time.monotonic()
+    if trackers and (
+        trackers != set(members) or now_s - _alone_since_s.setdefault(key, now_s) < TRACKERS_WITHIN_S
+    ):
+        return True
+    _alone_since_s.pop(key, None)
+    return False
 
 
 def _is_tracker(pid: int) -> bool:
@@ -179,7 +203,7 @@ def sweep(document: Document) -> list[str]:
         pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
         if not pid or not started_at:
             continue
-        if members := kill_group(pid, started_at):
+        if members := kill_group(pid, started_at, waits_s=TRACKERS_WITHIN_S):
             ended.append(
                 f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
             )

@@ -136,6 +136,24 @@ async def test_what_a_dead_engine_leaves_behind_is_killed_with_its_group(
     assert identify(child.pid) is None
 
 
+async def test_the_shared_memory_of_a_killed_engine_is_removed_and_a_kill_does_not_block(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import time; from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=4096); print(memory.name, flush=True); time.sleep(600)"
+    )
+    child = spawn(sys.executable, "-c", script)
+    await printed(child, "psm_")
+    shared = Path("/dev/shm") / child.last_lines().strip()
+    assert shared.exists()
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it blocks"))
+    child.kill()
+    await child.stop(0)
+    assert group_members(child.pid) == ()
+    assert not shared.exists()
+
+
 async def test_stopping_twice_does_no_harm(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
     await asyncio.gather(child.stop(1), child.stop(1))

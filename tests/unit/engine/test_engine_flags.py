@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from dynaplan.adapters.engines.llamacpp_options import HANDLED
 from dynaplan.core.engine_flags import (
     OURS,
     FlagStyle,
@@ -9,11 +10,10 @@ from dynaplan.core.engine_flags import (
     flag_name,
     gone_options,
     memory_fraction,
-    tensor_parallel_size,
 )
 from dynaplan.domain.errors import ConfigError
-
-TP = ("tensor-parallel-size", "tp-size")
+from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
+from dynaplan.serving import options as tables
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,17 @@ def test_a_gone_option_is_told_only_when_it_asks_for_something() -> None:
         ({"pipeline-parallel-size": 2}, 4, 2),
         ({"tensor-parallel-size": 2, "pipeline-parallel-size": 2}, 4, 2),
         ({"tensor-parallel-size": None}, 2, 2),
+        ({"pp-size": 2}, 4, 2),
+        ({"data-parallel-size": 2}, 2, 1),
+        ({"tensor-parallel-size": 1, "dp-size": 2}, 2, 1),
+        ({"tp-size": 2, "pp-size": 2, "data-parallel-size": 2}, 8, 2),
+        ({"tp-size": 4, "dp-size": 2, "enable-dp-attention": True}, 4, 4),
     ],
 )
 def test_layers_are_split_over_the_gpus_of_the_worker(
     options: dict[str, object], gpus: float, size: int
 ) -> None:
-    assert tensor_parallel_size(options, gpus, TP) == size
+    assert tensor_parallel_size(options, gpus) == size
 
 
 @pytest.mark.parametrize(
@@ -87,6 +92,10 @@ def test_layers_are_split_over_the_gpus_of_the_worker(
         ({"tp-size": 2}, 0.5, "resources.gpu is 0.5"),
         ({"pipeline-parallel-size": 3}, 4, "pipeline-parallel-size 3"),
         ({"tensor-parallel-size": 4, "pipeline-parallel-size": 2}, 4, "needs 8 GPUs"),
+        ({"tp-size": 2, "pp-size": 2}, 2, "tp-size 2 times pp-size 2 needs 4 GPUs"),
+        ({"data-parallel-size": 2}, 1, "data-parallel-size 2"),
+        ({"data-parallel-size": 2}, 0.5, "data-parallel-size 2"),
+        ({"tp-size": 2, "tensor-parallel-size": 4}, 4, "tensor-parallel-size is 4 and tp-size is 2"),
         ({"tensor-parallel-size": "two"}, 2, "'two'"),
         ({"tensor-parallel-size": True}, 1, "True"),
     ],
@@ -95,10 +104,40 @@ def test_gpus_that_contradict_the_options_are_a_config_error(
     options: dict[str, object], gpus: float, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        tensor_parallel_size(options, gpus, TP)
+        tensor_parallel_size(options, gpus)
 
 
 def test_a_part_of_a_gpu_gives_that_part_of_its_memory() -> None:
     assert memory_fraction(0.4, 0.9) == 0.36
     assert memory_fraction(1, 0.9) is None
     assert memory_fraction(0, 0.9) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "usual", "gpus"),
+    [
+        ({}, 0.5, 0.5),
+        ({"tp-size": 1}, 1, 1),
+        ({"tp-size": 2, "pp-size": 2}, 1, 4),
+        ({"data-parallel-size": 2}, 1, 2),
+        ({"pipeline-parallel-size": 2}, 4, 4),
+        ({"tp-size": 2}, 4, 2),
+    ],
+)
+def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
+    options: dict[str, object], usual: float, gpus: float
+) -> None:
+    assert gpus_needed(options, usual) == gpus
+
+
+def test_what_the_services_know_as_ours_is_no_flag_of_an_engine() -> None:
+    ours = {
+        **tables.SIMULATION,
+        **tables.ROUTING,
+        **tables.DISAGGREGATION,
+        **tables.PROCESS,
+        **tables.ENGINES,
+    }
+    commands = {name for name in tables.SERVERS if name.endswith("-command")}
+    assert not (set(ours) | commands) - OURS
+    assert not set(tables.LLAMACPP) - OURS - HANDLED

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynaplan.adapters.engines import llamacpp, llamacpp_options
+from dynaplan.adapters.engines import llamacpp, llamacpp_options, llamacpp_server
+from dynaplan.adapters.engines.child import EngineChild
 from dynaplan.adapters.engines.llamacpp_options import LlamaOptions, read_options
 from dynaplan.adapters.engines.llamacpp_server import command
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, WorkerStartFailed
 
 MODEL = "/models/SmolLM2.gguf"
 
@@ -71,6 +74,7 @@ def test_threads_are_half_of_the_cores_and_never_none(monkeypatch: pytest.Monkey
         ({"hang_timeout": -1}, "hang-timeout"),
         ({"llama_server": 5}, "llama-server"),
         ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
+        ({"data_parallel_size": 2}, "data-parallel-size"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], named: str) -> None:
@@ -95,7 +99,9 @@ def test_the_program_gets_the_same_as_flags_and_its_key_is_none_of_them() -> Non
         mlock=True,
         tensor_split=[3, 1],
         jinja=False,
+        hf_token="hf_secret",
     )
+    assert options.environment == {"HF_TOKEN": "hf_secret"}
     context = EngineContext("w", token="secret", scratch_dir="/dev/shm/d")
     words = command(options, context, 7001)
     assert words == (
@@ -119,6 +125,47 @@ def test_without_either_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(llamacpp.shutil, "which", lambda _: None)
     with pytest.raises(ConfigError) as raised:
         llamacpp.LlamaCppEngine({"model": MODEL}, EngineContext("w"))
-    assert "pip install 'dynaplan[llamacpp]'" in raised.value.hint
+    assert "pip install 'xllamacpp" in raised.value.hint
     with pytest.raises(ConfigError, match="llama-server"):
         llamacpp.LlamaCppEngine({"model": MODEL, "llama-server": True}, EngineContext("w"))
+
+
+async def test_no_secret_of_the_program_is_on_its_command_line_or_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
+    caplog.set_level(logging.INFO)
+    spawned: list[Any] = []
+
+    def spawn(*arguments: Any) -> None:
+        spawned.extend(arguments)
+        raise WorkerStartFailed("seen enough")
+
+    monkeypatch.setattr(EngineChild, "spawn", spawn)
+    options = read(llama_server="/opt/llama-server", hf_token="hf_secret", ssl_key="flag-secret")
+    host = llamacpp_server.make_host(options, EngineContext("w", token="secret"), None)
+    with pytest.raises(WorkerStartFailed):
+        await host.start()
+    await host.stop(is_idle=True)
+    argv, environment, _, hidden = spawned
+    assert not any("hf_secret" in word or "hf-token" in word for word in argv)
+    assert environment == {"LLAMA_API_KEY": "secret", "HF_TOKEN": "hf_secret"}
+    assert hidden == "secret", "it is masked in what the program prints"
+    assert "starting llama-server" in caplog.text and "flag-secret" not in caplog.text
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+async def test_a_start_timeout_that_cannot_hold_is_said_to_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, timeout_s: float | None
+) -> None:
+    pytest.importorskip("xllamacpp")
+
+    def refuse(params: Any) -> None:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr(llamacpp_server, "_kept_server", refuse)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    host = llamacpp_server.make_host(read(), EngineContext("w"), timeout_s)
+    with pytest.raises(WorkerStartFailed):
+        await host.start()
+    assert ("start-timeout has no effect" in caplog.text) is (timeout_s is not None)

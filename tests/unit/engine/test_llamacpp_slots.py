@@ -121,17 +121,34 @@ async def test_giving_back_while_waiting_ends_the_waiting(time: Time) -> None:
 
 async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(time: Time) -> None:
     pool = SlotPool(2, time.now_s)
-    await pool.take("its frontend has died")
-    await pool.take("computes")
+    for owner in ("its frontend has died", "computes"):
+        await pool.take(owner)
+        pool.told(owner)
     for second in range(int(UNUSED_S) + 1):
         time.seconds = second
         pool.observe({1})
     assert (pool.reserved, pool.taken_back) == (1, 1)
 
 
+async def test_the_time_in_which_a_prompt_is_restored_does_not_count_as_unused(time: Time) -> None:
+    pool = SlotPool(1, time.now_s)
+    await pool.take("a")
+    for time.seconds in (0, 2 * UNUSED_S):
+        pool.observe(())
+    pool.told("a")
+    for time.seconds in (2 * UNUSED_S, 3 * UNUSED_S - 1):
+        pool.observe(())
+    assert (pool.reserved, pool.taken_back) == (1, 0)
+    time.seconds = 3 * UNUSED_S
+    pool.observe(())
+    assert (pool.reserved, pool.taken_back) == (0, 1)
+    pool.told("a")
+
+
 async def test_computing_now_and_then_keeps_a_slot(time: Time) -> None:
     pool = SlotPool(1, time.now_s)
     await pool.take("a")
+    pool.told("a")
     for second in range(100):
         time.seconds = second
         pool.observe({0} if second % 9 == 0 else ())
@@ -141,6 +158,7 @@ async def test_computing_now_and_then_keeps_a_slot(time: Time) -> None:
 async def test_where_nothing_is_taken_back_a_slot_stays_with_its_owner(time: Time) -> None:
     pool = SlotPool(1, time.now_s, unused_s=0)
     await pool.take("a")
+    pool.told("a")
     pool.observe(())
     time.seconds = 1000
     pool.observe(())

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.adapters.engines import holds, server_engine, watch
+from dynaplan.adapters.engines import child, holds, watch
 from dynaplan.adapters.engines.vllm import VllmEngine
 from dynaplan.adapters.local.processes import group_members
 from dynaplan.domain.engine import EngineContext
@@ -40,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(watch, "POLL_S", 0.02)
-    monkeypatch.setattr(server_engine, "READY_POLL_S", 0.02)
+    monkeypatch.setattr(child, "READY_POLL_S", 0.02)
 
 
 @pytest.fixture

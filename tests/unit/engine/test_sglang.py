@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.adapters.engines import server_engine, sglang
+from dynaplan.adapters.engines import child, sglang
 from dynaplan.adapters.engines.child import EngineChild
 from dynaplan.adapters.engines.signals import read_signals
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.ports import HoldingEngine
 from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "sglang"
@@ -97,7 +98,7 @@ async def test_the_file_with_the_key_is_there_for_its_owner_while_the_server_run
 ) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(server_engine, "READY_POLL_S", 0.02)
+    monkeypatch.setattr(child, "READY_POLL_S", 0.02)
     given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
     engine = sglang.SglangEngine({"model": "m", "sglang-command": COMMAND}, given)
     file = tmp_path / "ns_VllmWorker.sglang.yaml"
@@ -117,6 +118,25 @@ async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> Non
         assert child.last_lines().strip() == "server_args={'api_key': '***'}"
     finally:
         await child.stop(0)
+
+
+def test_a_token_for_the_hub_is_a_variable_and_no_flag() -> None:
+    launch = sglang.command({"model": "m", "hf-token": "hf_secret"}, context(), PORTS)
+    assert launch.environment["HF_TOKEN"] == "hf_secret"
+    assert not any("hf_secret" in word or "hf-token" in word for word in launch.argv)
+
+
+def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert sglang.command({"model": "m"}, context(), PORTS).environment["UCX_NET_DEVICES"] == "lo"
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert "UCX_NET_DEVICES" not in sglang.command({"model": "m"}, context(), PORTS).environment
+
+
+def test_it_holds_nothing_so_nobody_need_tell_it_that_a_hand_off_was_taken() -> None:
+    assert not isinstance(sglang.SglangEngine({"model": "m"}, context()), HoldingEngine)
 
 
 def test_looking_at_its_health_generates_nothing() -> None:

@@ -44,6 +44,7 @@ EVERY_OPTION: Mapping[str, Any] = {
     "enforce-eager": True,
     "tokenizer": "org/tokenizer",
     "kv-transfer-config": {"kv_connector": "NixlConnector"},
+    "served-model-name": "public",
     "dtype": "bfloat16",
     "kv-cache-dtype": "fp8",
     "trust-remote-code": True,
@@ -161,6 +162,7 @@ def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise() ->
         ({"host": "0.0.0.0"}, "host cannot be set with engine trtllm"),
         ({"extra-llm-api-options": "file.yaml"}, "extra-llm-api-options is 'file.yaml'"),
         ({"max-num-seqs": 1, "max-batch-size": 2}, "max-num-seqs is 1 and max-batch-size is 2"),
+        ({"data-parallel-size": 2, "tp-size": 1}, "data-parallel-size"),
         ({"trtllm-command": 5}, "trtllm-command is 5"),
         ({"model": None}, "model is None"),
     ],
@@ -198,6 +200,24 @@ async def test_values_that_stand_still_are_no_standstill() -> None:
     for _ in range(10):
         await watch.poll()
     assert not watch._hung.is_set()
+
+
+def test_a_token_for_the_hub_is_a_variable_and_no_flag() -> None:
+    launch = trtllm.command({"model": "m", "hf-token": "hf_secret"}, context(), PORTS)
+    assert launch.environment["HF_TOKEN"] == "hf_secret"
+    assert not any("hf_secret" in word or "hf_token" in word for word in launch.argv)
+
+
+def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() -> None:
+    """It answers whatever model a request names, and has no flag for a name of its own."""
+    options = {"model": "/models/tiny", "served-model-name": "public"}
+    assert "public" not in words(options)
+    engine = trtllm.TrtllmEngine(options, context())
+    engine._model = {"id": "tiny"}  # as it says once it runs
+    assert engine.card()["model"] == "public"
+    unnamed = trtllm.TrtllmEngine({"model": "/models/tiny"}, context())
+    unnamed._model = {"id": "tiny"}
+    assert unnamed.card()["model"] == "tiny"
 
 
 async def test_its_count_of_requests_is_not_relied_upon() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -62,6 +64,30 @@ def test_a_token_for_the_hub_is_not_on_the_command_line_either() -> None:
     assert not any("hf_secret" in word or "hf-token" in word for word in made.argv)
 
 
+def test_its_key_is_asked_for_on_every_path_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    made = launch({"middleware": "mine.Timing"})
+    guards = [word for flag, word in itertools.pairwise(made.argv) if flag == "--middleware"]
+    assert guards == ["mine.Timing", "dynaplan_vllm_guard.Guard"]
+    directory, mine = made.environment["PYTHONPATH"].split(os.pathsep)
+    assert os.listdir(directory) and mine == "/mine"
+    unguarded = launch({"middleware": None})
+    assert "--middleware" not in unguarded.argv and "PYTHONPATH" not in unguarded.environment
+
+
+def test_sockets_for_kv_blocks_are_on_this_machine_only_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert launch(role="prefill").environment["UCX_NET_DEVICES"] == "lo"
+    assert launch({"remote-prefill": True}).environment["UCX_NET_DEVICES"] == "lo"
+    assert "UCX_NET_DEVICES" not in launch().environment
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
+    assert "UCX_NET_DEVICES" not in launch(role="prefill").environment
+
+
 def test_usage_is_not_reported_to_anybody() -> None:
     assert launch().environment["VLLM_NO_USAGE_STATS"] == "1"
 
@@ -111,6 +137,14 @@ def test_every_gpu_of_a_worker_has_a_port_for_its_side_channel() -> None:
     context = EngineContext("w", "prefill", gpus=4)
     assert vllm.ports_needed({}, context) == 5
     assert vllm.ports_needed({}, EngineContext("w", "decode", gpus=4)) == 1
+
+
+def test_the_sizes_that_others_call_otherwise_are_vllms_flags() -> None:
+    made = launch({"tp-size": 2, "pp-size": 2, "dp-size": 2}, gpus=8)
+    assert flag(made, "--tensor-parallel-size") == "2"
+    assert flag(made, "--pipeline-parallel-size") == "2"
+    assert flag(made, "--data-parallel-size") == "2"
+    assert vllm.ports_needed({"dp-size": 2}, EngineContext("w", "prefill", gpus=2)) == 3
 
 
 def test_two_gpus_split_the_layers() -> None:

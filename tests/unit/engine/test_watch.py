@@ -105,9 +105,17 @@ async def test_an_idle_engine_is_never_hung(engine: Engine, clock: FakeClock) ->
 
 async def test_requests_that_only_wait_for_others_are_no_hang(engine: Engine, clock: FakeClock) -> None:
     """A decode engine waits for the KV entries of a prefill that somebody else computes."""
-    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    watch = EngineWatch(engine.read, clock, hang_timeout_s=30, waits_for_others=True)
     engine.signals = Signals(waiting=3, progress=(10.0,))
     assert not await pass_time(watch, clock, 1000)
+
+
+async def test_requests_that_wait_while_nothing_runs_and_nobody_else_works_for_them_are_a_hang(
+    engine: Engine, clock: FakeClock
+) -> None:
+    watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
+    engine.signals = Signals(waiting=3, progress=(10.0,))
+    assert await pass_time(watch, clock, 31)
 
 
 async def test_an_engine_that_tells_no_progress_is_hung_only_when_it_does_not_answer(

@@ -24,10 +24,10 @@ AWAY = "http://127.0.0.1:2"
 class Routed(RoutedRequests):
     """Routers that answer from a table, without sockets; None is one that does not answer."""
 
-    answers: dict[str, tuple[bool, int] | None]
+    answers: dict[str, int | None]
     asked = 0
 
-    async def _routed(self, session: aiohttp.ClientSession, url: str) -> tuple[bool, int] | None:
+    async def _left_with(self, session: aiohttp.ClientSession, url: str) -> int | None:
         self.asked += 1
         return self.answers[url]
 
@@ -60,7 +60,7 @@ class Stage:
             raise TemporaryError("the engine does not answer")
         return self.in_engine
 
-    async def router(self, url: str, answer: tuple[bool, int] | None, routes_to: str = "VllmWorker") -> str:
+    async def router(self, url: str, answer: int | None, routes_to: str = "VllmWorker") -> str:
         instance = Instance(
             "ns", "Frontend", "health", len(self.store.items), url, card={"routes_to": routes_to}
         )
@@ -91,19 +91,19 @@ def later(seconds: float, change: Any) -> None:
 
 
 async def test_it_ends_when_all_routers_and_the_engine_have_nothing_any_more(stage: Stage) -> None:
-    await stage.router(HOME, (True, 1))
-    await stage.router(AWAY, (False, 0))
+    await stage.router(HOME, 1)
+    await stage.router(AWAY, 0)
     stage.in_engine = 1
-    later(3, lambda: stage.routed.answers.update({HOME: (False, 1)}))
+    later(3, lambda: stage.routed.answers.update({HOME: 1}))
     later(6, lambda: setattr(stage, "in_engine", 0))
-    later(9, lambda: stage.routed.answers.update({HOME: (False, 0)}))
+    later(9, lambda: stage.routed.answers.update({HOME: 0}))
     assert 9 <= await stage.waited_s() < 10
     assert stage.routed.held == 0
     assert stage.routed.asked < 60  # and not in every instant
 
 
 async def test_the_routers_of_other_workers_are_not_asked(stage: Stage) -> None:
-    await stage.router(HOME, (True, 5), routes_to="OtherWorker")
+    await stage.router(HOME, 5, routes_to="OtherWorker")
     assert await stage.waited_s() < 0.5
     assert stage.routed.asked == 0
 
@@ -129,7 +129,7 @@ async def test_a_router_that_does_not_answer_is_waited_for_until_the_engine_was_
 
 
 async def test_a_router_that_is_gone_from_discovery_is_not_waited_for(stage: Stage) -> None:
-    key = await stage.router(HOME, (True, 1))
+    key = await stage.router(HOME, 1)
     later(3, lambda: asyncio.ensure_future(stage.store.delete(key)))
     assert 3 <= await stage.waited_s() < 4
 
@@ -138,16 +138,27 @@ async def test_an_engine_that_does_not_tell_is_believed_to_be_empty_when_every_r
     stage: Stage,
 ) -> None:
     stage.in_engine = None
-    await stage.router(HOME, (False, 1))
-    later(3, lambda: stage.routed.answers.update({HOME: (False, 0)}))
+    await stage.router(HOME, 1)
+    later(3, lambda: stage.routed.answers.update({HOME: 0}))
     assert 3 <= await stage.waited_s() < 4
     stage.routed.answers[HOME] = None
     with pytest.raises(TimeoutError):
         await stage.waited_s()
 
 
-async def test_without_any_word_it_does_not_end(stage: Stage) -> None:
+async def test_an_engine_that_does_not_tell_is_believed_to_be_empty_when_no_router_is_left(
+    stage: Stage,
+) -> None:
     stage.in_engine = None
+    key = await stage.router(HOME, None)
+    later(3, lambda: asyncio.ensure_future(stage.store.delete(key)))
+    assert 3 <= await stage.waited_s() < 3 + SILENT_S
+    assert SILENT_S <= await stage.waited_s() < SILENT_S + 1.5
+
+
+async def test_without_any_word_of_a_router_that_is_there_it_does_not_end(stage: Stage) -> None:
+    stage.in_engine = None
+    await stage.router(HOME, None)
     with pytest.raises(TimeoutError):
         await stage.waited_s()
 
@@ -160,8 +171,8 @@ async def test_a_worker_that_was_never_registered_has_nothing_to_wait_for(stage:
 
 async def test_what_is_held_is_counted_once(stage: Stage) -> None:
     assert stage.routed.held == 5  # before anybody was asked: as the engine told last
-    await stage.router(HOME, (True, 2))
-    await stage.router(AWAY, (True, 1))
+    await stage.router(HOME, 2)
+    await stage.router(AWAY, 1)
     stage.in_engine = 3
     await stage.routed.look()
     assert stage.routed.held == 3

@@ -125,15 +125,22 @@ def test_a_worker_with_parallel_ranks_gets_a_gpu_for_each(disagg: Graph) -> None
     config = {
         "Common": {"tensor_parallel_size": 4},
         "VllmWorker": {"common-configs": ["tensor-parallel-size"], "pipeline-parallel-size": 2},
-        "PrefillWorker": {"tensor-parallel-size": 2, "ServiceArgs": {"resources": {"gpu": 3}}},
+        "PrefillWorker": {"tp-size": 2, "ServiceArgs": {"resources": {"gpu": 2}}},
     }
     found = {service.name: service.gpus for service in resolve_graph(disagg, config).services}
-    assert (found["VllmWorker"], found["PrefillWorker"]) == (8, 3)
+    assert (found["VllmWorker"], found["PrefillWorker"]) == (8, 2)
 
 
-def test_fewer_gpus_than_parallel_ranks_are_a_contradiction(disagg: Graph) -> None:
-    config = {"VllmWorker": {"tensor-parallel-size": 4, "ServiceArgs": {"resources": {"gpu": 2}}}}
-    with pytest.raises(
-        ConfigError, match=r"(?s)VllmWorker.ServiceArgs.resources.gpu = 2: .*4 parallel ranks"
-    ):
+@pytest.mark.parametrize("gpus", [2, 8, 0.5])
+def test_another_number_of_gpus_than_parallel_ranks_is_a_contradiction(disagg: Graph, gpus: float) -> None:
+    sizes = {"tp-size": 2, "data-parallel-size": 2}
+    config = {"VllmWorker": {**sizes, "ServiceArgs": {"resources": {"gpu": gpus}}}}
+    said = rf"VllmWorker: tp-size 2 times data-parallel-size 2 needs 4 GPUs, but resources.gpu is {gpus}"
+    with pytest.raises(ConfigError, match=said):
         resolve_graph(disagg, config)
+
+
+def test_a_worker_without_gpus_may_have_any_number_of_ranks(disagg: Graph) -> None:
+    config = {"VllmWorker": {"tensor-parallel-size": 2, "ServiceArgs": {"resources": {"gpu": 0}}}}
+    (found,) = (each.gpus for each in resolve_graph(disagg, config).services if each.name == "VllmWorker")
+    assert found == 0

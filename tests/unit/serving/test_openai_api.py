@@ -23,6 +23,16 @@ def test_the_hand_off_is_added_without_touching_the_clients_bytes() -> None:
     assert json.loads(extended) == {**json.loads(body), "id_slot": 2, "file": "}"}
 
 
+def test_a_field_of_ours_replaces_the_clients() -> None:
+    body = b'{"model": "m", "prompt": "caf\\u00e9", "cache\\u005fprompt": false, "seed": 1}'
+    call = read_call(COMPLETIONS, body)
+    assert call.body_with({}) == body
+    pairs: list[tuple[str, object]] = []
+    json.loads(call.body_with({"id_slot": 2, "cache_prompt": True}), object_pairs_hook=pairs.extend)
+    assert sorted(name for name, _ in pairs) == ["cache_prompt", "id_slot", "model", "prompt", "seed"]
+    assert dict(pairs) == {"model": "m", "prompt": "caf\u00e9", "cache_prompt": True, "seed": 1, "id_slot": 2}
+
+
 def test_without_a_hand_off_the_body_is_the_clients() -> None:
     body = b'{ "model":"m", "prompt": "x" } '
     assert read_call(COMPLETIONS, body).body_with({}) == body

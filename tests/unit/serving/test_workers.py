@@ -115,9 +115,7 @@ async def test_an_engine_with_a_port_of_its_own_is_told_of_and_asked_before_it_i
     monkeypatch.setattr(wiring, "make_engine", make)
     runtime.gpus, runtime.scratch_dir = 2, "/dev/shm/x"
     await start_decode_worker(runtime)
-    assert contexts == [
-        EngineContext("ns_VllmWorker", "decode", runtime.url, "ns", "VllmWorker", "token", 2, "/dev/shm/x")
-    ]
+    assert contexts == [EngineContext("ns_VllmWorker", "decode", runtime.url, "token", 2, "/dev/shm/x")]
     assert runtime.engine_url == "http://127.0.0.1:2"
     assert runtime.card["tensor_parallel"] == 2
     assert runtime.held == 7
