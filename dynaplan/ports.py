@@ -182,8 +182,8 @@ class Route:
     """One HTTP route. ``handler`` takes an ``aiohttp.web.Request`` and returns its response.
 
     A route that ``is_open`` needs no worker token (health and metrics); one that does not count as
-    work (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a draining
-    worker too, but somebody else counts it as in flight.
+    work (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a
+    draining worker too, but somebody else counts it as in flight.
     """
 
     method: str

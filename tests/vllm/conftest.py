@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.deployment import Deployment
+from tests.fakes.polling import wait_until
 from tests.vllm.environment import REASON_FILE
 
 KV_BLOCKS = 100
@@ -46,15 +47,18 @@ def vllm_python() -> Path:
     return path
 
 
-@pytest.fixture
-def deploy_vllm(tmp_path: Path, tiny_hf: Path, vllm_python: Path) -> Iterator[Callable[..., Deployment]]:
-    """Start the graph with that configuration on CPU; at the end nothing of it is left."""
+@pytest.fixture(scope="module")
+def deploy_vllm(
+    tmp_path_factory: pytest.TempPathFactory, tiny_hf: Path, vllm_python: Path
+) -> Iterator[Callable[..., Deployment]]:
+    """Start a graph with a configuration on CPU; when the module's tests are over nothing of it is left."""
     deployments: list[Deployment] = []
 
     def start(graph: str, config: str, sections: tuple[str, ...], *options: str) -> Deployment:
         small = [f"--{section}.{option}" for section in sections for option in OPTIONS]
+        directory = tmp_path_factory.mktemp("vllm")
         deployment = Deployment(
-            tmp_path, graph, config, f"--Common.model={tiny_hf}", *small, *options, environment=ON_CPU
+            directory, graph, config, f"--Common.model={tiny_hf}", *small, *options, environment=ON_CPU
         )
         deployment.command[0] = str(vllm_python.with_name("dynaplan"))
         deployments.append(deployment)
@@ -64,4 +68,18 @@ def deploy_vllm(tmp_path: Path, tiny_hf: Path, vllm_python: Path) -> Iterator[Ca
 
     yield start
     for deployment in deployments:
+        in_memory = shared_memory(deployment)
         deployment.close()
+        assert in_memory
+        for path in in_memory:
+            wait_until(lambda path=path: not path.exists(), 10)  # type: ignore[misc]
+
+
+def shared_memory(deployment: Deployment) -> set[Path]:
+    """What its processes share through /dev/shm: vLLM's talk through 200 MiB of it each."""
+    return {
+        Path(mapping.path)
+        for process in deployment.children()
+        for mapping in process.memory_maps()
+        if mapping.path.startswith("/dev/shm/psm_")
+    }

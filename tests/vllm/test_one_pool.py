@@ -1,18 +1,20 @@
-"""vLLM behind dynaplan: its own signals, its drain, and KV entries that move between two engines."""
+"""vLLM behind dynaplan: the planner follows its signals, its streams are drained, its death is noticed."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+
+import psutil
+import pytest
 
 from dynaplan.domain.load import WorkerLoad
 from tests.e2e.deployment import Deployment
-from tests.e2e.llamacpp import MESSAGES, WORKER, ask, engine_of, is_ready, model_of, prefills
+from tests.e2e.llamacpp import WORKER, is_ready, model_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
-from tests.vllm.conftest import KV_BLOCKS
+from tests.vllm.conftest import KV_BLOCKS, shared_memory
 
 PLANNER = (
     "--Planner.adjustment-interval=6",
@@ -23,6 +25,11 @@ PLANNER = (
 )
 
 
+@pytest.fixture(scope="module")
+def one_pool(deploy_vllm: Callable[..., Deployment]) -> Deployment:
+    return deploy_vllm("graphs.agg:Frontend", "vllm.yaml", ("VllmWorker",), *PLANNER)
+
+
 def fetch(url: str, token: str) -> str:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as response:
@@ -30,19 +37,15 @@ def fetch(url: str, token: str) -> str:
 
 
 def load_of(deployment: Deployment, worker: str) -> WorkerLoad:
-    import json
-
     url = deployment.workers()[worker]["url"]
     token = deployment.clients_environment()["DYNAPLAN_WORKER_TOKEN"]
     return WorkerLoad.from_json(json.loads(fetch(f"{url}/load_metrics", token)))
 
 
 async def test_the_planner_follows_the_real_kv_pressure_up_and_down_and_no_stream_is_lost(
-    deploy_vllm: Callable[..., Deployment],
+    one_pool: Deployment,
 ) -> None:
-    deployment = await asyncio.to_thread(
-        deploy_vllm, "graphs.agg:Frontend", "vllm.yaml", ("VllmWorker",), *PLANNER
-    )
+    deployment = one_pool
     seen: list[WorkerLoad] = []
 
     def is_pressed() -> bool:
@@ -54,10 +57,11 @@ async def test_the_planner_follows_the_real_kv_pressure_up_and_down_and_no_strea
         assert seen[-1].kv_total_blocks == KV_BLOCKS
         assert seen[-1].kv_active_blocks > 0.6 * KV_BLOCKS
         assert seen[-1].running_requests > 0
-        await eventually(lambda: is_ready(deployment, "VllmWorker", 2), 200)
+        await eventually(lambda: len(deployment.workers("VllmWorker")) == 2, 60)
         await load.stop()
     assert load.incomplete == []
     async with Load(deployment.url, model_of(deployment), clients=8, tokens=100, prompt="short") as load:
+        await eventually(lambda: is_ready(deployment, "VllmWorker", 2), 200)
         await eventually(lambda: is_ready(deployment, "VllmWorker", 1), 120)
         await load.stop()
     assert len(load.outcomes) >= 8
@@ -65,32 +69,24 @@ async def test_the_planner_follows_the_real_kv_pressure_up_and_down_and_no_strea
     assert "decode" in deployment.run("why", "-n", "50").stdout
 
 
-async def test_decode_computes_no_prompt_token_that_a_prefill_worker_has_computed(
-    deploy_vllm: Callable[..., Deployment],
+async def test_a_killed_engine_takes_its_worker_out_and_comes_back_and_leaves_no_memory(
+    one_pool: Deployment,
 ) -> None:
-    deployment = await asyncio.to_thread(
-        deploy_vllm,
-        "graphs.disagg:Frontend",
-        "vllm_disagg.yaml",
-        ("VllmWorker", "PrefillWorker"),
-        "--VllmWorker.max-local-prefill-length=0",
-        "--Planner.no-operation=true",
-    )
-    for _ in range(3):
-        status, answer = await asyncio.to_thread(
-            ask, deployment, "/v1/chat/completions", messages=MESSAGES, max_tokens=8, ignore_eos=True
-        )
-        assert status == 200, answer
-        assert answer["usage"]["completion_tokens"] == 8
-    assert prefills(deployment) == {"remote": 3}
-    sources = await prompt_tokens_by_source(deployment, WORKER)
-    assert sources["local_compute"] == 0
-    assert sources["external_kv_transfer"] > 0
+    in_memory = shared_memory(one_pool)
+    (worker,) = one_pool.workers("VllmWorker")
+    pid = one_pool.pid_of(worker)
+    (engine,) = [child for child in psutil.Process(pid).children(recursive=True) if is_engine_core(child)]
+    assert in_memory
+    engine.kill()
+    await eventually(lambda: one_pool.workers()[worker]["state"] != "ready", 20)
+    await eventually(lambda: one_pool.workers()[worker]["state"] == "ready", 200)
+    assert one_pool.pid_of(worker) != pid
+    async with Load(one_pool.url, model_of(one_pool), clients=2, tokens=8) as load:
+        await eventually(lambda: len(load.outcomes) > 2, 60)
+        await load.stop()
+    assert load.incomplete == []
+    await eventually(lambda: not any(path.exists() for path in in_memory), 10)
 
 
-async def prompt_tokens_by_source(deployment: Deployment, worker: str) -> dict[str, Any]:
-    """Where the engine of that worker had its prompts' tokens from."""
-    url, token = await engine_of(deployment, worker)
-    lines = (await asyncio.to_thread(fetch, f"{url}/metrics", token)).splitlines()
-    counts = [line for line in lines if line.startswith("vllm:prompt_tokens_by_source_total{")]
-    return {line.split('source="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in counts}
+def is_engine_core(process: psutil.Process) -> bool:
+    return "EngineCore" in " ".join(process.cmdline())
