@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from dynaplan.adapters.engines.server_client import ServerClient
 from dynaplan.adapters.local.processes import TRACKERS_WITHIN_S, group_members, kill_but_trackers
@@ -116,6 +117,26 @@ class EngineChild:
     async def exited(self) -> int:
         """Return when the leader has ended: its exit code, or the negative number of the signal."""
         return await asyncio.shield(self._exit)
+
+    async def lost_part(self, marks: Sequence[str]) -> str:
+        """Return when one of the processes that are in the group now has ended; what its command line was.
+
+        Only those whose command line holds one of these texts; when there is none it never returns.
+        """
+        ended: asyncio.Future[str] = self._loop.create_future()
+        watched: list[int] = []
+        try:
+            for pid, command in _commands(group_members(self.pid)):
+                if pid == self.pid or not any(mark in command for mark in marks):
+                    continue
+                with suppress(ProcessLookupError):
+                    watched.append(os.pidfd_open(pid))
+                    self._loop.add_reader(watched[-1], _settle, ended, command)
+            return await ended
+        finally:
+            for descriptor in watched:
+                self._loop.remove_reader(descriptor)
+                os.close(descriptor)
 
     def last_lines(self) -> str:
         """The last lines that it printed."""
@@ -227,6 +248,19 @@ async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, 
     finally:
         exited.cancel()
     return False
+
+
+def _commands(pids: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """The command lines of those that are still there."""
+    for pid in pids:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, command.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _settle(future: asyncio.Future[str], result: str) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def exit_words(code: int) -> str:

@@ -62,6 +62,8 @@ class EngineKind:
       first, and ``ports_needed(options, context)`` is how many it takes
     - ``check(options, gpus)`` raises the ConfigError that starting would
     - ``ready_path`` answers 200 when requests are taken
+    - ``parts`` are texts in the command lines of processes that it is dead without, though its server may
+      go on for a while
     - ``term_grace_s`` is what it may take to end after SIGTERM when it has nothing to do
     - ``address_in_use`` are texts by which it says that a port was taken
     - ``context_option`` is the option with the context length in tokens, in case ``/v1/models`` does not
@@ -81,6 +83,7 @@ class EngineKind:
     ready_path: str = "/health"
     metrics_path: str = "/metrics"
     metrics_timeout_s: float = 3.0
+    parts: tuple[str, ...] = ()
     term_grace_s: float = 15.0
     address_in_use: tuple[str, ...] = ("address already in use", "Errno 98", "EADDRINUSE")
     context_option: str = "max-model-len"

@@ -129,12 +129,18 @@ class ServerEngine:
     async def died(self) -> None:
         """Raises PermanentError once the engine has ended unasked or is hung; its remains are killed."""
         child = self._running()
-        way = await first_of(child.exited(), self._watch.hung())
+        way = await first_of(child.exited(), self._hangs(), self._loses_a_part(child))
         if self._is_stopping:  # it was told to end
             await asyncio.Event().wait()
-        why = exit_words(way) if isinstance(way, int) else f"hangs: {way}"
+        why = exit_words(way) if isinstance(way, int) else way
         child.kill()
         raise PermanentError(f"{self._kind.name} {why}\n{child.last_lines()}")
+
+    async def _hangs(self) -> str:
+        return f"hangs: {await self._watch.hung()}"
+
+    async def _loses_a_part(self, child: EngineChild) -> str:
+        return f"has lost a process: {await child.lost_part(self._kind.parts)}"
 
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.Engine``.

@@ -185,6 +185,7 @@ KIND = EngineKind(
     signals=SIGNALS,
     prefilling=Prefilling(run_prefill, holds=False),
     ports_needed=ports_needed,
+    parts=("sglang::", "multiprocessing.spawn"),
     ready_path="/health",  # 503 until the warm-up request is answered; /ready is newer
     needs_hand_off=lambda options, context: context.role != "prefill" and bool(options.get("remote-prefill")),
     term_grace_s=30.0,  # it looks every 5 s whether SIGTERM came, then ends its schedulers

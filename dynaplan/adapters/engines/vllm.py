@@ -282,6 +282,7 @@ VLLM = EngineKind(
     signals=SIGNALS,
     prefilling=sequential("kv_transfer_params", ASK_TO_HOLD),
     ports_needed=ports_needed,
+    parts=("VLLM::", "multiprocessing.spawn"),  # the engine's core: its server outlives it by some 5 s
     term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
 )
 

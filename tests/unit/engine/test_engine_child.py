@@ -38,6 +38,13 @@ async def printed(child: EngineChild, text: str) -> None:
     await eventually(lambda: text in child.last_lines())
 
 
+def kill_named(child: EngineChild, last_word: str) -> None:
+    for pid in group_members(child.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        if words[-1].decode() == last_word:
+            os.kill(pid, signal.SIGKILL)
+
+
 async def test_the_end_of_the_engine_is_noticed_with_its_exit_code(spawn: Spawn) -> None:
     child = spawn(*shell("exit 3"))
     assert await asyncio.wait_for(child.exited(), 5) == 3
@@ -48,6 +55,20 @@ async def test_a_kill_is_told_as_a_signal(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
     os.kill(child.pid, signal.SIGKILL)
     assert await asyncio.wait_for(child.exited(), 5) == -signal.SIGKILL
+
+
+async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_leader_goes_on(
+    spawn: Spawn,
+) -> None:
+    child = spawn(*shell("sh -c 'echo up; sleep 61' core & sh -c 'sleep 62' helper & wait; sleep 60"))
+    await printed(child, "up")
+    await eventually(lambda: len(group_members(child.pid)) >= 3)
+    lost = asyncio.create_task(child.lost_part(["core"]))
+    await asyncio.sleep(0)
+    kill_named(child, "core")
+
+    assert (await asyncio.wait_for(lost, 5)).endswith("core")
+    assert not child.has_exited
 
 
 async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) -> None:
