@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.bench import lifecycle, planner, throughput
+from tests.bench import lifecycle, planner, sla, throughput
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -16,6 +16,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
     "idle": throughput.idle_rows,
+    "sla": sla.rows,
 }
 
 

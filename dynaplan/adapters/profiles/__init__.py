@@ -1,0 +1,1 @@
+"""Measured profiles made ready for the SLA planner's formulas, with a numerical library."""

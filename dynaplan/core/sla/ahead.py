@@ -1,0 +1,90 @@
+"""Time: how far ahead demand must be known, what is already on its way, and when a worker may go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dynaplan.core.sla.limits import limited
+from dynaplan.domain.decisions import Step, Targets
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.observation import WorkerCounts
+from dynaplan.domain.sla import Demand, Limits, Sizing
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """The time that a decision is for: workers it adds serve from ``from_s`` on.
+
+    Those of the next decision serve from ``until_s`` on, that is ``intervals`` from now, rounded up.
+    """
+
+    from_s: float
+    until_s: float
+    intervals: int
+
+
+def lookahead(startup_s: float, interval_s: float) -> Lookahead:
+    """How far ahead demand must be foretold, with workers that take so long to start."""
+    until_s = max(0.0, startup_s) + interval_s
+    return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
+
+
+def coming(counts: WorkerCounts) -> int:
+    """The workers there will be without another decision: those that serve, start, or are restarted."""
+    return counts.ready + counts.starting + counts.backoff
+
+
+def plan(
+    size: Callable[[Demand], Sizing],
+    demands: Sequence[Demand],
+    current: Targets,
+    limits: Limits,
+    headroom: float,
+) -> Sizing:
+    """The workers for all of these demands: that of now, and those that are foretold until ``until_s``.
+
+    More workers as soon as one demand needs them. Fewer only as far as those who stay could carry each of the
+    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. The limits
+    hold for what comes out, also where each demand alone keeps them and together they would not.
+    """
+    if not demands:
+        why = "no data: change nothing, because no demand is known"
+        return Sizing(current, (Step("demand", current, current, why),))
+    wanted = _most([size(each) for each in demands])
+    if any(wanted.targets.of(role) < current.of(role) for role in _ROLES):
+        grown = _most([size(each.times(1 + headroom)) for each in demands])
+        wanted = _with_survivors(wanted, grown, current, headroom)
+    allowed, steps = limited(wanted.targets, limits, current)
+    if allowed == wanted.targets:
+        return wanted
+    return replace(wanted, targets=allowed, steps=(*wanted.steps, *steps), prediction=None)
+
+
+def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: float) -> Sizing:
+    """Who leaves must not be needed by the grown demand either."""
+    after, reasons = wanted.targets, []
+    for role in _ROLES:
+        stay = min(current.of(role), max(after.of(role), grown.targets.of(role)))
+        if stay > after.of(role):
+            reasons.append(f"{stay} {role.value} workers stay, not {after.of(role)}")
+            after = after.plus(role, stay - after.of(role))
+    why = f"with {headroom:.0%} more requests " + ("; ".join(reasons) or "those who stay would do")
+    prediction = wanted.prediction if after == wanted.targets else None
+    return Sizing(after, (*wanted.steps, Step("survivors", wanted.targets, after, why)), prediction)
+
+
+_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def _most(sizings: Sequence[Sizing]) -> Sizing:
+    """The most of each role; the story is that of whoever needs most GPUs, as near as counts tell."""
+    chosen = max(sizings, key=lambda each: each.targets.prefill + each.targets.decode)
+    most = Targets(
+        max(each.targets.prefill for each in sizings), max(each.targets.decode for each in sizings)
+    )
+    if most == chosen.targets:
+        return chosen
+    step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more")
+    return Sizing(most, (*chosen.steps, step))

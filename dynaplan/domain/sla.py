@@ -1,0 +1,242 @@
+"""What the SLA planner plans with: how long requests are, how many come, what was promised, what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from dynaplan.domain.decisions import Step, Targets
+from dynaplan.domain.errors import ConfigError, nearest
+from dynaplan.domain.planner_settings import _checked as checked
+from dynaplan.domain.planner_settings import _option as option
+from dynaplan.domain.planner_settings import option_name
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts or answers are, as a histogram over tokens.
+
+    ``counts[i]`` of them are longer than bound ``i - 1`` (the first: 0) and no longer than bound ``i``; one
+    count more than there are bounds is of those longer than the last. The counts may be shares.
+    ``mean_tokens`` is the exact mean where it is known: coarse buckets are read so that it comes out.
+    """
+
+    upper_bounds_tokens: tuple[float, ...]
+    counts: tuple[float, ...]
+    mean_tokens: float | None = None
+
+    @classmethod
+    def fixed(cls, tokens: float) -> Lengths:
+        """All of the same length."""
+        return cls((tokens - min(1.0, tokens / 2), tokens), (0.0, 1.0), tokens)
+
+    @classmethod
+    def of(cls, tokens: Sequence[float], buckets_per_doubling: int = 2) -> Lengths:
+        """The histogram of these lengths, in buckets that grow evenly."""
+        if not tokens:
+            return cls((), ())
+        growth = 2 ** (1 / buckets_per_doubling)
+        bounds = [1.0]
+        while bounds[-1] < max(tokens):
+            bounds.append(bounds[-1] * growth)
+        counts = [0.0] * len(bounds)
+        for each in tokens:
+            counts[next(index for index, bound in enumerate(bounds) if each <= bound)] += 1
+        return cls(tuple(bounds), tuple(counts), sum(tokens) / len(tokens))
+
+    @property
+    def total(self) -> float:
+        """The sum of the counts."""
+        return sum(self.counts)
+
+    def __add__(self, other: Lengths) -> Lengths:
+        """Both histograms as one; they have the same bounds. The mean stays exact if both are."""
+        counts = tuple(mine + others for mine, others in zip(self.counts, other.counts, strict=True))
+        total, mean = self.total + other.total, None
+        if total and self.mean_tokens is not None and other.mean_tokens is not None:
+            mean = (self.mean_tokens * self.total + other.mean_tokens * other.total) / total
+        return Lengths(self.upper_bounds_tokens, counts, mean)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What comes in: requests per second and their lengths.
+
+    ``prefix_hit_rate`` is the part of the prompts' tokens that need not be computed. ``burstiness`` is the
+    variance of the number of arrivals over its mean: 1 for independent clients (Poisson), 0 for a metronome.
+    """
+
+    requests_per_s: float
+    isl: Lengths
+    osl: Lengths
+    prefix_hit_rate: float = 0.0
+    burstiness: float = 1.0
+
+    def times(self, factor: float) -> Demand:
+        """So many times the requests, alike otherwise."""
+        return replace(self, requests_per_s=self.requests_per_s * factor)
+
+
+@dataclass(frozen=True)
+class SlaTargets:
+    """What was promised: TTFT and ITL in ms, and the per cent of requests that get it.
+
+    The ITL of a request is the mean over its tokens after the first.
+    """
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    ttft_percentile: float = 95.0
+    itl_percentile: float = 95.0
+
+    def tightened(self, factor: float) -> SlaTargets:
+        """These with both times multiplied by a factor, below 1 to leave room."""
+        return replace(self, ttft_ms=self.ttft_ms * factor, itl_ms=self.itl_ms * factor)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the numbers of workers, whatever the demand: GPUs together and of one worker, minimums.
+
+    An aggregated deployment has no prefill workers: its minimum of them is 0.
+    """
+
+    max_gpus: int = 8
+    prefill_gpus: int = 1
+    decode_gpus: int = 1
+    least: Targets = field(default_factory=lambda: Targets(1, 1))
+
+    def gpus(self, workers: Targets) -> int:
+        """The GPUs of so many workers."""
+        return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was seen in one interval: means over its requests, times in ms. None is "no data", 0 is not.
+
+    ``missing`` says why there is no data.
+    """
+
+    interval_s: float
+    requests: float | None = None
+    isl_tokens: float | None = None
+    osl_tokens: float | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    duration_ms: float | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of the next interval: its requests, and their mean lengths; None is "not known"."""
+
+    requests: float | None = None
+    isl_tokens: float | None = None
+    osl_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What was measured over what the profile says: of TTFT and of ITL."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a number of workers makes of a demand. Times in ms, at the targets' percentiles and as means.
+
+    ``prefill_utilisation`` is the part of its time that a prefill worker (or an aggregated one) computes
+    prompts, ``kv_usage`` that of the KV cache which is in use on average, ``batch`` the mean number of
+    requests that one worker decodes at once. ``overload`` says what does not fit, however long one waits;
+    the times are then infinite.
+    """
+
+    ttft_ms: float
+    itl_ms: float
+    mean_ttft_ms: float
+    mean_itl_ms: float
+    prefill_utilisation: float
+    kv_usage: float
+    batch: float
+    overload: str = ""
+
+    def meets(self, targets: SlaTargets) -> bool:
+        """Whether both targets hold."""
+        return not self.overload and self.ttft_ms <= targets.ttft_ms and self.itl_ms <= targets.itl_ms
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How many workers a demand needs, what they are expected to make of it, and the story.
+
+    ``prediction`` is None where the formulas predict nothing.
+    """
+
+    targets: Targets
+    steps: tuple[Step, ...] = field(default=())
+    prediction: Prediction | None = None
+
+
+SIZINGS = ("queueing", "formula")
+"""How the SLA planner sizes: by the queueing model, or by the formulas of Dynamo's planner."""
+
+
+@dataclass(frozen=True)
+class SlaSettings:
+    """Every option of sizing for targets, by the original's names and defaults, and a few of our own."""
+
+    ttft_ms: float = option(500.0, "Time to the first token that is promised, ms", above=0)
+    itl_ms: float = option(50.0, "Time between tokens that is promised, ms", above=0)
+    ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0)
+    itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0)
+    isl_tokens: int = option(3000, "Length of prompts until one has been seen", least=1)
+    osl_tokens: int = option(500, "Length of answers until one has been seen", least=1)
+    profile_results_dir: str = option(
+        "profiling_results", "Directory of the engine's profile, or the name of a shipped one"
+    )
+    no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
+    sizing: str = option("queueing", f"How workers are counted: {' or '.join(SIZINGS)}")
+    scale_down_headroom: float = option(
+        0.15, "Part by which demand could grow before a worker that is removed were missed", least=0
+    )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> SlaSettings:
+        """Check options as the user wrote them, keys in kebab or snake case; as ``PlannerSettings`` does."""
+        known = {option_name(each): each for each in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in options.items():
+            name = key.replace("_", "-")
+            if name not in known:
+                raise ConfigError(f"Planner has no option {key!r}", hint=nearest(name, known))
+            if value is not None:
+                values[known[name].name] = checked(known[name], key, value)
+        settings = cls(**values)
+        settings.check_together()
+        return settings
+
+    def to_options(self) -> dict[str, Any]:
+        """Option -> value, as ``from_options`` reads it."""
+        return {option_name(each): getattr(self, each.name) for each in fields(self)}
+
+    def check_together(self) -> None:
+        """Raise ConfigError for what the type of an option does not tell."""
+        for name in ("ttft_percentile", "itl_percentile"):
+            if getattr(self, name) >= 100:
+                raise ConfigError(
+                    f"Planner.{name.replace('_', '-')}: {getattr(self, name):g}",
+                    hint="expected a number between 0 and 100: nothing can be promised to everybody",
+                )
+        if self.sizing not in SIZINGS:
+            raise ConfigError(
+                f"Planner.sizing: {self.sizing!r}", hint=f"expected one of {', '.join(SIZINGS)}"
+            )
+
+    def targets(self) -> SlaTargets:
+        """What was promised."""
+        return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)

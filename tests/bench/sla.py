@@ -1,0 +1,88 @@
+"""How far the sizing model is off: predicted over simulated, on engine models in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dynaplan.adapters.engines.profiles import timing_for
+from dynaplan.core.engine_settings import SimOptions
+from dynaplan.core.sla.predicting import Deployment, Outlook
+from dynaplan.core.sla.workload import WorkerKind
+from dynaplan.domain.decisions import Targets
+from dynaplan.domain.sla import SlaTargets
+from tests.bench.table import Row
+from tests.unit.sla.engine_pools import (
+    Arrival,
+    Shape,
+    arrivals,
+    decode_times_ms,
+    demand_of,
+    percentile,
+    prefill_times_ms,
+)
+
+PROFILES = ("h200_sxm-Llama-3.1-8B-Instruct-FP8", "h100-bf16")
+SHAPES = (Shape(), Shape(3000, 0.3, 150, 0.3), Shape(3000, 1.0, 500, 1.0))
+WORKERS = (1, 3)
+PROMISE = SlaTargets()
+PLENTY = 50
+LOADS = (0.3, 0.5, 0.7, 0.85)
+REQUESTS = 5000
+
+
+def rows(_: int) -> Iterator[Row]:
+    """One row for each percentile; 1 is exact, below 1 is optimistic."""
+    ratios: dict[str, list[float]] = {"prefill": [], "ITL": [], "aggregated ITL": [], "aggregated TTFT": []}
+    for profile in PROFILES:
+        options = SimOptions(profile=profile, block_tokens=64)
+        timing, kv_tokens = timing_for(options)
+        kind = WorkerKind(timing, options.settings(kv_tokens))
+        for shape in SHAPES:
+            for workers in WORKERS:
+                for load in LOADS:
+                    _compare(kind, shape, workers, load, ratios)
+    for name, values in ratios.items():
+        yield Row(f"95th percentile, {name}: predicted over simulated", "x", values)
+
+
+def _compare(
+    kind: WorkerKind, shape: Shape, workers: int, load: float, ratios: dict[str, list[float]]
+) -> None:
+    """Each kind of pool at that part of the load that it could carry."""
+    deployment = Deployment(kind, kind)
+    requests, outlook = _loaded(deployment, shape, workers, load)
+    predicted = outlook.predict(Targets(PLENTY, workers), PROMISE)
+    _, itls_ms = decode_times_ms(kind, workers, requests, is_remote=True)
+    ratios["ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
+
+    requests, outlook = _loaded(Deployment(kind), shape, workers, load)
+    predicted = outlook.predict(Targets(0, workers), PROMISE)
+    ttfts_ms, itls_ms = decode_times_ms(kind, workers, requests, is_remote=False)
+    ratios["aggregated ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
+    ratios["aggregated TTFT"].append(predicted.ttft_ms / percentile(ttfts_ms, 95))
+
+    requests = arrivals(shape, 1.0, REQUESTS)
+    rate = load / Outlook(deployment, demand_of(requests, 1.0)).queue(workers).utilisation
+    requests = arrivals(shape, rate, REQUESTS)
+    simulated_ms = percentile(prefill_times_ms(kind, workers, requests), 95)
+    queue = Outlook(deployment, demand_of(requests, rate)).queue(workers)
+    times_ms = (simulated_ms * step / 100 for step in range(20, 400))
+    ratios["prefill"].append(
+        next(each for each in times_ms if queue.chance_over(each) <= 0.05) / simulated_ms
+    )
+
+
+def _loaded(
+    deployment: Deployment, shape: Shape, workers: int, load: float
+) -> tuple[Sequence[Arrival], Outlook]:
+    """The requests at that part of the highest rate the model holds for bearable, and their outlook."""
+    demand = demand_of(arrivals(shape, 1.0, REQUESTS), 1.0)
+    low, high = 0.0, 1000.0 * workers
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        if Outlook(deployment, demand.times(middle)).decoding(workers).overload:
+            high = middle
+        else:
+            low = middle
+    requests = arrivals(shape, load * low, REQUESTS)
+    return requests, Outlook(deployment, demand_of(requests, load * low))

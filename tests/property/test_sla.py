@@ -1,0 +1,112 @@
+"""What holds for every size, whatever the demand, the profile and the limits."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynaplan.core.sla.ahead import plan
+from dynaplan.core.sla.limits import fit
+from dynaplan.core.sla.predicting import Deployment
+from dynaplan.core.sla.sizing import size
+from dynaplan.core.sla.workload import WorkerKind
+from dynaplan.domain.decisions import Targets
+from dynaplan.domain.sla import Demand, Lengths, Limits, SlaTargets
+from tests.unit.sla.test_against_engine import FITTED, H200, kind
+
+counts = st.integers(0, 40)
+widths = st.sampled_from([1, 2, 3, 4, 8])
+limits_of_all_kinds = st.builds(
+    Limits,
+    max_gpus=st.integers(1, 64),
+    prefill_gpus=widths,
+    decode_gpus=widths,
+    least=st.builds(Targets, st.integers(0, 3), st.integers(0, 3)),
+)
+histograms = st.lists(st.integers(1, 20_000), min_size=1, max_size=5).map(Lengths.of)
+kinds = st.sampled_from([kind(H200), kind(FITTED)])
+demands = st.builds(
+    Demand,
+    st.floats(0, 500),
+    histograms,
+    histograms,
+    prefix_hit_rate=st.floats(0, 1),
+    burstiness=st.floats(0, 10),
+)
+promises = st.builds(
+    SlaTargets, st.floats(1, 5000), st.floats(1, 200), st.floats(1, 99.9), st.floats(1, 99.9)
+)
+
+
+@settings(deadline=None)
+@given(st.builds(Targets, counts, counts), limits_of_all_kinds)
+def test_the_budget_is_never_exceeded_and_the_minimums_are_kept(wanted: Targets, limits: Limits) -> None:
+    fitted = fit(wanted, limits)
+    if fitted is None:
+        assert limits.gpus(limits.least) > limits.max_gpus
+        return
+    assert limits.gpus(fitted) <= limits.max_gpus
+    assert fitted.prefill >= limits.least.prefill
+    assert fitted.decode >= limits.least.decode
+    assert fitted.prefill <= max(wanted.prefill, limits.least.prefill)
+    assert fitted.decode <= max(wanted.decode, limits.least.decode)
+
+
+def test_a_grid_of_budgets_is_kept_and_used_up() -> None:
+    """Where one worker more of either kind that is wanted would fit, it is there."""
+    for prefill, decode, prefill_gpus, decode_gpus, most, least in product(
+        range(1, 8), range(1, 8), (1, 2, 4), (1, 2, 8), (4, 8, 16), (0, 1)
+    ):
+        wanted = Targets(prefill, decode)
+        limits = Limits(most, prefill_gpus, decode_gpus, Targets(least, least))
+        fitted = fit(wanted, limits)
+        if fitted is None:
+            assert least * (prefill_gpus + decode_gpus) > most
+            continue
+        rest = most - limits.gpus(fitted)
+        assert rest >= 0
+        assert fitted.prefill == prefill or rest < prefill_gpus
+        assert fitted.decode == decode or rest < decode_gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(kinds, st.booleans(), demands, promises, limits_of_all_kinds, st.builds(Targets, counts, counts))
+def test_any_demand_has_a_size_within_the_limits_and_a_story(
+    workers: WorkerKind,
+    is_aggregated: bool,
+    demand: Demand,
+    promise: SlaTargets,
+    limits: Limits,
+    current: Targets,
+) -> None:
+    deployment = Deployment(workers, None if is_aggregated else workers)
+    sizing = size(deployment, demand, promise, limits, current)
+    assert sizing.steps
+    assert sizing.steps[-1].after == sizing.targets
+    assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds, demands, st.floats(1, 4))
+def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Demand, factor: float) -> None:
+    deployment, plenty = Deployment(workers, workers), Limits(max_gpus=100_000)
+    promise = SlaTargets(1000.0, 30.0)
+    few = size(deployment, demand, promise, plenty, Targets(1, 1)).targets
+    many = size(deployment, demand.times(factor), promise, plenty, Targets(1, 1)).targets
+    assert many.decode >= few.decode
+    # More decode workers make shorter steps, and leave the prefill more of the TTFT.
+    assert many.prefill + many.decode >= few.prefill + few.decode
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds, st.lists(demands, max_size=2), limits_of_all_kinds, st.builds(Targets, counts, counts))
+def test_a_plan_keeps_the_limits_too(
+    workers: WorkerKind, expected: list[Demand], limits: Limits, current: Targets
+) -> None:
+    def sized(demand: Demand) -> object:
+        return size(Deployment(workers, workers), demand, SlaTargets(), limits, current)
+
+    sizing = plan(sized, expected, current, limits, 0.15)  # type: ignore[arg-type]
+    assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current

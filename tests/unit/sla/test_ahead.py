@@ -1,0 +1,74 @@
+"""How far ahead is looked, what counts as coming, and who may leave."""
+
+from __future__ import annotations
+
+from dynaplan.core.sla.ahead import coming, lookahead, plan
+from dynaplan.domain.decisions import Targets
+from dynaplan.domain.observation import WorkerCounts
+from dynaplan.domain.sla import Demand, Lengths, Limits, Sizing
+
+LIMITS = Limits(max_gpus=16)
+
+
+def demand(requests_per_s: float) -> Demand:
+    return Demand(requests_per_s, Lengths.fixed(100), Lengths.fixed(100))
+
+
+def one_worker_for_ten(each: Demand) -> Sizing:
+    """A size that is easy to follow: a decode worker for ten requests/s, a prefill worker for twenty."""
+    rate = each.requests_per_s
+    return Sizing(Targets(max(1, -int(-rate // 20)), max(1, -int(-rate // 10))))
+
+
+def planned(rates: list[float], current: Targets, headroom: float = 0.15) -> Sizing:
+    return plan(one_worker_for_ten, [demand(each) for each in rates], current, LIMITS, headroom)
+
+
+def test_demand_must_be_foretold_until_the_next_decision_s_workers_serve() -> None:
+    ahead = lookahead(startup_s=60.0, interval_s=30.0)
+    assert (ahead.from_s, ahead.until_s, ahead.intervals) == (60.0, 90.0, 3)
+    assert lookahead(0.0, 30.0).intervals == 1
+    assert lookahead(61.0, 30.0).intervals == 4
+
+
+def test_capacity_that_is_starting_counts_and_what_leaves_or_has_failed_does_not() -> None:
+    assert coming(WorkerCounts(starting=2, ready=3, backoff=1, draining=4, failed=5)) == 6
+
+
+def test_more_workers_come_as_soon_as_one_demand_needs_them() -> None:
+    assert planned([10.0, 31.0], Targets(1, 1)).targets == Targets(2, 4)
+
+
+def test_a_worker_stays_while_the_others_could_not_carry_a_little_more() -> None:
+    assert planned([19.0], Targets(1, 3)).targets == Targets(1, 3)
+    sizing = planned([19.0], Targets(1, 3))
+    assert "3 decode workers stay, not 2" in sizing.steps[-1].why
+
+
+def test_workers_leave_that_nobody_would_miss() -> None:
+    assert planned([17.0], Targets(1, 3)).targets == Targets(1, 2)
+    assert planned([17.0], Targets(4, 8)).targets == Targets(1, 2)
+
+
+def test_demand_that_will_rise_again_before_a_new_worker_could_serve_keeps_the_old_one() -> None:
+    assert planned([5.0, 25.0], Targets(2, 3)).targets == Targets(2, 3)
+
+
+def test_noise_about_a_constant_demand_settles() -> None:
+    workers, seen = Targets(1, 1), []
+    for step in range(60):
+        workers = planned([30.0 * (1 + 0.05 * (-1) ** step)], workers).targets
+        seen.append(workers)
+    assert len(set(seen[2:])) == 1
+
+
+def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
+    def odd(each: Demand) -> Sizing:
+        return Sizing(Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14))
+
+    sizing = plan(odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
+    assert LIMITS.gpus(sizing.targets) <= 16
+
+
+def test_no_demand_known_changes_nothing() -> None:
+    assert planned([], Targets(2, 2)).targets == Targets(2, 2)
