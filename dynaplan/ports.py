@@ -270,6 +270,15 @@ class HoldingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class AbandonableEngine(Protocol):
+    """A prefilling engine that holds hand-offs, and can be told that nobody will come for them."""
+
+    def abandon(self) -> None:
+        """Let go of every hand-off that is held."""
+        ...
+
+
 class MetricsSource(Protocol):
     """The load of workers, as they tell it themselves."""
 

@@ -75,6 +75,36 @@ class Sight:
         return (have_all_answered or is_empty) and quiet_s >= SILENT_S
 
 
+class RoutersWatch:
+    """Whether routers of any component are there, watched from the beginning of a worker's life."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._were_there = False
+        runtime.discovery.on_change(self._note)
+        self._note()
+
+    async def gone(self) -> None:
+        """Return when there were routers and for ``SILENT_S`` there have been none; until then it does not.
+
+        Then nobody is left who could send a request, with a hand-off of ours or without.
+        """
+        clock = self._runtime.clock
+        since_s = math.inf
+        while True:
+            now_s = clock.now_s()
+            since_s = min(since_s, now_s) if self._were_there and not self._are_there() else math.inf
+            if now_s - since_s >= SILENT_S:
+                return
+            await clock.sleep(POLL_LONGEST_S)
+
+    def _note(self) -> None:
+        self._were_there |= self._are_there()
+
+    def _are_there(self) -> bool:
+        return any(ROUTES_TO in each.card for each in self._runtime.discovery.all())
+
+
 class RoutedRequests:
     """The requests of one worker whose engine gets them straight from the routers.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.ports import ObservableEngine, ServingEngine
+from dynaplan.ports import AbandonableEngine, ObservableEngine, ServingEngine
+from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill_puller import CONCURRENT_PREFILLS, PrefillPuller
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     """
     engine = await _start_engine(runtime, "decode")
     if isinstance(engine, ServingEngine):
-        from dynaplan.runtime.routers import RoutedRequests
-
         routed = RoutedRequests(runtime, engine.requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.look)
         runtime.on_drain(routed.gone)
@@ -52,14 +52,33 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         await runtime.ready.wait()
         await puller.run()
 
+    routers = RoutersWatch(runtime)
+
     async def finish() -> None:
         await puller.finish()
-        await engine.stop()
+        await _stop_without_orphans(engine, routers)
 
     runtime.on_drain(finish)
     runtime.held_requests(lambda: puller.held)
     runtime.spawn(pull(), "prefill queue")
     return engine
+
+
+async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
+    """Stop the engine; it waits for hand-offs to be taken, but not for those that nobody can take any more.
+
+    An answer that was lost with the queue's server leaves one behind.
+    """
+    stopping, alone = asyncio.create_task(engine.stop()), asyncio.create_task(routers.gone())
+    try:
+        await asyncio.wait({stopping, alone}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done() and isinstance(engine, AbandonableEngine):
+            engine.abandon()
+        await stopping
+    finally:
+        for task in (stopping, alone):
+            task.cancel()
+        await asyncio.gather(stopping, alone, return_exceptions=True)
 
 
 async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:

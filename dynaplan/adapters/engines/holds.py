@@ -46,6 +46,11 @@ class Holds:
         if self._let_go is not None:
             self._let_go(request_id)
 
+    def release_all(self) -> None:
+        """Let all of them go."""
+        for request_id in list(self._held):
+            self.release(request_id)
+
     async def wait_empty(self) -> None:
         """Return when nothing is held."""
         await self._is_empty.wait()

@@ -184,6 +184,10 @@ class LlamaCppEngine:
         """The decode side has read the file, or never will; an unknown one is no error."""
         self._files.holds.release(request_id)
 
+    def abandon(self) -> None:
+        """Nobody is left who could read the files."""
+        self._files.holds.release_all()
+
     async def stop(self) -> None:
         """Wait until held hand-offs have been read or have expired, then end the server and its files."""
         try:

@@ -259,6 +259,10 @@ class HoldingServerEngine(ServerEngine):
         """The decode side has taken the hand-off, or never will; an unknown one is no error."""
         self._holds.release(request_id)
 
+    def abandon(self) -> None:
+        """Nobody is left who could take a hand-off."""
+        self._holds.release_all()
+
 
 async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     """The result of whichever ends first; the others are cancelled."""

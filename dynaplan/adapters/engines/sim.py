@@ -125,6 +125,10 @@ class SimEngine:
                 self._close(answer, "the engine stops")
             await self._fetcher.close()
 
+    def abandon(self) -> None:
+        """Nobody is left who could take a computed prompt."""
+        self._hand_offs.drop_all()
+
     async def died(self) -> None:
         """Raises PermanentError when the engine has failed; until then it does not return."""
         await self._failed.wait()

@@ -76,6 +76,11 @@ class HandOffs:
             self._drop(hand_off_id)
         return response
 
+    def drop_all(self) -> None:
+        """Let go of all of them: nobody will take them."""
+        for hand_off_id in list(self._held):
+            self._drop(hand_off_id)
+
     async def drained(self) -> None:
         """Return when nothing is held."""
         while self._held:

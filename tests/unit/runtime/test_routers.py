@@ -12,7 +12,7 @@ from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.runtime.routers import SILENT_S, RoutedRequests
+from dynaplan.runtime.routers import SILENT_S, RoutedRequests, RoutersWatch
 from tests.unit.runtime.fake_store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -182,3 +182,18 @@ async def test_what_is_held_is_counted_once(stage: Stage) -> None:
     stage.in_engine = None
     await stage.routed.look()
     assert stage.routed.held == 2
+
+
+async def test_routers_are_gone_once_there_were_some_and_for_a_while_there_are_none(stage: Stage) -> None:
+    watch = RoutersWatch(stage.runtime)
+    loop = asyncio.get_running_loop()
+    gone = asyncio.create_task(watch.gone())
+    await asyncio.sleep(10)
+    assert not gone.done()  # nobody has been there yet: a graph without our Frontend
+    key = await stage.router(HOME, 0, routes_to="OtherWorker")
+    await asyncio.sleep(10)
+    assert not gone.done()
+    await stage.store.delete(key)
+    begin_s = loop.time()
+    await asyncio.wait_for(gone, 10)
+    assert SILENT_S <= loop.time() - begin_s <= SILENT_S + 1

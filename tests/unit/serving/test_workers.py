@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan import wiring
+from dynaplan.domain.discovery import Instance
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.load import WorkerLoad
@@ -59,6 +60,22 @@ class ServingEngine(Engine):
 
     async def requests(self) -> int:
         return 0
+
+
+class PatientEngine(Engine):
+    """One that holds a hand-off and does not end before somebody has taken it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = asyncio.Event()
+
+    async def stop(self) -> None:
+        await self.taken.wait()
+        await super().stop()
+
+    def abandon(self) -> None:
+        self.events.append("abandon")
+        self.taken.set()
 
 
 @pytest.fixture
@@ -170,3 +187,23 @@ async def test_a_wrong_number_of_prefills_is_an_error(
     runtime.settings = {"max-concurrent-prefills": value}
     with pytest.raises(ConfigError, match="max-concurrent-prefills"):
         await start_prefill_worker(runtime)
+
+
+async def test_a_prefill_worker_does_not_wait_for_hand_offs_that_nobody_is_left_to_take(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PatientEngine()
+    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: engine)
+    await runtime.discovery.start()
+    frontend = Instance("ns", "Frontend", "health", 7, "http://127.0.0.1:3", card={"routes_to": "VllmWorker"})
+    await runtime.store.put(frontend.key, frontend.to_json())
+    await start_prefill_worker(runtime)
+    finishing = asyncio.create_task(runtime.finishers[0]())
+    await asyncio.sleep(20)
+    assert engine.events == ["start"]
+
+    await runtime.store.delete(frontend.key)
+    await asyncio.wait_for(finishing, 10)
+
+    assert engine.events == ["start", "abandon", "stop"]
+    await runtime.discovery.close()
