@@ -46,7 +46,7 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
 
 
 ONE_THREAD = {"GOMAXPROCS": "1"}
-"""etcd and nats-server are Go programs: with one running thread each idles at about two thirds of the cost."""
+"""etcd and nats-server are Go programs: with one running thread each idles at two thirds of the cost."""
 
 
 def server_watcher(name: str, command: list[str], working_dir: str) -> WatcherSpec:
