@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from dynaplan.domain.planner_settings import PlannerSettings, option_name, option_type
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.settings_fields import option_name, option_type
 
 
 def _with_options(command: click.Command) -> click.Command:

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dynaplan.domain.errors import ConfigError, nearest
-
-# One reader for the options of all settings: the same words are accepted, and refused in the same way.
-from dynaplan.domain.planner_settings import _checked as checked
-from dynaplan.domain.planner_settings import _option as option
-from dynaplan.domain.planner_settings import option_name
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings_fields import given_values, option, option_name
 
 PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
 """The values of ``load-predictor``. The first four are the original's."""
@@ -67,15 +63,7 @@ class ForecastSettings:
         Text is read as the option's type. None means "not set". Raises ConfigError naming the key, its
         value and what was expected; for an unknown key, the nearest known one.
         """
-        known = {option_name(each): each for each in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in options.items():
-            name = key.replace("_", "-")
-            if name not in known:
-                raise ConfigError(f"Planner has no option {key!r}", hint=nearest(name, known))
-            if value is not None:
-                values[known[name].name] = checked(known[name], key, value)
-        settings = cls(**values)
+        settings = cls(**given_values(cls, options))
         if settings.load_predictor not in PREDICTORS:
             raise ConfigError(
                 f"Planner.load-predictor: {settings.load_predictor!r}",

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dynaplan.domain.decisions import Step, Targets
-from dynaplan.domain.errors import ConfigError, nearest
-from dynaplan.domain.planner_settings import _checked as checked
-from dynaplan.domain.planner_settings import _option as option
-from dynaplan.domain.planner_settings import option_name
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings_fields import given_values, option, option_name
 
 
 @dataclass(frozen=True)
@@ -208,15 +206,7 @@ class SlaSettings:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> SlaSettings:
         """Check options as the user wrote them, keys in kebab or snake case; as ``PlannerSettings`` does."""
-        known = {option_name(each): each for each in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in options.items():
-            name = key.replace("_", "-")
-            if name not in known:
-                raise ConfigError(f"Planner has no option {key!r}", hint=nearest(name, known))
-            if value is not None:
-                values[known[name].name] = checked(known[name], key, value)
-        settings = cls(**values)
+        settings = cls(**given_values(cls, options))
         settings.check_together()
         return settings
 

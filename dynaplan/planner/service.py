@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dynaplan.domain.planner_settings import PlannerSettings, option_name, option_type
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.settings_fields import option_name, option_type
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.endpoints import async_on_start
 from dynaplan.sdk.interfaces import PlannerInterface

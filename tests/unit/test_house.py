@@ -13,7 +13,8 @@ import click
 
 from dynaplan.cli.main import COMMANDS, group
 from dynaplan.domain.fleet import HOLDS_GPUS, LIFECYCLE
-from dynaplan.domain.planner_settings import PlannerSettings, option_name
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.settings_fields import option_name
 from dynaplan.planner.service import PLANNER
 from dynaplan.sdk.options import kebab
 from dynaplan.serving import options
