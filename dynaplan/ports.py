@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.forecast import Forecast
     from dynaplan.domain.observation import FleetCounts, Sample
     from dynaplan.domain.scaling import DesiredCounts
+    from dynaplan.domain.sla import Traffic
 
 
 class Clock(Protocol):
@@ -347,4 +348,23 @@ class Forecaster(Protocol):
 
     async def close(self) -> None:
         """Let go of everything."""
+        ...
+
+
+class TrafficSource(Protocol):
+    """What clients sent and how they were answered, over all frontends of a deployment."""
+
+    async def pull(self) -> None:
+        """Look at the counters, every ``metric-pulling-interval``. Never raises."""
+        ...
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """What was seen since the last call, which was that long ago.
+
+        Never raises: no data is a Traffic without requests that says why; no requests are 0.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the connections."""
         ...

@@ -114,6 +114,8 @@ class Limits:
 class Traffic:
     """What was seen in one interval: means over its requests, times in ms. None is "no data", 0 is not.
 
+    ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
+    ``dispersion`` is the variance of the arrivals in a metric pull over their mean: 1 for independent clients.
     ``missing`` says why there is no data.
     """
 
@@ -124,6 +126,9 @@ class Traffic:
     ttft_ms: float | None = None
     itl_ms: float | None = None
     duration_ms: float | None = None
+    isl: Lengths | None = None
+    osl: Lengths | None = None
+    dispersion: float | None = None
     missing: str = ""
 
 
