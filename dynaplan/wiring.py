@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.stores.etcd import EtcdStore
     from dynaplan.core.engine_settings import SimOptions
-    from dynaplan.core.step_timing import MeasuredProfile, StepTiming
+    from dynaplan.core.sla.targeting import SlaModel
+    from dynaplan.core.step_timing import StepTiming
     from dynaplan.domain.engine import EngineContext
     from dynaplan.domain.forecast import ForecastSettings
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.observation import FleetCounts
     from dynaplan.domain.planner_settings import PlannerSettings
-    from dynaplan.domain.profile import ProfileTables
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
@@ -212,6 +212,13 @@ def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
     return timing_for(options)
 
 
+def engine_profile(options: SimOptions) -> str:
+    """The name of the profile that times the simulated engine."""
+    from dynaplan.adapters.engines.profiles import profile_name
+
+    return profile_name(options)
+
+
 def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
     """The requests of a trace file, or of made-up load, so many times over; raises ConfigError."""
     from dynaplan.adapters.traces.reading import read_trace
@@ -239,15 +246,13 @@ def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster
     return InlineForecaster(settings)
 
 
-def sla_profile(profile_results_dir: str, tensor_parallel_size: int) -> MeasuredProfile:
-    """The measured profile that ``profile-results-dir`` names; raises ConfigError."""
-    from dynaplan.adapters.profiles.opening import open_profile
+def sla_model(
+    settings: PlannerSettings,
+    engine: Mapping[str, Any],
+    is_disaggregated: bool,
+    router: str = "round-robin",
+) -> SlaModel:
+    """What the SLA policy plans with, by the profile that the settings name; raises ConfigError."""
+    from dynaplan.adapters.profiles.modelling import model_of
 
-    return open_profile(profile_results_dir, tensor_parallel_size)
-
-
-def profile_tables(profile: MeasuredProfile, name: str) -> ProfileTables:
-    """What the formulas of the SLA planner look up in; loads a numerical library, for a second."""
-    from dynaplan.adapters.profiles.tables import tables_of
-
-    return tables_of(profile, name)
+    return model_of(settings, engine, is_disaggregated, router)

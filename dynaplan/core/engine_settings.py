@@ -139,7 +139,7 @@ def _wrong(key: str, value: object, expected: str) -> ConfigError:
 
 def _text(options: Mapping[str, Any], key: str, default: str) -> str:
     value = _given(options, key, default)
-    if not isinstance(value, str) or (key in options and not value.strip()):
+    if not isinstance(value, str) or (options.get(key) is not None and not value.strip()):
         raise _wrong(key, value, "a text that is not empty")
     return value
 

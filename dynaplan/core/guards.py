@@ -27,8 +27,18 @@ def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredC
 
 def against_minimum(settings: PlannerSettings, role: Role, workers: int, gpus: int) -> str:
     """Against removing one of so many workers of ``gpus`` each: the minimum of each role."""
-    least = settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
+    least = least_workers(settings, gpus)
     return "" if workers > least else f"{least} is the least number of {role.value} workers"
+
+
+def least_workers(settings: PlannerSettings, gpus: int) -> int:
+    """The minimum of a role whose workers have so many GPUs each."""
+    return settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
+
+
+def against_floor(role: Role, workers: int, floor: int) -> str:
+    """Against removing one of so many workers: the targets need as many."""
+    return "" if workers > floor else f"the targets need {floor} {role.value} workers"
 
 
 def against_grace(state: PlannerState) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dynaplan.core import guards
@@ -80,12 +80,13 @@ class Signal:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a stage may look at."""
+    """All that a stage may look at; no stage goes below the ``floor``."""
 
     settings: PlannerSettings
     state: PlannerState
     observation: Observation
     current: Targets
+    floor: Targets = field(default_factory=Targets)
 
     @property
     def is_disaggregated(self) -> bool:
@@ -175,6 +176,7 @@ def _against_removing(situation: Situation, role: Role, signal: Signal, load: fl
     gpus = guards.gpus_of(settings, situation.observation.fleet, role)
     return (
         guards.against_minimum(settings, role, workers, gpus)
+        or guards.against_floor(role, workers, situation.floor.of(role))
         or (guards.against_grace(situation.state) if role is Role.DECODE else "")
         or guards.against_consolidation(settings, load, signal.up, signal.serving, workers)
     )

@@ -7,39 +7,76 @@ from dataclasses import replace
 
 from dynaplan.core import guards
 from dynaplan.core.load_policy import Situation, Stage, scale_down, scale_up
-from dynaplan.domain.decisions import Decision, PlannerState, Step, Targets
+from dynaplan.core.sla.limits import at_least
+from dynaplan.core.sla.targeting import SlaModel, plan_for_targets
+from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
+from dynaplan.domain.targets import Step, Targets
 
 Gate = Callable[[Situation], tuple[bool, str]]
 """Whether the stages after it may run, and why."""
 
 
 def decide(
-    settings: PlannerSettings, state: PlannerState, observation: Observation
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    model: SlaModel | None = None,
 ) -> tuple[PlannerState, Decision]:
     """The desired numbers of workers after one adjustment interval, and the state for the next one.
 
-    At most one worker of each kind more or fewer. Removing comes before adding and prefill before decode,
-    so prefill gets the budget first. Total: any observation has a decision, and the
-    unknown changes nothing.
+    Total: any observation has a decision, and the unknown changes nothing.
+
+    With the policy ``sla`` they are those that the coming traffic needs to meet the targets; also while an
+    earlier decision is carried out, because workers that are starting count as there. With ``both`` the
+    thresholds may add workers to these, and take away what they added. With ``load`` there are the thresholds
+    alone. They move at most one worker of each kind. Removing comes before adding and prefill before decode,
+    so prefill gets the budget first.
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
-    targets, steps = situation.current, []
+    targets = situation.current
+    is_known, why = _is_known(situation)
+    steps = [Step("known", targets, targets, why)]
+    if is_known and settings.is_by_targets:
+        situation, planned = _planned(situation, model)
+        steps += planned
+        targets = planned[-1].after
+    if is_known and settings.policy != "sla":
+        steps += _by_thresholds(situation, targets)
+    decision = Decision(situation.current, steps[-1].after, tuple(steps))
+    return _next_state(situation, decision), decision
+
+
+def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step]]:
+    """What the targets need; with the policy ``both``, no fewer than there are."""
+    current, settings = situation.current, situation.settings
+    if model is None:
+        raise ValueError(f"policy {settings.policy} without a model of the engines")
+    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, current)
+    steps = list(sizing.steps)
+    if settings.policy == "both":
+        after = at_least(current, sizing.targets)
+        steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
+    return replace(situation, state=state, floor=sizing.targets), steps
+
+
+def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+    steps = []
     for name, gate in GATES.items():
         is_open, why = gate(situation)
         steps.append(Step(name, targets, targets, why))
         if not is_open:
-            break
-    else:
-        for name, stage in _stages(situation).items():
-            after, why = stage(situation, targets)
-            steps.append(Step(name, targets, after, why))
-            targets = after
-    decision = Decision(situation.current, targets, tuple(steps))
-    return _next_state(situation, decision), decision
+            return steps
+    if targets != situation.current:
+        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for what it brings")]
+    for name, stage in _stages(situation).items():
+        after, why = stage(situation, targets)
+        steps.append(Step(name, targets, after, why))
+        targets = after
+    return steps
 
 
 def not_carried_out(state: PlannerState) -> PlannerState:
@@ -93,8 +130,8 @@ def _is_steady(situation: Situation) -> tuple[bool, str]:
     return True, "the same workers were there all through the interval"
 
 
-GATES: dict[str, Gate] = {"known": _is_known, "pending": _is_settled, "steady": _is_steady}
-"""What comes before every stage; the first that is closed ends the decision."""
+GATES: dict[str, Gate] = {"pending": _is_settled, "steady": _is_steady}
+"""What comes before every threshold; the first that is closed ends the decision."""
 
 _STAGES: dict[str, tuple[Role, Stage]] = {
     "prefill scale down": (Role.PREFILL, scale_down(Role.PREFILL)),

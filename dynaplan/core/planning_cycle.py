@@ -8,6 +8,7 @@ from __future__ import annotations
 from dynaplan.core import guards
 from dynaplan.core.load_policy import averaged
 from dynaplan.core.planning import decide, not_carried_out
+from dynaplan.core.sla.targeting import SlaModel
 from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.observation import Load, Observation, Sample
 from dynaplan.domain.planner_settings import PlannerSettings
@@ -17,12 +18,14 @@ from dynaplan.domain.scaling import DesiredCounts
 class PlanningCycle:
     """One planner's intervals.
 
-    While a decision is being carried out (``is_scaling``) nothing is pulled and nothing decided: the next
-    interval begins when it is acknowledged, or after ``scaling-timeout``. Times are monotonic seconds.
+    With the policy ``load``, nothing is pulled and nothing decided while a decision is being carried out
+    (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``. Targets
+    are planned for in even intervals, whatever is being carried out. Times are monotonic seconds.
     """
 
-    def __init__(self, settings: PlannerSettings) -> None:
+    def __init__(self, settings: PlannerSettings, model: SlaModel | None = None) -> None:
         self._settings = settings
+        self._model = model
         self._samples: list[Sample] = []
         self._began_s = 0.0
         self.before = PlannerState()
@@ -38,8 +41,13 @@ class PlanningCycle:
         """These counts are asked for now; when scaling has ended with that, a new interval begins."""
         self.state = self.state.noting(desired, now_s)
         self.is_scaling = guards.is_waiting(self._settings, self.state, desired, now_s)
-        if not self.is_scaling:
+        if not self.is_scaling and not self._settings.is_by_targets:
             self.begin(now_s)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a decision that is being carried out is waited for."""
+        return self.is_scaling and not self._settings.is_by_targets
 
     def add(self, sample: Sample) -> None:
         """One metric pull."""
@@ -57,7 +65,7 @@ class PlanningCycle:
     def decide(self, observation: Observation) -> Decision:
         """The decision at the end of this interval."""
         self.before = self.state
-        self.state, decision = decide(self._settings, self.state, observation)
+        self.state, decision = decide(self._settings, self.state, observation, self._model)
         self.is_scaling |= observation.desired.is_pending
         return decision
 

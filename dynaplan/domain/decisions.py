@@ -8,41 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
-
-
-@dataclass(frozen=True)
-class Targets:
-    """How many workers of each kind: current, proposed and desired alike."""
-
-    prefill: int = 0
-    decode: int = 0
-
-    def of(self, role: Role) -> int:
-        """The number for ``Role.PREFILL`` or ``Role.DECODE``."""
-        return self.prefill if role is Role.PREFILL else self.decode
-
-    def plus(self, role: Role, workers: int) -> Targets:
-        """These with so many workers of the role more, or fewer."""
-        if role is Role.PREFILL:
-            return replace(self, prefill=self.prefill + workers)
-        return replace(self, decode=self.decode + workers)
-
-    def __str__(self) -> str:
-        return f"prefill {self.prefill}, decode {self.decode}"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One stage of a decision: what it was given, what it passed on, and why. Unchanged is a result too."""
-
-    stage: str
-    before: Targets
-    after: Targets
-    why: str
+from dynaplan.domain.sla import Corrections
+from dynaplan.domain.targets import Step as Step
+from dynaplan.domain.targets import Targets as Targets
 
 
 @dataclass(frozen=True)
@@ -80,12 +51,23 @@ class PlannerState:
 
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
     ``pending_id`` is the decision that nobody had acknowledged when it was last looked at, first seen so at
-    ``pending_since_s``; -1 when there is none.
+    ``pending_since_s``; -1 when there is none. ``corrections`` are what the engines were measured to take
+    over what their profile says. ``wanted`` are the numbers of workers that the targets asked for in the last
+    intervals, the newest last.
     """
 
     decode_grace_left: int = 0
     pending_id: int = -1
     pending_since_s: float = 0.0
+    corrections: Corrections = field(default_factory=Corrections)
+    wanted: tuple[Targets, ...] = ()
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
+        """Read ``dataclasses.asdict``'s form."""
+        corrections = Corrections(**document.get("corrections", {}))
+        wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
+        return cls(**{**document, "corrections": corrections, "wanted": wanted})
 
     def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
         """This, having seen at that time which decision is pending."""
@@ -133,10 +115,10 @@ class DecisionRecord:
         return cls(
             wall_time=document["wall_time"],
             settings=PlannerSettings.from_options(document["settings"]),
-            state=PlannerState(**document["state"]),
+            state=PlannerState.from_json(document["state"]),
             observation=Observation.from_json(document["observation"]),
             decision=Decision.from_json(document["decision"]),
-            next_state=PlannerState(**document["next_state"]),
+            next_state=PlannerState.from_json(document["next_state"]),
         )
 
 

@@ -64,12 +64,16 @@ class ForecastSettings:
         value and what was expected; for an unknown key, the nearest known one.
         """
         settings = cls(**given_values(cls, options))
-        if settings.load_predictor not in PREDICTORS:
+        settings.check_forecasting()
+        return settings
+
+    def check_forecasting(self) -> None:
+        """Raise ConfigError for what the type of an option does not tell."""
+        if self.load_predictor not in PREDICTORS:
             raise ConfigError(
-                f"Planner.load-predictor: {settings.load_predictor!r}",
+                f"Planner.load-predictor: {self.load_predictor!r}",
                 hint=f"expected one of {', '.join(PREDICTORS)}",
             )
-        return settings
 
     def to_options(self) -> dict[str, Any]:
         """Option -> value, as ``from_options`` reads it; without those that are not set."""

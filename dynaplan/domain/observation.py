@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.traffic import Foresight, Traffic
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ class Load:
 class Observation:
     """One adjustment interval. ``at_s`` is monotonic.
 
-    ``unknown`` says why the fleet and the desired counts could not be read; ``failure`` says why the
-    decision before this one was not carried out. Both are empty when all is well.
+    ``traffic`` and ``foresight`` are there for the policies that plan for targets; ``startup_s`` is how long
+    a worker takes from its start to ready, the slower role's. ``unknown`` says why the fleet and the desired
+    counts could not be read; ``failure`` says why the decision before this one was not carried out. Both are
+    empty when all is well.
     """
 
     at_s: float
@@ -110,6 +113,9 @@ class Observation:
     load: Load = field(default_factory=Load)
     unknown: str = ""
     failure: str = ""
+    traffic: Traffic | None = None
+    foresight: Foresight | None = None
+    startup_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that ``from_json`` reads back."""
@@ -118,7 +124,7 @@ class Observation:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
         """Read ``to_json``'s form."""
-        fleet = document["fleet"]
+        fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
         return cls(
             at_s=document["at_s"],
             fleet=FleetCounts(
@@ -128,4 +134,7 @@ class Observation:
             load=Load(**document["load"]),
             unknown=document["unknown"],
             failure=document["failure"],
+            traffic=Traffic.from_json(traffic) if traffic else None,
+            foresight=Foresight.from_json(foresight) if foresight else None,
+            startup_s=document.get("startup_s", 0.0),
         )

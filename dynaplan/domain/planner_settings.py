@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.forecast import ForecastSettings
 from dynaplan.domain.settings_fields import given_values, option, option_name
+from dynaplan.domain.sla import SlaSettings
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
 """Intervals without removal after one that added a decode worker: it has to fill its KV cache first."""
@@ -22,15 +24,20 @@ ENVIRONMENTS = ("local", "virtual")
 """Both write the desired counts as the virtual connector's keys; they differ in who carries them out."""
 
 
+POLICIES = ("load", "sla", "both")
+"""By thresholds, by targets, or with the targets' number of workers as a floor that thresholds add to."""
+
+
 @dataclass(frozen=True)
-class PlannerSettings:
-    """Every option of the load planner; ``option_names`` gives their names outside. Intervals are in seconds.
+class PlannerSettings(ForecastSettings, SlaSettings):
+    """Every option of the planner; ``option_name`` gives their names outside. Intervals are in seconds.
 
     The thresholds are per worker: requests in the prefill queue for each prefill worker, and the mean KV
     usage (0 to 1) of the decode workers.
     """
 
     namespace: str = option("dynamo", "Namespace the planner looks at")
+    policy: str = option("load", f"What workers are counted by: {', '.join(POLICIES)}")
     environment: str = option("local", "Who carries decisions out: local or virtual")
     served_model_name: str = option("vllm", "Model name that is being served")
     no_operation: bool = option(False, "Observe, decide and record, but change nothing")
@@ -39,7 +46,7 @@ class PlannerSettings:
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
     max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
     min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)
-    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", least=1)
+    min_endpoint: int | None = option(None, "The same minimum, as a number of workers", least=1, kind=int)
     decode_kv_scale_up_threshold: float = option(
         0.9, "Mean KV usage above which to add a decode worker", least=0
     )
@@ -60,6 +67,15 @@ class PlannerSettings:
     scaling_timeout_s: float = option(
         1800.0, "Seconds after which an unacknowledged decision blocks no longer", above=0
     )
+    startup_time_s: float | None = option(
+        None, "Seconds from a worker's start to ready; as it was before where not given", least=0, kind=float
+    )
+    prometheus_endpoint: str | None = option(
+        None, "Prometheus server to ask about traffic; without one the frontends are asked"
+    )
+    metric_reporting_prometheus_port: int = option(
+        0, "Port of the planner's own /metrics when it runs on its own; 0 for none", least=0
+    )
     decode_component: str = option("VllmWorker", "The service whose workers decode")
     prefill_component: str = option("PrefillWorker", "The service whose workers prefill")
 
@@ -72,8 +88,15 @@ class PlannerSettings:
         """
         values = given_values(cls, options)
         settings = cls(**values)
-        settings._check_together(values)
+        settings.check_sizing()
+        settings.check_forecasting()
+        settings._check_options(values)
         return settings
+
+    @property
+    def is_by_targets(self) -> bool:
+        """Whether targets have a say: the policies ``sla`` and ``both``."""
+        return self.policy != "load"
 
     def to_options(self) -> dict[str, Any]:
         """Option -> value, as ``from_options`` reads it; without those that are not set."""
@@ -82,7 +105,11 @@ class PlannerSettings:
             del settings["min-gpu-budget"]
         return {name: value for name, value in settings.items() if value is not None}
 
-    def _check_together(self, given: Mapping[str, Any]) -> None:
+    def _check_options(self, given: Mapping[str, Any]) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(
+                f"Planner.policy: {self.policy!r}", hint=f"expected one of {', '.join(POLICIES)}"
+            )
         expected = f"expected one of {', '.join(ENVIRONMENTS)}"
         if self.environment == "kubernetes":
             raise ConfigError("environment: 'kubernetes' is not there yet", hint=expected)

@@ -10,9 +10,19 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError, nearest
 
 
-def option(default: Any, about: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """A field that is an option; ``least`` and ``above`` bound a number from below."""
-    return field(default=default, metadata={"about": about, "least": least, "above": above})
+def option(
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    kind: type | None = None,
+) -> Any:
+    """A field that is an option; ``least`` and ``above`` bound a number from below.
+
+    ``kind`` is its type where the default does not tell it: text where there is none.
+    """
+    return field(default=default, metadata={"about": about, "least": least, "above": above, "kind": kind})
 
 
 def given_values(settings: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +56,9 @@ def option_name(setting: Field[Any]) -> str:
 
 def option_type(setting: Field[Any]) -> type:
     """The type of a setting's value: bool, int, float or str."""
-    if setting.name == "min_endpoint":
-        return int
+    kind = setting.metadata["kind"]
+    if kind is not None:
+        return kind  # type: ignore[no-any-return]  # of a mapping of anything
     return str if setting.default is None or setting.default is MISSING else type(setting.default)
 
 

@@ -1,79 +1,19 @@
-"""What the SLA planner plans with: how long requests are, how many come, what was promised, what was seen."""
+"""What the SLA planner plans with: what was promised, what bounds it, and what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dynaplan.domain.decisions import Step, Targets
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings_fields import given_values, option, option_name
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """How long prompts or answers are, as a histogram over tokens.
-
-    ``counts[i]`` of them are longer than bound ``i - 1`` (the first: 0) and no longer than bound ``i``; one
-    count more than there are bounds is of those longer than the last. The counts may be shares.
-    ``mean_tokens`` is the exact mean where it is known: coarse buckets are read so that it comes out.
-    """
-
-    upper_bounds_tokens: tuple[float, ...]
-    counts: tuple[float, ...]
-    mean_tokens: float | None = None
-
-    @classmethod
-    def fixed(cls, tokens: float) -> Lengths:
-        """All of the same length."""
-        return cls((tokens - min(1.0, tokens / 2), tokens), (0.0, 1.0), tokens)
-
-    @classmethod
-    def of(cls, tokens: Sequence[float], buckets_per_doubling: int = 2) -> Lengths:
-        """The histogram of these lengths, in buckets that grow evenly."""
-        if not tokens:
-            return cls((), ())
-        growth = 2 ** (1 / buckets_per_doubling)
-        bounds = [1.0]
-        while bounds[-1] < max(tokens):
-            bounds.append(bounds[-1] * growth)
-        counts = [0.0] * len(bounds)
-        for each in tokens:
-            counts[next(index for index, bound in enumerate(bounds) if each <= bound)] += 1
-        return cls(tuple(bounds), tuple(counts), sum(tokens) / len(tokens))
-
-    @property
-    def total(self) -> float:
-        """The sum of the counts."""
-        return sum(self.counts)
-
-    def __add__(self, other: Lengths) -> Lengths:
-        """Both histograms as one; they have the same bounds. The mean stays exact if both are."""
-        counts = tuple(mine + others for mine, others in zip(self.counts, other.counts, strict=True))
-        total, mean = self.total + other.total, None
-        if total and self.mean_tokens is not None and other.mean_tokens is not None:
-            mean = (self.mean_tokens * self.total + other.mean_tokens * other.total) / total
-        return Lengths(self.upper_bounds_tokens, counts, mean)
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What comes in: requests per second and their lengths.
-
-    ``prefix_hit_rate`` is the part of the prompts' tokens that need not be computed. ``burstiness`` is the
-    variance of the number of arrivals over its mean: 1 for independent clients (Poisson), 0 for a metronome.
-    """
-
-    requests_per_s: float
-    isl: Lengths
-    osl: Lengths
-    prefix_hit_rate: float = 0.0
-    burstiness: float = 1.0
-
-    def times(self, factor: float) -> Demand:
-        """So many times the requests, alike otherwise."""
-        return replace(self, requests_per_s=self.requests_per_s * factor)
+from dynaplan.domain.targets import Step, Targets
+from dynaplan.domain.traffic import Demand as Demand
+from dynaplan.domain.traffic import Expected as Expected
+from dynaplan.domain.traffic import Foresight as Foresight
+from dynaplan.domain.traffic import Lengths as Lengths
+from dynaplan.domain.traffic import Traffic as Traffic
 
 
 @dataclass(frozen=True)
@@ -108,37 +48,6 @@ class Limits:
     def gpus(self, workers: Targets) -> int:
         """The GPUs of so many workers."""
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What was seen in one interval: means over its requests, times in ms. None is "no data", 0 is not.
-
-    ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
-    ``dispersion`` is the variance of the arrivals in a metric pull over their mean: 1 for independent clients.
-    ``missing`` says why there is no data.
-    """
-
-    interval_s: float
-    requests: float | None = None
-    isl_tokens: float | None = None
-    osl_tokens: float | None = None
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    duration_ms: float | None = None
-    isl: Lengths | None = None
-    osl: Lengths | None = None
-    dispersion: float | None = None
-    missing: str = ""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What is expected of the next interval: its requests, and their mean lengths; None is "not known"."""
-
-    requests: float | None = None
-    isl_tokens: float | None = None
-    osl_tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -212,14 +121,14 @@ class SlaSettings:
     def from_options(cls, options: Mapping[str, Any]) -> SlaSettings:
         """Check options as the user wrote them, keys in kebab or snake case; as ``PlannerSettings`` does."""
         settings = cls(**given_values(cls, options))
-        settings.check_together()
+        settings.check_sizing()
         return settings
 
     def to_options(self) -> dict[str, Any]:
         """Option -> value, as ``from_options`` reads it."""
         return {option_name(each): getattr(self, each.name) for each in fields(self)}
 
-    def check_together(self) -> None:
+    def check_sizing(self) -> None:
         """Raise ConfigError for what the type of an option does not tell."""
         for name in ("ttft_percentile", "itl_percentile"):
             if getattr(self, name) >= 100:

@@ -22,7 +22,8 @@ from dynaplan.domain.fleet import Role
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.trace import TracedRequest
 
-POLICIES = ("load", "static", "hpa", "kpa")
+POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa")
+"""``formula`` is the SLA planner as Dynamo had it: its formulas, its interval, and no second thought."""
 
 HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
 """Mean KV usage, and queue per prefill worker: the middle between the load planner's default thresholds."""
@@ -111,8 +112,12 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {', '.join(POLICIES)}:P,D")
     if kind == "static":
         return StaticPolicy(name)
-    if kind == "load":
-        return PlannerPolicy(name, _planner_settings(options, settings))
+    if kind in PLANNED:
+        planner = _planner_settings({**PLANNED[kind], **options.planner}, options, settings)
+        model = None
+        if planner.is_by_targets:
+            model = wiring.sla_model(planner, options.engine, options.is_disaggregated, options.router)
+        return PlannerPolicy(name, planner, model)
     roles = settings.gpus_per_worker
     if kind == "hpa":
         return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
@@ -129,9 +134,22 @@ def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_
     return batch
 
 
-def _planner_settings(options: SimulateOptions, settings: ServiceSettings) -> PlannerSettings:
+PLANNED: Mapping[str, Mapping[str, Any]] = {
+    "load": {"policy": "load"},
+    "sla": {"policy": "sla"},
+    "both": {"policy": "both"},
+    "formula": {"policy": "sla", "sizing": "formula", "load-predictor": "constant"},
+}
+"""The policies of the planner itself, as its options; those that the user gives come first."""
+
+
+def _planner_settings(
+    given: Mapping[str, Any], options: SimulateOptions, settings: ServiceSettings
+) -> PlannerSettings:
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
-    return PlannerSettings.from_options({"max-gpu-budget": options.gpus, **gpus, **options.planner})
+    slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
+    profile = {"profile-results-dir": wiring.engine_profile(SimOptions.from_options(options.engine))}
+    return PlannerSettings.from_options({"max-gpu-budget": options.gpus, **gpus, **slo, **profile, **given})
 
 
 def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:

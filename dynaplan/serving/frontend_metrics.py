@@ -22,13 +22,12 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from dynaplan.domain.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving.stream_tokens import Usage, tokens_in
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 DURATION_S = (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
-INPUT_TOKENS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
-OUTPUT_TOKENS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
 TTFT_S = (0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480)
 ITL_S = (
     *(0, 0.0018, 0.0033, 0.0059, 0.011, 0.02, 0.035, 0.064, 0.12, 0.21),

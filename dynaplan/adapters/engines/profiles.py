@@ -25,7 +25,7 @@ def known_profiles() -> list[str]:
 
 def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
     """The timing that the options ask for, and the KV tokens of one worker with it; raises ConfigError."""
-    name = options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
+    name = profile_name(options)
     if name == "mocker":
         kv_tokens = (options.total_blocks or MOCKER_KV_BLOCKS) * options.block_tokens
         return mocker_timing(kv_tokens), kv_tokens
@@ -33,6 +33,11 @@ def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
         return FITTED[name].timing(), FITTED[name].max_kv_tokens
     profile = load_profile(name, options.tensor_parallel_size)
     return profile.timing(), profile.max_kv_tokens
+
+
+def profile_name(options: SimOptions) -> str:
+    """The profile that the options name, or else the one that is nearest to their model."""
+    return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
 
 
 def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:

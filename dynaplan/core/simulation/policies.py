@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dynaplan.core.forecasting.forecasting import forecast
+from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.core.planning_cycle import PlanningCycle
 from dynaplan.core.simulation.service import SimulatedService
+from dynaplan.core.sla.foresight import foresight, questions
+from dynaplan.core.sla.history import TrafficHistory
+from dynaplan.core.sla.targeting import SlaModel
 from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
@@ -19,18 +24,31 @@ Decided = Callable[[PlannerState, Observation, Decision, PlannerState], None]
 class PlannerPolicy:
     """The live planner: its cycle, its ``decide``, and its protocol of asking and being acknowledged."""
 
-    def __init__(self, name: str, settings: PlannerSettings, decided: Decided | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: PlannerSettings,
+        model: SlaModel | None = None,
+        *,
+        before: Sequence[IntervalLoad] = (),
+        decided: Decided | None = None,
+    ) -> None:
         self.name = name
         self.every_s = settings.metric_pulling_interval_s
+        self.why = ""
+        self._settings = settings
         self._decided = decided
-        self._cycle = PlanningCycle(settings)
+        self._cycle = PlanningCycle(settings, model)
+        self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._desired = DesiredCounts()
+        self._seen_s = 0.0
 
     def begin(self, service: SimulatedService) -> None:
         """What the service started with is the first decision."""
         wanted = service.pools.wanted
         self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
         self._cycle.begin(service.now_s)
+        self._seen_s = service.now_s
 
     def look(self, service: SimulatedService) -> None:
         """One metric pull, and at the end of an interval a decision."""
@@ -39,14 +57,17 @@ class PlannerPolicy:
             if service.pools.is_carried_out():
                 self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
             cycle.saw(self._desired, now_s)
-        if not cycle.is_scaling:
+        if not cycle.is_waiting:
             cycle.add(service.sample())
+        service.meter.pull()
         if cycle.is_due(now_s):
             self._adjust(service)
             cycle.begin(now_s)
 
     def _adjust(self, service: SimulatedService) -> None:
         observation = Observation(service.now_s, service.pools.counts(), self._desired, self._cycle.load)
+        if self._settings.is_by_targets:
+            observation = self._with_traffic(observation, service)
         decision = self._cycle.decide(observation)
         if self._decided:
             self._decided(self._cycle.before, observation, decision, self._cycle.state)
@@ -56,5 +77,21 @@ class PlannerPolicy:
             self._desired = DesiredCounts(
                 desired.prefill, desired.decode, identifier, self._desired.scaled_decision_id
             )
+            self.why = decision.reason
             service.want(desired)
             self._cycle.asked()
+
+    def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
+        settings, interval_s = self._settings, observation.at_s - self._seen_s
+        self._seen_s = observation.at_s
+        traffic = service.meter.traffic(interval_s)
+        self._history.add(traffic)
+        startup_s = settings.startup_time_s
+        if startup_s is None:
+            startup_s = max(service.settings.startup_s.values())
+        answers = {
+            asked: forecast(self._history.curve(asked.curve), asked.ahead, settings)
+            for asked in questions(startup_s, settings.adjustment_interval_s)
+        }
+        expected = foresight(self._history, answers)
+        return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)

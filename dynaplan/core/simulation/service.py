@@ -19,6 +19,7 @@ from dynaplan.core.engine_settings import EngineSettings
 from dynaplan.core.load_policy import kv_pressure
 from dynaplan.core.prefix_index import PrefixIndex
 from dynaplan.core.routing import MODES, Candidate, Inputs
+from dynaplan.core.simulation.meter import TrafficMeter
 from dynaplan.core.simulation.outcome import Outcome, Slo
 from dynaplan.core.simulation.pools import Pools, SimulatedWorker
 from dynaplan.core.step_timing import StepTiming
@@ -67,6 +68,7 @@ class SimulatedService:
     def __init__(self, settings: ServiceSettings, first: Targets) -> None:
         self.settings = settings
         self.outcome = Outcome(settings.slo)
+        self.meter = TrafficMeter()
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
@@ -163,6 +165,7 @@ class SimulatedService:
             self.outcome.lost += 1
             return
         self._requests += 1
+        self.meter.arrived()
         key = str(self._requests)
         self._live[key] = _Live(traced.with_blocks_of(engine.block_tokens))
         self._route(key)
@@ -224,14 +227,17 @@ class SimulatedService:
         live = self._live[key]
         if live.first_s < 0:
             live.first_s = at_s
+            self.meter.first_token(at_s - live.traced.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:
         live = self._live.pop(key)
         assert live.decode is not None
         live.decode.in_flight -= 1
         traced, tokens = live.traced, live.traced.output_tokens
+        self.meter.finished(traced, at_s - live.first_s, at_s - traced.arrival_s)
         itl_s = (at_s - live.first_s) / (tokens - 1) if tokens > 1 else None
-        self.outcome.add(live.first_s - traced.arrival_s, itl_s, at_s - traced.arrival_s, tokens)
+        arrival_s = traced.arrival_s
+        self.outcome.add(arrival_s, live.first_s - arrival_s, itl_s, at_s - arrival_s, tokens)
         self.outcome.queued_ms.add(max(0.0, live.begun_s - traced.arrival_s) * 1000)
 
     # -- remote prefill --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from dynaplan.core.sla.decoding import Decoding
 from dynaplan.core.sla.prefill_queue import PrefillQueue
@@ -46,6 +47,14 @@ class Deployment:
             decode=self.decode.slowed(decode_factor),
             prefill=self.prefill.slowed(prefill_factor) if self.prefill else None,
         )
+
+
+class MeanTimes(NamedTuple):
+    """Mean times in ms, and the part of its time that who computes prompts does so."""
+
+    mean_ttft_ms: float
+    mean_itl_ms: float
+    prefill_utilisation: float
 
 
 class Outlook:
@@ -119,31 +128,36 @@ class Outlook:
     def _no_queue(self) -> PrefillQueue:
         return PrefillQueue(self.prompts, self._prefill_kind, 1, 0.0, 1.0)
 
+    def mean_times(self, workers: Targets) -> MeanTimes | None:
+        """Means, and how busy who computes prompts is, with at least one of each; None: it is too much."""
+        decoding = self.decoding(workers.decode)
+        if decoding.overload:
+            return None
+        if self.is_aggregated:
+            return MeanTimes(decoding.mean_ttft_ms, decoding.step_ms, decoding.prefill_share)
+        queue = self.queue(workers.prefill)
+        if queue.is_overloaded:
+            return None
+        transfer_ms = self.prompts.mean_tokens * self.deployment.transfer_ms_per_token
+        ttft_ms = queue.mean_ms + self._hand_off_ms(decoding) + transfer_ms
+        return MeanTimes(ttft_ms, decoding.step_ms, queue.utilisation)
+
     def predict(self, workers: Targets, targets: SlaTargets) -> Prediction:
         """Times at the targets' percentiles, means, and how busy workers are; at least one of each."""
-        decoding = self.decoding(workers.decode)
-        overload, utilisation = decoding.overload, decoding.prefill_share
-        mean_ttft_ms = decoding.mean_ttft_ms
-        if not self.is_aggregated:
-            queue = self.queue(workers.prefill)
-            utilisation = queue.utilisation
-            overload = overload or (
-                "prompts come faster than they are computed" if queue.is_overloaded else ""
-            )
-            tokens = self.prompts.mean_tokens
-            mean_ttft_ms = queue.mean_ms + self._hand_off_ms(decoding) + tokens * self._per_token_ms
-        if overload:
+        decoding, means = self.decoding(workers.decode), self.mean_times(workers)
+        if means is None:
+            busy = decoding.prefill_share if self.is_aggregated else self.queue(workers.prefill).utilisation
+            overload = decoding.overload or "prompts come faster than they are computed"
             never = math.inf
-            busy = utilisation, decoding.kv_usage, decoding.batch
-            return Prediction(never, never, never, never, *busy, overload)
+            return Prediction(never, never, never, never, busy, decoding.kv_usage, decoding.batch, overload)
         return Prediction(
             _percentile(
-                lambda ms: self.chance_of_ttft_over(ms, workers), targets.ttft_percentile, mean_ttft_ms
+                lambda ms: self.chance_of_ttft_over(ms, workers), targets.ttft_percentile, means.mean_ttft_ms
             ),
             _percentile(decoding.chance_of_itl_over, targets.itl_percentile, decoding.step_ms),
-            mean_ttft_ms,
-            decoding.step_ms,
-            utilisation,
+            means.mean_ttft_ms,
+            means.mean_itl_ms,
+            means.prefill_utilisation,
             decoding.kv_usage,
             decoding.batch,
         )
@@ -153,10 +167,6 @@ class Outlook:
         idle = Outlook(self.deployment, replace(self.demand, requests_per_s=0.0))
         idle.prompts, idle.answers = self.prompts, self.answers
         return idle
-
-    @property
-    def _per_token_ms(self) -> float:
-        return self.deployment.transfer_ms_per_token
 
     def _hand_off_ms(self, decoding: Decoding) -> float:
         return self.deployment.transfer_ms + FIRST_TOKEN_STEPS * decoding.step_ms

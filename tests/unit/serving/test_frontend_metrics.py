@@ -7,6 +7,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynaplan.domain.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving import frontend_metrics
 from dynaplan.serving.frontend_metrics import FrontendMetrics
 from dynaplan.serving.stream_tokens import Usage
@@ -91,8 +92,8 @@ def test_a_failed_request_counts_and_does_not_change_the_lengths() -> None:
     ("buckets", "lowest", "highest"),
     [
         (frontend_metrics.DURATION_S, 1.0, 512.0),
-        (frontend_metrics.INPUT_TOKENS, 50.0, 128000.0),
-        (frontend_metrics.OUTPUT_TOKENS, 50.0, 32000.0),
+        (INPUT_TOKENS, 50.0, 128000.0),
+        (OUTPUT_TOKENS, 50.0, 32000.0),
         (frontend_metrics.TTFT_S, 0.001, 480.0),
         (frontend_metrics.ITL_S, 0.001, 80.0),
     ],

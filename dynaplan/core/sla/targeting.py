@@ -1,0 +1,177 @@
+"""The SLA policy: the workers that the coming traffic needs to meet the targets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dynaplan.core import guards
+from dynaplan.core.sla.ahead import plan
+from dynaplan.core.sla.correcting import corrected
+from dynaplan.core.sla.formula import Formula
+from dynaplan.core.sla.predicting import Deployment
+from dynaplan.core.sla.sizing import size
+from dynaplan.domain.decisions import PlannerState
+from dynaplan.domain.fleet import Role
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.sla import Limits, Sizing, SlaTargets
+from dynaplan.domain.targets import Step, Targets
+from dynaplan.domain.traffic import Demand, Expected, Foresight, Lengths
+
+
+@dataclass(frozen=True)
+class SlaModel:
+    """What the engines can do: as a queueing model, and, where asked for, for the formulas."""
+
+    deployment: Deployment
+    formula: Formula | None = None
+
+
+def plan_for_targets(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> tuple[PlannerState, Sizing]:
+    """The workers that the coming traffic needs, within every limit, with the story; and the next state."""
+    limits = limits_of(settings, observation, current)
+    state, notes = _corrections(model, settings, state, observation, current)
+    foresight = observation.foresight
+    if foresight is None or not foresight.expected:
+        missing = observation.traffic.missing if observation.traffic else ""
+        why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
+        return state, Sizing(current, (*notes, Step("demand", current, current, why)))
+    if model.formula:
+        expected, targets = foresight.expected[0], settings.targets()
+        sizing = model.formula.size(
+            expected, foresight.interval_s, targets, state.corrections, limits, current
+        )
+    else:
+        sizing = _plan(model, settings, state, foresight, limits, current)
+        state, sizing = _steadied(settings, state, observation, sizing, limits, current)
+    sizing = _without_failing(observation, sizing, current)
+    return state, replace(sizing, steps=(*notes, *sizing.steps))
+
+
+def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> Limits:
+    """The GPUs and the minimums. GPUs of workers that leave, or that nobody asked for, are not to be had."""
+    fleet = observation.fleet
+    budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
+    held = guards.gpus_held(settings, fleet, current, current)
+    gpus = {role: guards.gpus_of(settings, fleet, role) for role in guards.SCALED}
+    asked = sum(current.of(role) * gpus[role] for role in guards.SCALED)
+    least = {role: guards.least_workers(settings, gpus[role]) for role in guards.SCALED}
+    return Limits(
+        max_gpus=max(budget - (held - asked), min(asked, budget)),
+        prefill_gpus=gpus[Role.PREFILL],
+        decode_gpus=gpus[Role.DECODE],
+        least=Targets(least[Role.PREFILL] if current.prefill else 0, least[Role.DECODE]),
+    )
+
+
+def _corrections(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> tuple[PlannerState, list[Step]]:
+    traffic, load = observation.traffic, observation.load
+    if settings.no_correction or traffic is None:
+        return state, []
+    if load.changed:
+        why = f"corrections stay: the workers changed in this interval ({load.changed})"
+        return state, [Step("corrections", current, current, why)]
+    serving = Targets(load.prefill_workers, load.decode_workers)
+    if model.formula:
+        after, why = model.formula.corrections(state.corrections, traffic, serving.decode)
+    else:
+        after, why = corrected(model.deployment, state.corrections, traffic, serving)
+    return replace(state, corrections=after), [Step("corrections", current, current, why)]
+
+
+def _plan(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    foresight: Foresight,
+    limits: Limits,
+    current: Targets,
+) -> Sizing:
+    corrections = state.corrections
+    deployment = model.deployment.slowed(corrections.prefill, corrections.decode)
+    demands = [
+        demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
+    ]
+    targets: SlaTargets = settings.targets()
+    return plan(
+        lambda demand: size(deployment, demand, targets, limits, current),
+        demands,
+        current,
+        limits,
+        settings.scale_down_headroom,
+    )
+
+
+def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
+    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean."""
+    assert expected.requests is not None
+    return Demand(
+        expected.requests / foresight.interval_s,
+        _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
+        _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
+        burstiness=max(1.0, foresight.dispersion or 1.0),
+    )
+
+
+def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
+    if lengths is None or not lengths.total or not lengths.mean_tokens:
+        return Lengths.fixed(mean_tokens or unseen_tokens)
+    if not mean_tokens:
+        return lengths
+    factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
+    bounds = tuple(factor * each for each in lengths.upper_bounds_tokens)
+    return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
+
+
+def _steadied(
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    sizing: Sizing,
+    limits: Limits,
+    current: Targets,
+) -> tuple[PlannerState, Sizing]:
+    """Fewer workers only when none of the last intervals needed more.
+
+    As long as a worker takes to start: one that is removed and wanted back would be missing all that time.
+    """
+    intervals = 1 + math.ceil(observation.startup_s / settings.adjustment_interval_s)
+    wanted = (*state.wanted, sizing.targets)[-intervals:]
+    state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
+    for role in guards.SCALED:
+        keep = min(current.of(role), max(each.of(role) for each in wanted))
+        if targets.of(role) < keep:
+            reasons.append(f"{keep} {role.value} workers")
+            targets = targets.plus(role, keep - targets.of(role))
+    if targets == sizing.targets or limits.gpus(targets) > limits.max_gpus:
+        return state, sizing
+    why = f"{' and '.join(reasons)} were wanted within the last {len(wanted)} intervals"
+    step = Step("steady", sizing.targets, targets, why)
+    return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
+
+
+def _without_failing(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
+    """No more workers of a role of which several failed for good."""
+    targets, steps = sizing.targets, []
+    for role in guards.SCALED:
+        why = guards.against_failures(observation.fleet, role)
+        if why and targets.of(role) > current.of(role):
+            after = targets.plus(role, current.of(role) - targets.of(role))
+            steps.append(Step("failures", targets, after, why))
+            targets = after
+    if not steps:
+        return sizing
+    return replace(sizing, targets=targets, steps=(*sizing.steps, *steps), prediction=None)

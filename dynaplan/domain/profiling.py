@@ -1,0 +1,105 @@
+"""What a profiling sweep measures of an engine, one configuration at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dynaplan.domain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PrefillMeasurement:
+    """The TTFT of a prompt of that length which is alone in the engine, none of it in the prefix cache."""
+
+    isl_tokens: int
+    ttft_ms: float
+
+    def to_document(self) -> dict[str, Any]:
+        """A document of plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> PrefillMeasurement:
+        """Read it again; raises ConfigError, naming what is wrong."""
+        return cls(_whole(document, "isl_tokens"), _number(document, "ttft_ms"))
+
+
+@dataclass(frozen=True)
+class DecodeMeasurement:
+    """So many requests that decode at the same time: their mean ITL, and what the engine emits altogether.
+
+    Their prompts of ``isl_tokens`` are in the prefix cache, so that no prompt is computed beside them; each
+    answers with ``osl_tokens``. ``output_tokens_per_s`` is of the engine, not of one request or GPU.
+    """
+
+    isl_tokens: int
+    osl_tokens: int
+    concurrency: int
+    itl_ms: float
+    output_tokens_per_s: float
+
+    def to_document(self) -> dict[str, Any]:
+        """A document of plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> DecodeMeasurement:
+        """Read it again; raises ConfigError, naming what is wrong."""
+        isl_tokens, osl_tokens, concurrency = (
+            _whole(document, key) for key in ("isl_tokens", "osl_tokens", "concurrency")
+        )
+        itl_ms, output_tokens_per_s = (_number(document, key) for key in ("itl_ms", "output_tokens_per_s"))
+        return cls(isl_tokens, osl_tokens, concurrency, itl_ms, output_tokens_per_s)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that was measured of the engine at one tensor parallel size.
+
+    ``gpus`` is what one such worker takes; throughput per GPU is of these. ``max_kv_tokens`` is what its
+    KV cache holds.
+    """
+
+    tensor_parallel_size: int
+    gpus: int
+    max_kv_tokens: int
+    prefill: tuple[PrefillMeasurement, ...]
+    decode: tuple[DecodeMeasurement, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """A document of plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Measurements:
+        """Read it again; raises ConfigError, naming what is wrong."""
+        return cls(
+            _whole(document, "tensor_parallel_size"),
+            _whole(document, "gpus"),
+            _whole(document, "max_kv_tokens"),
+            tuple(PrefillMeasurement.from_document(each) for each in _documents(document, "prefill")),
+            tuple(DecodeMeasurement.from_document(each) for each in _documents(document, "decode")),
+        )
+
+
+def _whole(document: Mapping[str, Any], key: str) -> int:
+    value = document.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a whole number from 1 on")
+    return value
+
+
+def _number(document: Mapping[str, Any], key: str) -> float:
+    value = document.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a number above 0")
+    return float(value)
+
+
+def _documents(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = document.get(key)
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a list of measurements")
+    return list(value)

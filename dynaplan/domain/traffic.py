@@ -1,0 +1,149 @@
+"""Traffic: what was seen of it, how long requests are, and what is expected of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+INPUT_TOKENS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
+OUTPUT_TOKENS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
+"""The bounds of the frontends' histograms of lengths."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts or answers are, as a histogram over tokens.
+
+    ``counts[i]`` of them are longer than bound ``i - 1`` (the first: 0) and no longer than bound ``i``; one
+    count more than there are bounds is of those longer than the last. The counts may be shares.
+    ``mean_tokens`` is the exact mean where it is known: coarse buckets are read so that it comes out.
+    """
+
+    upper_bounds_tokens: tuple[float, ...]
+    counts: tuple[float, ...]
+    mean_tokens: float | None = None
+
+    @classmethod
+    def fixed(cls, tokens: float) -> Lengths:
+        """All of the same length."""
+        return cls((tokens - min(1.0, tokens / 2), tokens), (0.0, 1.0), tokens)
+
+    @classmethod
+    def of(cls, tokens: Sequence[float], buckets_per_doubling: int = 2) -> Lengths:
+        """The histogram of these lengths, in buckets that grow evenly."""
+        if not tokens:
+            return cls((), ())
+        growth = 2 ** (1 / buckets_per_doubling)
+        bounds = [1.0]
+        while bounds[-1] < max(tokens):
+            bounds.append(bounds[-1] * growth)
+        counts = [0.0] * len(bounds)
+        for each in tokens:
+            counts[next(index for index, bound in enumerate(bounds) if each <= bound)] += 1
+        return cls(tuple(bounds), tuple(counts), sum(tokens) / len(tokens))
+
+    @property
+    def total(self) -> float:
+        """The sum of the counts."""
+        return sum(self.counts)
+
+    def __add__(self, other: Lengths) -> Lengths:
+        """Both histograms as one; they have the same bounds. The mean stays exact if both are."""
+        counts = tuple(mine + others for mine, others in zip(self.counts, other.counts, strict=True))
+        total, mean = self.total + other.total, None
+        if total and self.mean_tokens is not None and other.mean_tokens is not None:
+            mean = (self.mean_tokens * self.total + other.mean_tokens * other.total) / total
+        return Lengths(self.upper_bounds_tokens, counts, mean)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What comes in: requests per second and their lengths.
+
+    ``prefix_hit_rate`` is the part of the prompts' tokens that need not be computed. ``burstiness`` is the
+    variance of the number of arrivals over its mean: 1 for independent clients (Poisson), 0 for a metronome.
+    """
+
+    requests_per_s: float
+    isl: Lengths
+    osl: Lengths
+    prefix_hit_rate: float = 0.0
+    burstiness: float = 1.0
+
+    def times(self, factor: float) -> Demand:
+        """So many times the requests, alike otherwise."""
+        return replace(self, requests_per_s=self.requests_per_s * factor)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was seen in one interval: means over its requests, times in ms. None is "no data", 0 is not.
+
+    ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
+    ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent clients.
+    ``missing`` says why there is no data.
+    """
+
+    interval_s: float
+    requests: float | None = None
+    isl_tokens: float | None = None
+    osl_tokens: float | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    duration_ms: float | None = None
+    isl: Lengths | None = None
+    osl: Lengths | None = None
+    dispersion: float | None = None
+    missing: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Traffic:
+        """Read ``dataclasses.asdict``'s form."""
+        return cls(**{**document, **_lengths_of(document)})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of one coming interval: its requests, and their mean lengths; None is "not known".
+
+    ``ahead`` is how many intervals after the newest one that was seen; ``why`` tells how it was found out.
+    ``doubt`` is how far the number of requests was off on average, foretold as far ahead; 0: not known.
+    """
+
+    requests: float | None = None
+    isl_tokens: float | None = None
+    osl_tokens: float | None = None
+    ahead: int = 1
+    doubt: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """What is expected of the traffic, made from what was seen: some coming intervals, the soonest first.
+
+    ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` as
+    in ``Traffic``, over all that was seen lately.
+    """
+
+    interval_s: float
+    expected: tuple[Expected, ...] = ()
+    isl: Lengths | None = None
+    osl: Lengths | None = None
+    dispersion: float | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Foresight:
+        """Read ``dataclasses.asdict``'s form."""
+        expected = tuple(Expected(**each) for each in document["expected"])
+        return cls(**{**document, "expected": expected, **_lengths_of(document)})
+
+
+def _lengths_of(document: Mapping[str, Any]) -> dict[str, Lengths | None]:
+    return {
+        name: Lengths(tuple(each["upper_bounds_tokens"]), tuple(each["counts"]), each["mean_tokens"])
+        if (each := document[name])
+        else None
+        for name in ("isl", "osl")
+    }
