@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.stores.etcd import EtcdStore
     from dynaplan.core.engine_settings import SimOptions
+    from dynaplan.core.profiling.recommending import Recommendation
     from dynaplan.core.sla.targeting import SlaModel
     from dynaplan.core.step_timing import StepTiming
     from dynaplan.domain.engine import EngineContext
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.observation import FleetCounts
     from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.domain.profiling import Measurements
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
@@ -249,10 +252,41 @@ def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster
 def sla_model(
     settings: PlannerSettings,
     engine: Mapping[str, Any],
-    is_disaggregated: bool,
     router: str = "round-robin",
 ) -> SlaModel:
     """What the SLA policy plans with, by the profile that the settings name; raises ConfigError."""
     from dynaplan.adapters.profiles.modelling import model_of
 
-    return model_of(settings, engine, is_disaggregated, router)
+    return model_of(settings, engine, router)
+
+
+def write_profile(
+    output_dir: Path,
+    recommendation: Recommendation,
+    measurements: Sequence[Measurements],
+    config: Mapping[str, Mapping[str, Any]],
+    *,
+    splits_layers: bool = True,
+) -> list[Path]:
+    """Everything that comes of a sweep: the profile, pictures, the configuration completed; the files.
+
+    ``config`` is the user's; ``splits_layers`` says that tensor parallel sizes were ours to choose. Without
+    matplotlib there are no pictures, and a warning in the log. Raises ConfigError when it cannot write.
+    """
+    from dynaplan.adapters.profiles import plots, writing
+    from dynaplan.core.profiling.configuring import with_recommendation
+
+    directory = output_dir.absolute()
+    sections = with_recommendation(config, recommendation, str(directory), splits_layers)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        written = writing.write_points(directory, recommendation.profile)
+        written.append(writing.write_config(directory, sections, recommendation.goal))
+        if plots.can_draw():
+            return [*written, *plots.draw(directory, recommendation, measurements)]
+    except OSError as error:
+        raise ConfigError(
+            f"--output-dir: {output_dir} cannot be written: {error}", hint="expected a directory of yours"
+        ) from error
+    logging.getLogger(__name__).warning(plots.MISSING)
+    return written

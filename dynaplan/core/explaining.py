@@ -54,13 +54,46 @@ def _observed(record: DecisionRecord) -> list[str]:
         lines.append(f"prefill queue {depth:.3g} in all, from {first:g} to {last:g}")
     elif record.decision.current.prefill:
         lines.append(f"no prefill queue: {load.queue_missing}")
+    lines += _traffic(record)
     if observation.failure:
         lines.append(f"the decision before was not carried out: {observation.failure}")
     return lines
 
 
+def _traffic(record: DecisionRecord) -> list[str]:
+    traffic, foresight = record.observation.traffic, record.observation.foresight
+    if traffic is None:
+        return []
+    if traffic.requests is None:
+        lines = [f"no traffic: {traffic.missing}"]
+    else:
+        seen = [f"{traffic.requests / traffic.interval_s:.3g} requests/s"]
+        for name, value, unit in (
+            ("ISL", traffic.isl_tokens, ""),
+            ("OSL", traffic.osl_tokens, ""),
+            ("TTFT", traffic.ttft_ms, " ms"),
+            ("ITL", traffic.itl_ms, " ms"),
+        ):
+            if value is not None:
+                seen.append(f"{name} {value:.4g}{unit}")
+        lines = [", ".join(seen) + " on average"]
+    for each in foresight.expected if foresight else ():
+        if foresight and each.requests is not None:
+            ahead_s = each.ahead * foresight.interval_s
+            rate = each.requests / foresight.interval_s
+            lines.append(f"{rate:.3g} requests/s expected in {ahead_s:g} s ({each.why})")
+    prediction = record.decision.prediction
+    if prediction:
+        lines.append(
+            f"TTFT {prediction.ttft_ms:.0f} ms and ITL {prediction.itl_ms:.1f} ms are expected of it"
+        )
+    return lines
+
+
 def _otherwise(record: DecisionRecord) -> list[str]:
     settings, load = record.settings, record.observation.load
+    if settings.policy == "sla":
+        return []
     lines = []
     depth = finite(load.prefill_queue)
     if record.decision.current.prefill:

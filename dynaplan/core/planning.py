@@ -13,6 +13,7 @@ from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
+from dynaplan.domain.sla import Prediction
 from dynaplan.domain.targets import Step, Targets
 
 Gate = Callable[[Situation], tuple[bool, str]]
@@ -38,19 +39,23 @@ def decide(
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
     targets = situation.current
+    prediction = None
     is_known, why = _is_known(situation)
     steps = [Step("known", targets, targets, why)]
     if is_known and settings.is_by_targets:
-        situation, planned = _planned(situation, model)
+        situation, planned, prediction = _planned(situation, model)
         steps += planned
         targets = planned[-1].after
     if is_known and settings.policy != "sla":
         steps += _by_thresholds(situation, targets)
-    decision = Decision(situation.current, steps[-1].after, tuple(steps))
+    desired = steps[-1].after
+    decision = Decision(
+        situation.current, desired, tuple(steps), prediction if desired == situation.floor else None
+    )
     return _next_state(situation, decision), decision
 
 
-def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step]]:
+def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step], Prediction | None]:
     """What the targets need; with the policy ``both``, no fewer than there are."""
     current, settings = situation.current, situation.settings
     if model is None:
@@ -60,7 +65,7 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
     if settings.policy == "both":
         after = at_least(current, sizing.targets)
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
-    return replace(situation, state=state, floor=sizing.targets), steps
+    return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
 
 
 def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:

@@ -11,18 +11,22 @@ from typing import Any
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
-from dynaplan.domain.sla import Corrections
+from dynaplan.domain.sla import Corrections, Prediction
 from dynaplan.domain.targets import Step as Step
 from dynaplan.domain.targets import Targets as Targets
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``current`` is what was asked for until now, ``desired`` what is asked for now, ``steps`` the story."""
+    """``current`` is what was asked for until now, ``desired`` what is asked for now, ``steps`` the story.
+
+    ``prediction`` is what is expected of it, where targets were planned for and it is known.
+    """
 
     current: Targets
     desired: Targets
     steps: tuple[Step, ...] = ()
+    prediction: Prediction | None = None
 
     @property
     def is_change(self) -> bool:
@@ -42,7 +46,9 @@ class Decision:
             Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
             for each in document["steps"]
         )
-        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps)
+        told = document.get("prediction")
+        prediction = Prediction(**told) if told else None
+        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps, prediction)
 
 
 @dataclass(frozen=True)

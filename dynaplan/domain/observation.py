@@ -13,7 +13,10 @@ from dynaplan.domain.traffic import Foresight, Traffic
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """The workers of one role, by state (``dynaplan.domain.fleet.WorkerState``), and the GPUs of one."""
+    """The workers of one role, by state (``dynaplan.domain.fleet.WorkerState``), and the GPUs of one.
+
+    ``startup_s`` is how long the last one took from its start to ready; 0 when that is not known.
+    """
 
     starting: int = 0
     ready: int = 0
@@ -21,6 +24,7 @@ class WorkerCounts:
     backoff: int = 0
     failed: int = 0
     gpus: float = 0
+    startup_s: float = 0.0
 
     @property
     def present(self) -> int:
@@ -37,8 +41,13 @@ class WorkerCounts:
         """Read ``{state: count}``; unknown states are ignored, counts below 0 are 0."""
         states = ("starting", "ready", "draining", "backoff", "failed")
         counts = {state: max(0, int(document.get(state, 0))) for state in states}
-        gpus = float(document.get("gpus", 0))
-        return cls(**counts, gpus=max(0.0, gpus) if math.isfinite(gpus) else 0.0)
+        gpus, startup_s = (_amount(document.get(key, 0)) for key in ("gpus", "startup_s"))
+        return cls(**counts, gpus=gpus, startup_s=startup_s)
+
+
+def _amount(value: Any) -> float:
+    number = float(value)
+    return max(0.0, number) if math.isfinite(number) else 0.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,11 @@ class FleetCounts:
     def from_json(cls, document: Mapping[str, Any]) -> FleetCounts:
         """Read what the supervisor publishes; ValueError, TypeError or AttributeError when it is not that."""
         roles, gpus = document.get("roles", {}), document.get("gpus_per_worker", {})
+        startup_s = document.get("startup_s", {})
 
         def counts(role: str) -> WorkerCounts:
-            return WorkerCounts.from_json({**roles.get(role, {}), "gpus": gpus.get(role, 0)})
+            times = {"gpus": gpus.get(role, 0), "startup_s": startup_s.get(role, 0)}
+            return WorkerCounts.from_json({**roles.get(role, {}), **times})
 
         return cls(counts("prefill"), counts("decode"), max(0, int(document.get("gpus_total", 0))))
 

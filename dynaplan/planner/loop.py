@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.observation import Observation
 
 if TYPE_CHECKING:
+    from dynaplan.core.sla.targeting import SlaModel
     from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.planner.foresee import TrafficWatch
     from dynaplan.planner.observe import Observer
     from dynaplan.ports import Clock, Connector, Recorder
 
@@ -39,6 +42,8 @@ class PlannerLoop:
         recorders: Sequence[Recorder],
         clock: Clock,
         *,
+        model: SlaModel | None = None,
+        traffic: TrafficWatch | None = None,
         wall_time: Callable[[], str] = local_time,
     ) -> None:
         self._settings = settings
@@ -47,7 +52,8 @@ class PlannerLoop:
         self._recorders = recorders
         self._clock = clock
         self._wall_time = wall_time
-        self._cycle = PlanningCycle(settings)
+        self._traffic = traffic
+        self._cycle = PlanningCycle(settings, model)
         self._failure = ""
 
     async def run(self) -> None:
@@ -69,7 +75,9 @@ class PlannerLoop:
         cycle = self._cycle
         if cycle.is_scaling:
             await self._look_whether_scaling_ended()
-        if not cycle.is_scaling:
+        if self._traffic:
+            await self._traffic.pull()
+        if not cycle.is_waiting:
             sample = await self._observer.pull()
             cycle.add(sample)
             for recorder in self._recorders:
@@ -104,7 +112,15 @@ class PlannerLoop:
             log.warning("the fleet is not known: %s", error)
             unknown = str(error) or type(error).__name__
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
-        return Observation(self._clock.now_s(), fleet, desired, load, failure=failure)
+        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure)
+        return await self._with_traffic(observation, self._traffic) if self._traffic else observation
+
+    async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
+        startup_s = self._settings.startup_time_s
+        if startup_s is None:
+            startup_s = max(observation.fleet.prefill.startup_s, observation.fleet.decode.startup_s)
+        traffic, foresight = await watch.look(startup_s)
+        return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
     def _record(self, observation: Observation, decision: Decision) -> None:
         level = logging.INFO if decision.is_change else logging.DEBUG

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan import wiring
+from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.domain.discovery import PUBLIC_URL
 from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.planner.foresee import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observe import Observer
 
@@ -32,6 +35,7 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     settings = settings_of(dict(runtime.settings) | {"namespace": runtime.namespace})
     planner = make_planner(settings, runtime.store, runtime.discovery, runtime.messenger, runtime.clock)
     runtime.on_stop(planner.close)
+    runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
 
 
@@ -61,20 +65,37 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.system_clock())
         stack.push_async_callback(planner.close)
+        if settings.metric_reporting_prometheus_port:
+            from dynaplan.planner.metrics_server import serve_metrics
+
+            port = settings.metric_reporting_prometheus_port
+            server = await serve_metrics(port, settings.namespace, planner.numbers)
+            stack.push_async_callback(server.cleanup)
         await planner.loop.run()
 
 
 class Planner:
-    """A planning loop and what it has open."""
+    """A planning loop and what it has open; ``numbers`` are its gauges, by name."""
 
-    def __init__(self, loop: PlannerLoop, observer: Observer, recorders: Sequence[Recorder]) -> None:
+    def __init__(
+        self,
+        loop: PlannerLoop,
+        observer: Observer,
+        recorders: Sequence[Recorder],
+        numbers: Callable[[], Mapping[str, float]],
+        traffic: TrafficWatch | None = None,
+    ) -> None:
         self.loop = loop
+        self.numbers = numbers
         self._observer = observer
         self._recorders = recorders
+        self._traffic = traffic
 
     async def close(self) -> None:
-        """Close the connections to the workers, and the files."""
+        """Close the connections to workers and frontends, and the files."""
         await self._observer.close()
+        if self._traffic:
+            await self._traffic.close()
         for recorder in self._recorders:
             recorder.close()
 
@@ -91,12 +112,37 @@ def make_planner(
     connector = wiring.planner_connector(store, settings.namespace, observer.registered, clock)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
-    recorders = wiring.planner_recorders(log_dir, settings)
+    gauges = wiring.planner_gauges(settings)
+    recorders = (*wiring.planner_recorders(log_dir, settings), gauges)
     try:
         wiring.announce_log_dir(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
-    return Planner(PlannerLoop(settings, observer, connector, recorders, clock), observer, recorders)
+    model, traffic = None, None
+    if settings.is_by_targets:
+        model = wiring.sla_model(settings, {})
+        traffic = _watch(settings, discovery, clock)
+    loop = PlannerLoop(settings, observer, connector, recorders, clock, model=model, traffic=traffic)
+    return Planner(loop, observer, recorders, gauges.read, traffic)
+
+
+def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
+    interval_s = settings.adjustment_interval_s
+    before: list[IntervalLoad] = []
+    if settings.load_predictor_warmup_trace:
+        requests = wiring.read_requests(settings.load_predictor_warmup_trace, 1.0, 0)
+        before = interval_history(requests, interval_s)
+        log.info("the history begins with %d intervals of a trace", len(before))
+    if settings.prometheus_endpoint:
+        source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
+    else:
+        source = wiring.frontend_traffic(lambda: _frontend_urls(discovery), settings.namespace, clock)
+    return TrafficWatch(settings, source, wiring.make_forecaster(settings, interval_s), clock, before)
+
+
+def _frontend_urls(discovery: Discovery) -> set[str]:
+    cards = (each.card for each in discovery.all())
+    return {str(card[PUBLIC_URL]) for card in cards if PUBLIC_URL in card}
 
 
 def planner_log_root() -> Path:

@@ -116,7 +116,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         planner = _planner_settings({**PLANNED[kind], **options.planner}, options, settings)
         model = None
         if planner.is_by_targets:
-            model = wiring.sla_model(planner, options.engine, options.is_disaggregated, options.router)
+            model = wiring.sla_model(planner, options.engine, options.router)
         return PlannerPolicy(name, planner, model)
     roles = settings.gpus_per_worker
     if kind == "hpa":

@@ -108,6 +108,7 @@ class FleetKeeper:
         self._say = say
         self._gpus = gpus
         self._learn = learn
+        self._startup_s: dict[str, float] = {}
         self._memory = _Memory()
         self._wake = asyncio.Event()
         self.link: StoreLink | None = None
@@ -175,6 +176,7 @@ class FleetKeeper:
             self._say(line)
         for name, seconds in seen.started_s.items():
             worker = self._workers[name]
+            self._startup_s[worker.role.value] = round(seconds, 3)
             if key := startup_key(worker, self._launch.settings_of(worker.component)):
                 self._learn(key, seconds)
         self._end_who_stands_still()
@@ -350,7 +352,9 @@ class FleetKeeper:
             link.decide_first(first)
             return
         document = fleet_document(graph, self._workers, len(self._launch.gpus))
-        link.publish_fleet({**document, "killed_at_deadline": self._memory.killed})
+        link.publish_fleet(
+            {**document, "startup_s": self._startup_s, "killed_at_deadline": self._memory.killed}
+        )
         desired = desired_workers(graph, counts, self._workers)
         if counts.is_pending and is_carried_out(graph, self._workers, desired, link.instances or ()):
             link.acknowledge(counts.decision_id)

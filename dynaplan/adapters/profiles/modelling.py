@@ -21,15 +21,13 @@ WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are a formula: there is nothing to interpolate between."""
 
 
-def model_of(
-    settings: PlannerSettings, engine: Mapping[str, Any], is_disaggregated: bool, router: str
-) -> SlaModel:
+def model_of(settings: PlannerSettings, engine: Mapping[str, Any], router: str) -> SlaModel:
     """The model of a deployment whose engines are as ``profile-results-dir`` and their options say.
 
     ``engine`` are options that the simulated engine has too (``max-num-seqs`` ...). Raises ConfigError.
     """
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
-    prefill = _kind(settings, engine, settings.prefill_engine_num_gpu) if is_disaggregated else None
+    prefill = _kind(settings, engine, settings.prefill_engine_num_gpu)
     deployment = Deployment(decode, prefill, is_evenly_routed=router == "round-robin")
     return SlaModel(deployment, _formula(settings) if settings.sizing == "formula" else None)
 

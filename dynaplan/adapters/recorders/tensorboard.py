@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynaplan.adapters.recorders import event_file
 from dynaplan.adapters.recorders.appending import AppendingFile
+from dynaplan.core.curves import curves_of
 from dynaplan.domain.decisions import DecisionRecord
 from dynaplan.domain.observation import Sample
 from dynaplan.domain.planner_settings import PlannerSettings
@@ -59,6 +60,7 @@ class TensorBoardRecorder:
                 "desired_prefill_workers": desired.prefill,
                 "desired_decode_workers": desired.decode,
                 "decode_grace_left": record.next_state.decode_grace_left,
+                **curves_of(record),
             },
         )
 

@@ -27,6 +27,10 @@ class SlaModel:
     deployment: Deployment
     formula: Formula | None = None
 
+    def of(self, current: Targets) -> Deployment:
+        """The deployment; aggregated where there is no prefill pool."""
+        return self.deployment if current.prefill else replace(self.deployment, prefill=None)
+
 
 def plan_for_targets(
     model: SlaModel,
@@ -88,7 +92,7 @@ def _corrections(
     if model.formula:
         after, why = model.formula.corrections(state.corrections, traffic, serving.decode)
     else:
-        after, why = corrected(model.deployment, state.corrections, traffic, serving)
+        after, why = corrected(model.of(current), state.corrections, traffic, serving)
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
 
 
@@ -101,7 +105,7 @@ def _plan(
     current: Targets,
 ) -> Sizing:
     corrections = state.corrections
-    deployment = model.deployment.slowed(corrections.prefill, corrections.decode)
+    deployment = model.of(current).slowed(corrections.prefill, corrections.decode)
     demands = [
         demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
     ]

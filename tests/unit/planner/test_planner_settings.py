@@ -22,6 +22,19 @@ DOCUMENTED = {
     "prefill-queue-scale-down-threshold": 0.2,
     "decode-engine-num-gpu": 1,
     "prefill-engine-num-gpu": 1,
+    "ttft": 500.0,
+    "itl": 50.0,
+    "isl": 3000,
+    "osl": 500,
+    "profile-results-dir": "profiling_results",
+    "no-correction": False,
+    "load-predictor-log1p": False,
+    "prophet-window-size": 50,
+    "kalman-q-level": 1.0,
+    "kalman-q-trend": 0.1,
+    "kalman-r": 10.0,
+    "kalman-min-points": 5,
+    "metric-reporting-prometheus-port": 0,
 }
 
 
@@ -31,6 +44,13 @@ def test_the_defaults_are_documented_ones():
         "scaling-timeout": 1800.0,
         "decode-component": "VllmWorker",
         "prefill-component": "PrefillWorker",
+        "policy": "load",
+        "sizing": "queueing",
+        "load-predictor": "auto",
+        "load-predictor-deadline": 10.0,
+        "ttft-percentile": 95.0,
+        "itl-percentile": 95.0,
+        "scale-down-headroom": 0.15,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own
     assert PlannerSettings().log_dir is None

@@ -39,10 +39,14 @@ class Runtime(SimpleNamespace):
             messenger=no_messenger,
             tasks=[],
             closers=[],
+            readers=[],
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         self.tasks.append(asyncio.create_task(coroutine, name=name))
+
+    def add_metrics(self, read: Any) -> None:
+        self.readers.append(read)
 
     def on_stop(self, close: Any) -> None:
         self.closers.append(close)
