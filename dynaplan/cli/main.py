@@ -11,7 +11,7 @@ import click
 from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError
 
-COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate")
+COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate", "replay", "profile-sla")
 """Each is the ``command`` of the module of its name, imported only when it is the one to run."""
 
 
@@ -26,7 +26,7 @@ class LazyGroup(click.Group):
         """Import the command's module and return its ``command``."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dynaplan.cli.{cmd_name}")
+        module = import_module(f"dynaplan.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.overriding import OverridingCommand, sections_of
 from dynaplan.domain.errors import ConfigError
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -61,7 +61,7 @@ def command(context: click.Context, /, policies: Sequence[str], json_path: str |
     """
     from dynaplan.planner.simulate import rows, run_simulations
 
-    options = _options(policies, given, _sections(context.obj))
+    options = _options(policies, given, sections_of(context.obj, ("Planner", "VllmWorker")))
     results = []
     for result in run_simulations(options):
         results.append(result)
@@ -117,15 +117,3 @@ def _targets(text: str | None, mode: str) -> Any:
         raise ConfigError(f"--start: {text!r}", hint="expected P,D, or N with --mode agg")
     *prefill, decode = map(int, numbers)
     return Targets(prefill[0] if prefill else 0, decode)
-
-
-def _sections(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``--Planner.key=value`` and ``--VllmWorker.key=value``, values read as YAML."""
-    from dynaplan.sdk.overrides import parse_overrides
-
-    sections: dict[str, dict[str, Any]] = {"Planner": {}, "VllmWorker": {}}
-    for service, section in parse_overrides(arguments).items():
-        if service not in sections:
-            raise ConfigError(f"--{service}.…: unknown section", hint=f"expected {' or '.join(sections)}")
-        sections[service] |= section
-    return sections

@@ -253,11 +253,11 @@ def test_every_environment_variable_is_documented_and_every_documented_one_is_us
 def test_the_changelog_and_the_guides_name_the_commands_that_exist() -> None:
     changelog = text_of(REPOSITORY / "CHANGELOG.md")
     told = set(
-        re.findall(r"`(?:dynaplan )?([a-z]+)", "".join(re.findall(r"^- `dynaplan.*", changelog, re.M)))
+        re.findall(r"`(?:dynaplan )?([a-z-]+)", "".join(re.findall(r"^- `dynaplan.*", changelog, re.M)))
     )
     assert told == set(COMMANDS)
     shown = re.findall(
-        r"^    dynaplan (\w+)|`dynaplan (\w+)", text_of(REPOSITORY / "README.md", *GUIDES), re.M
+        r"^    dynaplan ([\w-]+)|`dynaplan ([\w-]+)", text_of(REPOSITORY / "README.md", *GUIDES), re.M
     )
     assert {name for pair in shown for name in pair if name} <= set(COMMANDS)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaplan.adapters.recorders.appending import AppendingFile
 from dynaplan.domain.decisions import DecisionRecord
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.observation import Sample
 
 FILE_NAME = "decisions.jsonl"
@@ -50,6 +51,29 @@ def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
         if isinstance(document, dict):
             records.insert(0, document)
     return records
+
+
+def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every record of a ``decisions.jsonl`` with the number of its line, oldest first.
+
+    Lines that are torn are left out: a planner was ended while it wrote. Raises ConfigError for a file that
+    cannot be read, or in which there is no record.
+    """
+    found = False
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    document = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(document, dict):
+                    found = True
+                    yield number, document
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="expected a file") from error
+    if not found:
+        raise ConfigError(f"{path} holds no decisions", hint="expected a decisions.jsonl of a planner")
 
 
 def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:

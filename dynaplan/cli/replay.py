@@ -1,0 +1,72 @@
+"""``dynaplan replay``: recorded observations through other settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.overriding import OverridingCommand, sections_of
+
+if TYPE_CHECKING:
+    from dynaplan.domain.decisions import Decision
+    from dynaplan.planner.replay import Replayed
+
+
+@click.command(
+    cls=OverridingCommand,
+    name="replay",
+    short_help="Decide recorded intervals again, with other settings.",
+    epilog="Any option of the planner: --Planner.key=value",
+)
+@click.argument("decisions", type=click.Path(exists=True, path_type=Path))
+@click.option("--all", "is_all", is_flag=True, help="Show the intervals too in which both decide the same.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON object per interval that is shown.")
+@click.pass_context
+def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool) -> None:
+    """Run the observations of DECISIONS through other settings.
+
+    DECISIONS is a planner's decisions.jsonl, or its directory. Shows where the decisions differ, and why. Without options it shows whether this version of dynaplan still
+    decides as the one that recorded.
+    """
+    from dynaplan.planner.replay import replay
+
+    path = decisions / "decisions.jsonl" if decisions.is_dir() else decisions
+    replayed = replay(path, sections_of(context.obj, ("Planner",))["Planner"])
+    shown = [each for each in replayed if is_all or not each.is_same]
+    if is_json:
+        for each in shown:
+            click.echo(json.dumps({**asdict(each), "is_same": each.is_same}))
+        return
+    for each in shown:
+        click.echo("\n".join(_lines(each)) + "\n")
+    click.echo(_summary(replayed))
+
+
+def _lines(each: Replayed) -> list[str]:
+    if each.is_same:
+        return [f"{each.wall_time}  both: {each.recorded.current} -> {each.recorded.desired}"]
+    return [
+        f"{each.wall_time}  from {each.recorded.current}",
+        f"  recorded   {_told(each.recorded)}",
+        f"  replayed   {_told(each.replayed)}",
+    ]
+
+
+def _told(decision: Decision) -> str:
+    verdict = f"-> {decision.desired}" if decision.is_change else "no change"
+    return f"{verdict}: {decision.reason}"
+
+
+def _summary(replayed: Sequence[Replayed]) -> str:
+    different = sum(not each.is_same for each in replayed)
+    changes: dict[str, Any] = {
+        "recorded": sum(each.recorded.is_change for each in replayed),
+        "replayed": sum(each.replayed.is_change for each in replayed),
+    }
+    told = ", ".join(f"{name} {count} changes" for name, count in changes.items())
+    return f"{len(replayed)} intervals, {different} decided otherwise ({told})"

@@ -1,0 +1,143 @@
+"""Recorded observations through other settings: where the decisions differ, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.planning import decide
+from dynaplan.core.sla.foresight import foresight, questions
+from dynaplan.core.sla.history import TrafficHistory
+from dynaplan.core.sla.targeting import SlaModel
+from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.domain.errors import ConfigError, UserError
+from dynaplan.domain.forecast import ForecastSettings
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.settings_fields import option_name
+
+IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
+"""What was averaged or counted over them cannot be taken apart again."""
+
+MINIMUMS = {"min-gpu-budget", "min-endpoint"}
+"""Either one takes the other's place."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One recorded interval, and what the other settings make of it."""
+
+    wall_time: str
+    recorded: Decision
+    replayed: Decision
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both ask for the same numbers of workers."""
+        return self.recorded.desired == self.replayed.desired
+
+
+def replay(path: Path, options: Mapping[str, Any]) -> list[Replayed]:
+    """Decide every recorded interval again, with these options in place of the recorded ones.
+
+    Each decision is made from the numbers of workers that there were, whatever the one before it would have
+    asked for; the planner's memory is that of the replayed decisions. What was foretold is foretold anew when
+    an option of forecasting differs. Raises ConfigError for a file that is none, and for options that what
+    was recorded cannot answer.
+    """
+    return asyncio.run(_replayed(_records(path), options))
+
+
+async def _replayed(records: Iterable[DecisionRecord], options: Mapping[str, Any]) -> list[Replayed]:
+    replayed: list[Replayed] = []
+    replayer: _Replayer | None = None
+    for record in records:
+        if replayer is None or replayer.recorded != record.settings:
+            if replayer:
+                await replayer.close()
+            replayer = _Replayer(record, options)
+        replayed.append(await replayer.decide(record))
+    if replayer:
+        await replayer.close()
+    return replayed
+
+
+class _Replayer:
+    """Goes on for as long as the recorded settings are the same: then another planner had begun."""
+
+    def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
+        self.recorded = first.settings
+        self._settings = settings = _with(first.settings, options)
+        self._model: SlaModel | None = wiring.sla_model(settings, {}) if settings.is_by_targets else None
+        self._state: PlannerState = first.state
+        self._history = TrafficHistory(settings.adjustment_interval_s)
+        self._forecaster = None
+        if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
+            self._forecaster = wiring.make_forecaster(settings, settings.adjustment_interval_s)
+
+    async def decide(self, record: DecisionRecord) -> Replayed:
+        """The next interval."""
+        observation = await self._foretold(record.observation)
+        self._state, decision = decide(self._settings, self._state, observation, self._model)
+        return Replayed(record.wall_time, record.decision, decision)
+
+    async def close(self) -> None:
+        """End what computes forecasts."""
+        if self._forecaster:
+            await self._forecaster.close()
+
+    async def _foretold(self, observation: Observation) -> Observation:
+        settings = self._settings
+        if settings.is_by_targets and observation.traffic is None and not observation.unknown:
+            raise ConfigError(
+                f"Planner.policy: {settings.policy!r}, but the planner that recorded saw no traffic",
+                hint=f"expected a recording of a planner with that policy, not {self.recorded.policy}; "
+                "`dynaplan simulate` tries it on a trace",
+            )
+        if settings.startup_time_s is not None:
+            observation = replace(observation, startup_s=settings.startup_time_s)
+        if observation.traffic is None or self._forecaster is None:
+            return observation
+        self._history.add(observation.traffic)
+        answers = {
+            asked: await self._forecaster.forecast(self._history.curve(asked.curve), asked.ahead)
+            for asked in questions(observation.startup_s, settings.adjustment_interval_s)
+        }
+        return replace(observation, foresight=foresight(self._history, answers))
+
+
+def _with(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
+    given = {key.replace("_", "-"): value for key, value in options.items()}
+    kept = recorded.to_options()
+    if MINIMUMS & given.keys():
+        kept = {name: value for name, value in kept.items() if name not in MINIMUMS}
+    settings = PlannerSettings.from_options({**kept, **given})
+    before, after = recorded.to_options(), settings.to_options()
+    for name in IN_THE_RECORD:
+        if before[name] != after[name]:
+            raise ConfigError(
+                f"Planner.{name}: {after[name]}, but what is replayed was recorded with {before[name]}",
+                hint="expected the recorded one; `dynaplan simulate` tries others, on recorded traffic",
+            )
+    return settings
+
+
+def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
+    names = {option_name(each) for each in ForecastSettings.__dataclass_fields__.values()}
+    options = settings.to_options()
+    return (settings.startup_time_s, *(options.get(name) for name in sorted(names)))
+
+
+def _records(path: Path) -> Iterator[DecisionRecord]:
+    for number, document in wiring.recorded_decisions(path):
+        try:
+            yield DecisionRecord.from_json(document)
+        except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+            raise ConfigError(
+                f"{path}, line {number} is no decision ({type(error).__name__}: {error})",
+                hint="expected a decisions.jsonl that a planner wrote, of this version or an older one",
+            ) from error

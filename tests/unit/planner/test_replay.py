@@ -1,0 +1,118 @@
+"""Recorded observations, decided again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.core.planning import decide
+from dynaplan.domain.decisions import DecisionRecord, PlannerState
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.observation import Observation
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.planner.replay import replay
+from tests.unit.planner.situations import interval
+from tests.unit.planner.targets import SETTINGS, model, planned_interval
+
+RATES = (2.0, 2.0, 20.0, 40.0, 40.0, 5.0, 2.0)
+
+
+def recorded(log_dir, settings: PlannerSettings, observations: list[Observation]):
+    """What a planner of those settings would have written of these intervals; where."""
+    recorder, *others = wiring.planner_recorders(log_dir, settings)
+    state, known = PlannerState(), model(settings) if settings.is_by_targets else None
+    for number, observation in enumerate(observations):
+        after, decision = decide(settings, state, observation, known)
+        recorder.decided(
+            DecisionRecord(
+                f"2026-01-01T12:{number:02}:00+00:00", settings, state, observation, decision, after
+            )
+        )
+        state = after
+    for each in (recorder, *others):
+        each.close()
+    return log_dir / "decisions.jsonl"
+
+
+@pytest.fixture(scope="module")
+def by_targets(tmp_path_factory):
+    seen = [planned_interval(2, 1, [rate], at_s=10.0 * number) for number, rate in enumerate(RATES)]
+    return recorded(tmp_path_factory.mktemp("log"), SETTINGS, seen)
+
+
+@pytest.fixture
+def by_thresholds(tmp_path):
+    usages = (0.95, 0.7, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
+    seen = [interval(1, 2, usage, (0.3,), 30.0 * number) for number, usage in enumerate(usages)]
+    return recorded(tmp_path, PlannerSettings(), seen)
+
+
+@pytest.mark.parametrize("which", ["by_targets", "by_thresholds"])
+def test_the_same_settings_decide_the_same_again(which, request):
+    replayed = replay(request.getfixturevalue(which), {})
+    assert replayed
+    assert all(each.is_same and each.recorded == each.replayed for each in replayed)
+
+
+def test_other_thresholds_decide_otherwise_and_say_why(by_thresholds):
+    replayed = replay(by_thresholds, {"decode-kv-scale-up-threshold": 0.6})
+    different = [each for each in replayed if not each.is_same]
+    assert different
+    assert "above 0.6" in different[0].replayed.reason
+
+
+def test_a_stricter_target_needs_more_workers(by_targets):
+    replayed = replay(by_targets, {"ttft": 120})
+    assert any(each.replayed.desired.prefill > each.recorded.desired.prefill for each in replayed)
+
+
+def test_another_predictor_foretells_anew(by_targets):
+    replayed = replay(by_targets, {"load-predictor": "constant"})
+    assert len(replayed) == len(RATES)
+    # The recorded forecast was what the test told; the last value is the same here, told by another.
+    assert replayed[3].replayed.desired == replayed[3].recorded.desired
+
+
+def test_another_minimum_takes_the_place_of_the_recorded_one(by_thresholds):
+    assert replay(by_thresholds, {"min_endpoint": 2})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"adjustment-interval": 60}, "adjustment-interval"),
+        ({"policy": "sla", "profile-results-dir": SETTINGS.profile_results_dir}, "saw no traffic"),
+        ({"decode-kv-scale-up-treshold": 1}, "decode-kv-scale-up-treshold"),
+    ],
+)
+def test_what_the_record_cannot_answer_is_refused(by_thresholds, options, told):
+    with pytest.raises(ConfigError, match=told):
+        replay(by_thresholds, options)
+
+
+def test_a_file_without_decisions_is_refused(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    path.write_text('{"some": "thing"}\n')
+    with pytest.raises(ConfigError, match="line 1 is no decision"):
+        replay(path, {})
+    path.write_text("words\n")
+    with pytest.raises(ConfigError, match="holds no decisions"):
+        replay(path, {})
+
+
+def test_a_record_of_a_version_without_targets_is_read(by_thresholds):
+    assert all(each.is_same for each in replay(by_thresholds, {}))
+    text = by_thresholds.read_text()
+    for key in ('"traffic":null,', '"foresight":null,', ',"prediction":null'):
+        assert key in text
+        text = text.replace(key, "")
+    by_thresholds.write_text(text)
+    assert all(each.is_same for each in replay(by_thresholds, {}))
+
+
+def test_settings_that_changed_on_the_way_begin_anew(tmp_path):
+    path = recorded(tmp_path, PlannerSettings(), [interval(1, 2, 0.95)])
+    path = recorded(tmp_path, replace(PlannerSettings(), max_gpu_budget=3), [interval(1, 2, 0.95)])
+    assert [each.is_same for each in replay(path, {})] == [True, True]
