@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan import wiring
 from dynaplan.core.disaggregation import DisaggregationSettings
 from dynaplan.core.engine_settings import SimOptions
+from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.core.routing import MODES
 from dynaplan.core.simulation.outcome import Slo
 from dynaplan.core.simulation.policies import PlannerPolicy
@@ -19,6 +21,7 @@ from dynaplan.core.step_timing import StepTiming
 from dynaplan.domain.decisions import Targets
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.forecast import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.trace import TracedRequest
 
@@ -63,7 +66,14 @@ def run_simulations(options: SimulateOptions) -> Iterator[Result]:
     policies = [(_policy(name, options, settings), _first(name, options)) for name in options.policies]
     trace = _trace(options)
     next(trace(), None)
-    return (simulate(trace(), settings, first, policy) for policy, first in policies)
+
+    def results() -> Iterator[Result]:
+        for policy, first in policies:
+            yield simulate(trace(), settings, first, policy)
+            if isinstance(policy, PlannerPolicy):
+                policy.close()
+
+    return results()
 
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
@@ -117,7 +127,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         model = None
         if planner.is_by_targets:
             model = wiring.sla_model(planner, options.engine, options.router)
-        return PlannerPolicy(name, planner, model)
+        return PlannerPolicy(name, planner, model, before=_warm_up(planner), foretell=_foretold_by(planner))
     roles = settings.gpus_per_worker
     if kind == "hpa":
         return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
@@ -132,6 +142,40 @@ def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_
     while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
         batch += 1
     return batch
+
+
+def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
+    trace = planner.load_predictor_warmup_trace
+    if not planner.is_by_targets or not trace:
+        return []
+    return interval_history(wiring.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
+
+
+def _foretold_by(planner: PlannerSettings) -> OutsideForetell | None:
+    if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
+        return None
+    return OutsideForetell(planner)
+
+
+class OutsideForetell:
+    """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
+
+    def __init__(self, planner: PlannerSettings) -> None:
+        patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
+        self._forecaster = wiring.make_forecaster(patient, planner.adjustment_interval_s)
+        self._runner = asyncio.Runner()
+
+    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """See ``dynaplan.ports.Forecaster``."""
+        return self._runner.run(self._forecaster.forecast(history, steps))
+
+    def close(self) -> None:
+        """End the process."""
+        self._runner.run(self._forecaster.close())
+        self._runner.close()
+
+
+PATIENCE_S = 600.0
 
 
 PLANNED: Mapping[str, Mapping[str, Any]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from dynaplan.core.forecasting.forecasting import forecast
 from dynaplan.core.forecasting.warm_start import IntervalLoad
@@ -13,9 +15,23 @@ from dynaplan.core.sla.foresight import foresight, questions
 from dynaplan.core.sla.history import TrafficHistory
 from dynaplan.core.sla.targeting import SlaModel
 from dynaplan.domain.decisions import Decision, PlannerState
+from dynaplan.domain.forecast import Forecast
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
+
+
+class Foretell(Protocol):
+    """Who foretells a curve, so many intervals ahead; the core's own methods unless others are wanted."""
+
+    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
+        """What is expected."""
+        ...
+
+    def close(self) -> None:
+        """Nothing will be asked any more."""
+        ...
+
 
 Decided = Callable[[PlannerState, Observation, Decision, PlannerState], None]
 """Told of every decision: the state before it, what it was made of, and the state after it."""
@@ -31,12 +47,14 @@ class PlannerPolicy:
         model: SlaModel | None = None,
         *,
         before: Sequence[IntervalLoad] = (),
+        foretell: Foretell | None = None,
         decided: Decided | None = None,
     ) -> None:
         self.name = name
         self.every_s = settings.metric_pulling_interval_s
         self.why = ""
         self._settings = settings
+        self._foretell = foretell
         self._decided = decided
         self._cycle = PlanningCycle(settings, model)
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
@@ -81,6 +99,14 @@ class PlannerPolicy:
             service.want(desired)
             self._cycle.asked()
 
+    def close(self) -> None:
+        """The simulation is over."""
+        if self._foretell:
+            self._foretell.close()
+
+    def _told(self, history: Sequence[float | None], steps: int) -> Forecast:
+        return (self._foretell or partial(forecast, settings=self._settings))(history, steps)
+
     def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
         settings, interval_s = self._settings, observation.at_s - self._seen_s
         self._seen_s = observation.at_s
@@ -90,7 +116,7 @@ class PlannerPolicy:
         if startup_s is None:
             startup_s = max(service.settings.startup_s.values())
         answers = {
-            asked: forecast(self._history.curve(asked.curve), asked.ahead, settings)
+            asked: self._told(self._history.curve(asked.curve), asked.ahead)
             for asked in questions(startup_s, settings.adjustment_interval_s)
         }
         expected = foresight(self._history, answers)
