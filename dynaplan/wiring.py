@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.claims import Claims
     from dynaplan.adapters.local.startup_times import StartupTimes
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
+    from dynaplan.adapters.recorders.gauges import GaugesRecorder
     from dynaplan.adapters.stores.etcd import EtcdStore
     from dynaplan.core.engine_settings import SimOptions
     from dynaplan.core.profiling.recommending import Recommendation
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         MetricsSource,
         Processes,
         Recorder,
+        TrafficSource,
     )
 
 ENGINES: Mapping[str, tuple[str, str]] = {
@@ -194,6 +196,13 @@ def planner_recorders(log_dir: Path, settings: PlannerSettings) -> Sequence[Reco
     return JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings)
 
 
+def planner_gauges(settings: PlannerSettings) -> GaugesRecorder:
+    """What keeps the planner's numbers for its ``/metrics``."""
+    from dynaplan.adapters.recorders.gauges import GaugesRecorder
+
+    return GaugesRecorder(settings)
+
+
 def announce_log_dir(planner_dir: Path, log_dir: Path) -> None:
     """Leave word in ``planner_dir`` where the newest planner logs; raises OSError when it cannot."""
     from dynaplan.adapters.recorders.jsonl import point_to
@@ -206,6 +215,13 @@ def recent_decisions(planner_dir: Path, last: int) -> list[dict[str, Any]]:
     from dynaplan.adapters.recorders.jsonl import recent_records
 
     return recent_records(planner_dir, last)
+
+
+def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every record of a ``decisions.jsonl`` with the number of its line; raises ConfigError."""
+    from dynaplan.adapters.recorders.jsonl import read_all
+
+    return read_all(path)
 
 
 def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
@@ -282,11 +298,32 @@ def write_profile(
         directory.mkdir(parents=True, exist_ok=True)
         written = writing.write_points(directory, recommendation.profile)
         written.append(writing.write_config(directory, sections, recommendation.goal))
-        if plots.can_draw():
-            return [*written, *plots.draw(directory, recommendation, measurements)]
+        written += plots.draw(directory, recommendation, measurements)
+    except ImportError:
+        logging.getLogger(__name__).warning(plots.MISSING)
     except OSError as error:
         raise ConfigError(
             f"--output-dir: {output_dir} cannot be written: {error}", hint="expected a directory of yours"
         ) from error
-    logging.getLogger(__name__).warning(plots.MISSING)
     return written
+
+
+def frontend_traffic(urls: Callable[[], Iterable[str]], namespace: str, clock: Clock) -> TrafficSource:
+    """The traffic of a namespace as its frontends count it; ``urls`` are their base addresses at a pull."""
+    from dynaplan.adapters.metrics.frontends import FrontendsTraffic
+
+    return FrontendsTraffic(urls, namespace, clock, prefix=_metrics_prefix())
+
+
+def prometheus_traffic(endpoint: str, namespace: str) -> TrafficSource:
+    """The traffic of a namespace as a Prometheus server has it; ConfigError for what is no address of one."""
+    from dynaplan.adapters.metrics.prometheus import PrometheusTraffic
+
+    return PrometheusTraffic(endpoint, namespace, prefix=_metrics_prefix())
+
+
+def _metrics_prefix() -> str:
+    """What the names of the frontends' metrics begin with."""
+    from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX
+
+    return os.environ.get("DYN_METRICS_PREFIX") or DEFAULT_PREFIX

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 SERVICES_PREFIX = "/services/"
+
+PUBLIC_URL = "public_url"
+"""The key of a frontend's card that holds the base address of its public server; ``/metrics`` is there."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,9 @@ class Instance:
             card=document.get("card", {}),
             engine_url=document["transport"].get("openai", ""),
         )
+
+
+def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:
+    """The public addresses of the frontends among these, each once: several processes may share one."""
+    urls = (instance.card.get(PUBLIC_URL) for instance in instances)
+    return tuple(dict.fromkeys(url for url in urls if isinstance(url, str)))

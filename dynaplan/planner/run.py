@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.domain.discovery import PUBLIC_URL
+from dynaplan.domain.discovery import public_urls
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.planner.foresee import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
@@ -136,13 +136,8 @@ def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> Tra
     if settings.prometheus_endpoint:
         source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
     else:
-        source = wiring.frontend_traffic(lambda: _frontend_urls(discovery), settings.namespace, clock)
+        source = wiring.frontend_traffic(lambda: public_urls(discovery.all()), settings.namespace, clock)
     return TrafficWatch(settings, source, wiring.make_forecaster(settings, interval_s), clock, before)
-
-
-def _frontend_urls(discovery: Discovery) -> set[str]:
-    cards = (each.card for each in discovery.all())
-    return {str(card[PUBLIC_URL]) for card in cards if PUBLIC_URL in card}
 
 
 def planner_log_root() -> Path:

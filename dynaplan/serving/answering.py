@@ -15,7 +15,7 @@ from aiohttp import web
 from dynaplan.serving.frontend_metrics import RequestRecord
 from dynaplan.serving.hand_off import HandOff
 from dynaplan.serving.limits import Place
-from dynaplan.serving.openai_api import Call, worker_failed
+from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, worker_failed
 from dynaplan.serving.stream_events import WholeLines, failure_in, is_aborted
 from dynaplan.serving.stream_tokens import tokens_in
 from dynaplan.serving.upstream import WorkerDied, read_whole
@@ -43,6 +43,7 @@ class Exchange:
     record: RequestRecord
     hand_off: HandOff | None = None
     """Where the prompt was computed, if not at the worker that answers."""
+    blocks: PromptBlocks = NO_BLOCKS
     usage: bytes = b""
     """The part of the answer where an engine states its usage."""
     failure: str = ""

@@ -61,6 +61,7 @@ class Forwarder:
         deadline_s = self._now_s() + self._worker_wait_s
         while True:
             booking = await self._router.book(exchange.call, deadline_s)
+            exchange.blocks = booking.blocks
             is_needed = bool(booking.instance.card.get("needs_hand_off"))
             try:
                 if not is_prefill_placed:

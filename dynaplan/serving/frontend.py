@@ -11,8 +11,10 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
+from dynaplan.domain.discovery import PUBLIC_URL
 from dynaplan.domain.scaling import fleet_key
 from dynaplan.ports import Route
+from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.runtime.server import bind
 from dynaplan.serving.background import Background
 from dynaplan.serving.forwarding import Forwarder
@@ -20,6 +22,7 @@ from dynaplan.serving.frontend_metrics import FrontendMetrics
 from dynaplan.serving.frontend_requests import FrontendRequests
 from dynaplan.serving.frontend_settings import FrontendSettings, gathered_settings
 from dynaplan.serving.prefix_watch import follow_prefix
+from dynaplan.serving.recording import TrafficRecording
 from dynaplan.serving.remote_prefill import RemotePrefill
 from dynaplan.serving.reservation import Reservations
 from dynaplan.serving.upstream import Upstream
@@ -55,6 +58,8 @@ class Frontend:
         self._runtime = runtime
         self._settings = settings
         self.is_worker_coming = False
+        file = settings.record_traffic
+        self._recording = TrafficRecording(file, runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, settings.shared_metrics)
         self._upstream = Upstream(runtime.worker_token)
@@ -83,7 +88,7 @@ class Frontend:
             Reservations(self._upstream, self._background),
             worker_wait_s=settings.worker_wait_s,
         )
-        self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics)
+        self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
         server = web.Server(
             self._requests.handle,
             request_factory=self._new_request,
@@ -107,11 +112,13 @@ class Frontend:
     async def start(self) -> None:
         """Listen, and follow the store."""
         self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
-        self._runtime.describe(routes_to=self._settings.decode_component)
         listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
         await self._runner.setup()
         self._site = web.SockSite(self._runner, listen_on, backlog=BACKLOG)
         await self._site.start()
+        self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
+        if self._recording:
+            self._runtime.spawn(self._recording.run(), "record traffic")
         store = self._runtime.store
         self._runtime.spawn(
             follow_prefix(store, fleet_key(self._runtime.namespace), self._read_fleet), "follow fleet"
@@ -135,6 +142,8 @@ class Frontend:
         """Close every connection, once the workers know what is not needed any more."""
         await self.prefill.close()
         await self._runner.cleanup()
+        if self._recording:
+            await self._recording.write()
         await self._background.close()
         await self._upstream.close()
 
@@ -145,6 +154,12 @@ class Frontend:
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
         return web.json_response({"in_flight": self._router.leaving(instance_id)})
+
+    def _public_url(self) -> str:
+        """Where this machine reaches the public server."""
+        host, port = self._runner.addresses[0][:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _has_unsent_bytes(self) -> bool:
         connections = self._runner.server.connections if self._runner.server else []

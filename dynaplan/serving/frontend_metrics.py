@@ -56,15 +56,18 @@ class _ModelMetrics:
 
 
 class RequestRecord:
-    """What the metrics say of one request, from its acceptance to ``finished``."""
+    """What the metrics say of one request, from its acceptance, ``begun_s``, to ``finished``.
+
+    ``output_tokens`` are those that a stream has brought.
+    """
 
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
         self._metrics = metrics
         self._now_s = metrics.now_s
         self._labels = (model, endpoint, "stream" if is_stream else "unary")
         self._of_model = metrics.of_model(model)
-        self._begun_s = self._last_s = self._now_s()
-        self._output_tokens = 0
+        self.begun_s = self._last_s = self._now_s()
+        self.output_tokens = 0
         self.is_waiting = True
         metrics.count_started(self._labels)
         self._of_model.inflight.inc()
@@ -83,15 +86,15 @@ class RequestRecord:
         if tokens <= 0:
             return
         now_s = self._now_s()
-        if self._output_tokens:
+        if self.output_tokens:
             observe, gap_s, gaps = self._of_model.itl_s.observe, (now_s - self._last_s) / tokens, tokens
         else:
-            self._of_model.ttft_s.observe(now_s - self._begun_s)
+            self._of_model.ttft_s.observe(now_s - self.begun_s)
             observe, gap_s, gaps = self._of_model.itl_s.observe, 0.0, tokens - 1
         for _ in range(gaps):
             observe(gap_s)
         self._last_s = now_s
-        self._output_tokens += tokens
+        self.output_tokens += tokens
 
     def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
         """The request has ended; ``error_type`` is empty when it was answered.
@@ -101,8 +104,8 @@ class RequestRecord:
         self.answering()
         self._of_model.inflight.dec()
         self._of_model.active.dec()
-        self._of_model.duration_s.observe(self._now_s() - self._begun_s)
-        output_tokens = self._output_tokens if stated.output_tokens is None else stated.output_tokens
+        self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
         if not error_type:
             self._of_model.input_tokens.observe(
                 input_tokens if stated.input_tokens is None else stated.input_tokens

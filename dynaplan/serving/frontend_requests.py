@@ -24,6 +24,7 @@ from dynaplan.serving.openai_api import (
     no_worker,
     read_call,
 )
+from dynaplan.serving.recording import TrafficRecording
 from dynaplan.serving.stream_tokens import usage_in
 from dynaplan.serving.worker_router import WorkerRouter
 
@@ -46,11 +47,13 @@ class FrontendRequests:
         router: WorkerRouter,
         forwarder: Forwarder,
         metrics: FrontendMetrics,
+        recording: TrafficRecording | None = None,
     ) -> None:
         self._settings = settings
         self._router = router
         self._forwarder = forwarder
         self._metrics = metrics
+        self._recording = recording
         self._room = WaitingRoom(settings.max_waiting_requests)
         self._key = ApiKey(settings.api_key)
         self._created_s = int(time.time())
@@ -156,7 +159,10 @@ class FrontendRequests:
             place.leave()
             if outcome == "cancelled":
                 self._metrics.client_left()
-            record.finished(outcome, call.prompt_tokens, usage_in(exchange.usage))
+            stated = usage_in(exchange.usage)
+            record.finished(outcome, call.prompt_tokens, stated)
+            if self._recording:
+                self._recording.ended(exchange, stated, is_answered=not outcome)
         return response
 
     def _check_model(self, call: Call) -> None:

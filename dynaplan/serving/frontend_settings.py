@@ -22,7 +22,7 @@ class FrontendSettings:
     ``model`` is the name clients must use; empty means: whatever the workers say. ``max_waiting_requests``
     bounds the requests that have not begun to answer. ``worker_wait_s`` is how long such a request waits
     for a worker when there is none. ``shared_metrics`` is the directory where several frontends add up
-    their metrics, or None for one frontend.
+    their metrics, or None for one frontend. ``record_traffic`` is the file that every request is written to.
     """
 
     host: str = "127.0.0.1"
@@ -39,6 +39,7 @@ class FrontendSettings:
     prefill_component: str = "PrefillWorker"
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     shared_metrics: Path | None = None
+    record_traffic: Path | None = None
 
 
 class Options:
@@ -93,6 +94,7 @@ def read_settings(
             max_prefill_queue_size=options.get("max-prefill-queue-size", 2, lowest=0),
         ),
         shared_metrics=_shared_metrics(environment) if frontends > 1 else None,
+        record_traffic=Path(file) if (file := options.text("record-traffic")) else None,
     )
 
 

@@ -83,6 +83,17 @@ COMPLETIONS = Endpoint("/v1/completions", "completions", is_chat=False)
 
 
 @dataclass(frozen=True)
+class PromptBlocks:
+    """The chained hashes of a prompt's full KV blocks, where needed, and how many tokens a block has."""
+
+    hashes: tuple[int, ...] = ()
+    tokens: int = 0
+
+
+NO_BLOCKS = PromptBlocks()
+
+
+@dataclass(frozen=True)
 class Call:
     """One checked request. ``body`` is what the client sent, ``document`` the same, parsed.
 

@@ -64,6 +64,7 @@ FRONTEND: Options = {
     "max-body-bytes": _whole("Largest request body", 1),
     "worker-wait": _number("Seconds that a request waits for a worker when there is none"),
     "prefill-wait": _number("Seconds that a request waits for its remote prefill"),
+    "record-traffic": _text("File that the lengths and times of every request are appended to"),
     "decode-component": _text("Service whose workers decode"),
     "prefill-component": _text("Service whose workers prefill"),
 }

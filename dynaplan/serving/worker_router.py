@@ -13,7 +13,7 @@ from dynaplan.core.prefix_index import PrefixIndex
 from dynaplan.core.routing import MODES, Candidate, Inputs
 from dynaplan.domain.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.openai_api import Call, no_worker, prompt_blocks
+from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
 
 AVOID_S = 0.25
 """How long a worker that refused or died gets no request, unless it is known to be gone before."""
@@ -39,7 +39,7 @@ class Booking:
     """One request at one worker: counted there until ``close``. ``prefix_hit_rate`` is a guess, 0 to 1."""
 
     instance: Instance
-    prompt_blocks: int = 0
+    blocks: PromptBlocks = NO_BLOCKS
     overlap_blocks: int = 0
     _book: _Book = field(default_factory=_Book)
     _prefill_blocks: int = 0
@@ -47,7 +47,7 @@ class Booking:
     @property
     def prefix_hit_rate(self) -> float:
         """The part of the prompt that the worker probably has in its cache."""
-        return self.overlap_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+        return self.overlap_blocks / len(self.blocks.hashes) if self.blocks.hashes else 0.0
 
     def prefilled(self) -> None:
         """The prompt is computed."""
@@ -58,7 +58,7 @@ class Booking:
         """The request has left the worker."""
         self.prefilled()
         self._book.in_flight -= 1
-        self._book.active_blocks -= self.prompt_blocks
+        self._book.active_blocks -= len(self.blocks.hashes)
 
 
 class WorkerRouter:
@@ -134,7 +134,7 @@ class WorkerRouter:
         if self._is_prefix_aware:
             return self._book_by_prefix(call, usable, now_s)
         chosen = self._chosen(usable, {}, 0)
-        return self._entered(chosen, 0, 0)
+        return self._entered(chosen, NO_BLOCKS, 0)
 
     def _book_by_prefix(self, call: Call, usable: Sequence[Instance], now_s: float) -> Booking:
         block_tokens = int(usable[0].card.get("kv_block_tokens") or DEFAULT_BLOCK_TOKENS)
@@ -143,7 +143,8 @@ class WorkerRouter:
         overlaps = self._index.overlaps(hashes, now_s)
         chosen = self._chosen(usable, overlaps, len(hashes))
         self._index.record(hashes, chosen.instance_id, now_s)
-        return self._entered(chosen, len(hashes), overlaps.get(chosen.instance_id, 0))
+        blocks = PromptBlocks(hashes, block_tokens)
+        return self._entered(chosen, blocks, overlaps.get(chosen.instance_id, 0))
 
     def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
         candidates = [self._candidate(instance, overlaps.get(instance.instance_id, 0)) for instance in usable]
@@ -158,12 +159,13 @@ class WorkerRouter:
             instance.instance_id, book.in_flight, book.active_blocks, book.prefill_blocks, overlap_blocks
         )
 
-    def _entered(self, instance: Instance, blocks: int, overlap_blocks: int) -> Booking:
+    def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
         book = self._books[instance.instance_id]
+        number = len(blocks.hashes)
         book.in_flight += 1
-        book.active_blocks += blocks
-        book.prefill_blocks += blocks - overlap_blocks
-        return Booking(instance, blocks, overlap_blocks, book, blocks - overlap_blocks)
+        book.active_blocks += number
+        book.prefill_blocks += number - overlap_blocks
+        return Booking(instance, blocks, overlap_blocks, book, number - overlap_blocks)
 
     def _book_of(self, instance: Instance) -> _Book:
         book = self._books.get(instance.instance_id)

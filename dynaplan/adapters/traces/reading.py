@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush, heappushpop
+from heapq import heappop, heappush
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -20,10 +20,12 @@ from dynaplan.domain.trace import TracedRequest
 GZIP_MAGIC = b"\x1f\x8b"
 LONGEST_FIRST_LINE = 1 << 20
 
-REORDERED_REQUESTS = 8192
-"""How many requests later one that arrived earlier may stand in the file.
+REORDERED_REQUESTS = 65_536
+REORDERED_BLOCKS = 1 << 22
+"""How many requests, or blocks of their prompts, later one that arrived earlier may stand in the file.
 
-A recording is written as requests end; a longer disorder means that the file was put together wrongly.
+A recording is written as requests end: at 100 a second, one of ten minutes is not too long. In memory
+these are tens of millions of bytes, and less than 200 millions.
 """
 
 
@@ -31,7 +33,7 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
     """The requests of a trace file in the order in which they arrived; the first arrives at 0 s.
 
     Azure CSV, Mooncake JSON lines or our own recordings, plain or gzip; the content tells which. Rows
-    that are out of order are put in order within ``REORDERED_REQUESTS``. Raises ConfigError naming the file,
+    that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError naming the file,
     the line and what was expected, as soon as the reading comes to it.
     """
     with _opened(path) as file:
@@ -81,20 +83,20 @@ def _known_formats() -> str:
 def _in_order(path: Path, kind: Format, rows: NumberedRequests) -> Iterator[TracedRequest]:
     """Sorted by arrival, of equals the one that stands first; ConfigError for one that comes too late."""
     waiting: list[tuple[float, int, TracedRequest]] = []
-    passed_s = float("-inf")
+    passed_s, blocks = float("-inf"), 0
     for number, request in _checked(path, kind, rows):
         if request.arrival_s < passed_s:
             raise ConfigError(
                 f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
-                f"stand more than {REORDERED_REQUESTS} lines above it",
+                "stand too far above it",
                 hint="expected the lines in the order of arrival, or nearly so: sort the file",
             )
-        entry = (request.arrival_s, number, request)
-        if len(waiting) < REORDERED_REQUESTS:
-            heappush(waiting, entry)
-            continue
-        passed_s, _, earliest = heappushpop(waiting, entry)
-        yield earliest
+        heappush(waiting, (request.arrival_s, number, request))
+        blocks += len(request.block_hashes)
+        while len(waiting) > REORDERED_REQUESTS or blocks > REORDERED_BLOCKS:
+            passed_s, _, earliest = heappop(waiting)
+            blocks -= len(earliest.block_hashes)
+            yield earliest
     while waiting:
         yield heappop(waiting)[2]
 

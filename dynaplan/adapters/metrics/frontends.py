@@ -1,0 +1,176 @@
+"""The traffic of a deployment, counted by its frontends and read from their ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+
+from dynaplan.adapters.metrics.exposition import (
+    DEFAULT_PREFIX,
+    REQUESTS,
+    Counts,
+    Exposition,
+    dispersion,
+    has_restarted,
+    increase,
+    traffic_of,
+)
+from dynaplan.domain.traffic import Traffic
+from dynaplan.ports import Clock
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 1.0
+REMEMBERED = 64
+"""How many frontends that are gone are remembered, should one come back with what it counted."""
+
+
+@dataclass
+class _Frontend:
+    """One address. ``counts`` is what it told at ``at_s``; None before anything is known of its past."""
+
+    counts: Counts | None
+    at_s: float
+    problem: str = ""
+
+
+class FrontendsTraffic:
+    """``GET {url}/metrics`` of every frontend at once; see ``dynaplan.ports.TrafficSource``.
+
+    ``urls`` says which frontends there are at this moment; several processes behind one address add up their
+    counts themselves, and are one frontend here. What a frontend counted between two of its answers is added
+    up over all of them: a mean is one over requests (or tokens), not over frontends.
+
+    - Those that are there at the first pull have a past, which is not counted: their first answer is what
+      later ones are compared with. One that is registered later has begun since: everything counts.
+    - One that began anew (a count fell) counts from 0.
+    - One that does not answer is looked at again; what it counted meanwhile comes with its next answer. What
+      belongs to intervals that are over by then is left out: it is taken to have come evenly.
+    - One that is gone leaves what was seen of it.
+
+    ``Traffic.interval_s`` is the time between the pulls that were compared, which need not be that between
+    two calls: the first pull may come late.
+    """
+
+    def __init__(
+        self,
+        urls: Callable[[], Iterable[str]],
+        namespace: str,
+        clock: Clock,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._urls = urls
+        self._clock = clock
+        self._exposition = Exposition(prefix, namespace)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._frontends: dict[str, _Frontend] = {}
+        self._listed: tuple[str, ...] = ()
+        self._pulled_s = -math.inf
+        self._began_s = clock.now_s()
+        self._seen: Counts = {}
+        self._comparisons = 0
+        self._windows: list[tuple[float, float]] = []
+        self._window_began_s: float | None = None
+        self._window_arrivals = 0.0
+
+    async def pull(self) -> None:
+        """Ask every frontend; takes no longer than the timeout."""
+        at_s = self._clock.now_s()
+        self._listed = tuple(dict.fromkeys(self._urls()))
+        self._remember()
+        answers = await asyncio.gather(*(self._counts(url) for url in self._listed))
+        if self._pulled_s == -math.inf:
+            self._began_s = at_s
+        self._pulled_s = at_s
+        for url, counts in zip(self._listed, answers, strict=True):
+            if counts is not None:
+                self._compare(self._frontends[url], counts, at_s)
+        if self._listed and None not in answers:
+            self._end_window(at_s)
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """What was seen from the last pull before the last call to the newest one, and how long that is."""
+        seen, windows = self._seen, self._windows
+        missing = "" if self._comparisons else self._missing()
+        if not missing and self._pulled_s > self._began_s:
+            interval_s = self._pulled_s - self._began_s
+        # Without a pull in this interval nothing is known of it, and what comes later is not of it.
+        was_pulled = self._pulled_s > self._began_s
+        self._began_s = self._pulled_s if was_pulled else self._clock.now_s()
+        self._seen, self._comparisons, self._windows = {}, 0, []
+        if missing:
+            return Traffic(interval_s, missing=missing)
+        return traffic_of(interval_s, seen, dispersion(windows))
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session:
+            await self._session.close()
+
+    def _remember(self) -> None:
+        for url in self._listed:
+            if url not in self._frontends:
+                is_first_pull = self._pulled_s == -math.inf
+                self._frontends[url] = _Frontend(None if is_first_pull else {}, self._pulled_s)
+        gone = [url for url in self._frontends if url not in self._listed]
+        for url in gone[:-REMEMBERED]:
+            del self._frontends[url]
+
+    async def _counts(self, url: str) -> Counts | None:
+        frontend = self._frontends[url]
+        try:
+            counts = self._exposition.read(await self._text(f"{url.rstrip('/')}/metrics"))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            level = logging.DEBUG if frontend.problem else logging.WARNING
+            log.log(level, "the frontend at %s does not tell its traffic: %s", url, problem)
+            frontend.problem = problem
+            return None
+        if frontend.problem:
+            log.info("the frontend at %s tells its traffic again", url)
+        frontend.problem = ""
+        return counts
+
+    async def _text(self, url: str) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        async with self._session.get(url, raise_for_status=True) as response:
+            return await response.read()
+
+    def _compare(self, frontend: _Frontend, now: Counts, at_s: float) -> None:
+        before, since_s = frontend.counts, frontend.at_s
+        frontend.counts, frontend.at_s = now, at_s
+        if before is None:
+            return
+        self._comparisons += 1
+        part = 1.0
+        if has_restarted(before, now):
+            before = {}
+        elif since_s < self._began_s < at_s:
+            part = (at_s - self._began_s) / (at_s - since_s)
+        grown = increase(before, now)
+        for key, value in grown.items():
+            self._seen[key] = self._seen.get(key, 0.0) + part * value
+        self._window_arrivals += grown.get((REQUESTS, ""), 0.0)
+
+    def _end_window(self, at_s: float) -> None:
+        """Every frontend has answered: the arrivals since that was so last are those of this time."""
+        if self._window_began_s is not None:
+            self._windows.append((at_s - self._window_began_s, self._window_arrivals))
+        self._window_began_s, self._window_arrivals = at_s, 0.0
+
+    def _missing(self) -> str:
+        if not self._listed:
+            return "no frontend is registered"
+        problems = [each.problem for url in self._listed if (each := self._frontends[url]).problem]
+        if problems:
+            return f"{len(problems)} of {len(self._listed)} frontends did not answer: {problems[0]}"
+        return "the frontends have not been looked at twice yet"

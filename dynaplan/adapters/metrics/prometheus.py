@@ -1,0 +1,184 @@
+"""The traffic of a deployment, as a Prometheus server has it that scrapes the frontends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from dynaplan.adapters.metrics.exposition import (
+    DEFAULT_PREFIX,
+    ENDED,
+    HISTOGRAMS,
+    LENGTHS,
+    REFUSED_LABELS,
+    REQUESTS,
+    STARTED,
+    Counts,
+    traffic_of,
+)
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+FEWEST_SAMPLES = 2
+"""Of a counter in an interval, for its growth to be known."""
+
+ALWAYS_THERE = "model_ready"
+"""What a frontend tells before its first request: so a quiet one is known from one that is not scraped."""
+
+REFUSED, SAMPLES = "refused", "samples"
+"""Two parts of the answer: requests that found no room, and how often a frontend was scraped."""
+
+SUCCESS = ',status="success"'
+
+NAMESPACE = "dynamo_namespace"
+
+
+class PrometheusTraffic:
+    """Asks ``{endpoint}/api/v1/query`` once for each interval; see ``dynaplan.ports.TrafficSource``.
+
+    What counts is ``increase()`` over the interval, over all series of the namespace: means are weighted.
+    Series without a ``dynamo_namespace`` count too, since Dynamo's own frontends have no such label unless
+    something adds it. Prometheus extrapolates to the ends of the interval, so numbers of requests need not be
+    whole, and needs two scrapes within it. It tells no dispersion: scrapes are too far apart for one.
+    """
+
+    def __init__(
+        self, endpoint: str, namespace: str, *, prefix: str = DEFAULT_PREFIX, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._url = _checked(endpoint) / "api/v1/query"
+        self._shown = str(self._url.with_user(None).with_password(None))
+        self._namespace = namespace
+        self._prefix = prefix
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._problem = ""
+        self._has_told_unlabelled = False
+
+    async def pull(self) -> None:
+        """Nothing: the server pulls."""
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """What the server has of the last so many seconds."""
+        try:
+            counts = self._counts(await self._answer(query(self._prefix, self._namespace, interval_s)))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            return self._missing(interval_s, str(error) or type(error).__name__)
+        samples = counts.get((SAMPLES, ""), 0.0)
+        if (REQUESTS, "") not in counts and samples < FEWEST_SAMPLES:
+            return self._missing(interval_s, _too_few(samples, interval_s, self._namespace))
+        if self._problem:
+            log.info("Prometheus at %s tells the traffic again", self._shown)
+        self._problem = ""
+        return traffic_of(interval_s, counts)
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session:
+            await self._session.close()
+
+    async def _answer(self, promql: str) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        async with self._session.post(self._url, data={"query": promql}) as response:
+            try:
+                document = json.loads(await response.read())
+            except ValueError:
+                raise ValueError(f"status {response.status}, and no JSON") from None
+        if not isinstance(document, Mapping) or document.get("status") != "success":
+            reason = document.get("error") if isinstance(document, Mapping) else "not what Prometheus answers"
+            raise ValueError(f"status {response.status}: {reason}")
+        return document.get("data")
+
+    def _counts(self, data: Any) -> Counts:
+        """The counts in the answer to ``query``; ValueError when it is something else."""
+        counts: Counts = {}
+        is_unlabelled = False
+        try:
+            for series in data["result"]:
+                labels, value = series["metric"], float(series["value"][1])
+                if math.isfinite(value):
+                    part = REQUESTS if labels["is"] == REFUSED else labels["is"]
+                    key = part, labels.get("le", "")
+                    counts[key] = counts.get(key, 0.0) + value
+                is_unlabelled |= not labels.get(NAMESPACE)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"an answer without {error}") from None
+        if is_unlabelled and not self._has_told_unlabelled:
+            self._has_told_unlabelled = True
+            log.warning(
+                "Prometheus at %s has frontends without a %s: they count for %s, whosever they are",
+                self._shown,
+                NAMESPACE,
+                self._namespace,
+            )
+        return counts
+
+    def _missing(self, interval_s: float, problem: str) -> Traffic:
+        if problem != self._problem:
+            log.warning("no traffic from Prometheus at %s: %s", self._shown, problem)
+        self._problem = problem
+        return Traffic(interval_s, missing=f"Prometheus: {problem}")
+
+
+def query(prefix: str, namespace: str, interval_s: float) -> str:
+    """One query for everything: each part is labelled by what it ``is``.
+
+    The parts are the queries of Dynamo 1.6.1's planner, with sums and counts apart instead of divided. To
+    Prometheus an empty label is an absent one.
+    """
+    own = f"{NAMESPACE}=~{json.dumps(re.escape(namespace) + '|')}"
+    window = f"[{max(1, round(1000 * interval_s))}ms]"
+    return " or ".join(_parts(f"{prefix}_", own, window))
+
+
+def _parts(prefix: str, own: str, window: str) -> Iterator[str]:
+    def growth(name: str, also: str = "", by: str = NAMESPACE) -> str:
+        return f"sum by ({by}) (increase({prefix}{name}{{{own}{also}}}{window}))"
+
+    # Frontends before Dynamo 1.0 count no beginnings.
+    yield _named(f"({growth(STARTED)} or {growth(ENDED, SUCCESS)})", REQUESTS)
+    refused = "".join(f',{name}="{value}"' for name, value in REFUSED_LABELS.items())
+    yield _named(growth(ENDED, refused), REFUSED)
+    for name in HISTOGRAMS:
+        for part in ("sum", "count"):
+            yield _named(growth(f"{name}_{part}"), f"{name}_{part}")
+    for name in LENGTHS:
+        yield _named(growth(f"{name}_bucket", by=f"{NAMESPACE}, le"), f"{name}_bucket")
+    scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{ALWAYS_THERE}{{{own}}}{window}))"
+    yield _named(scraped, SAMPLES)
+
+
+def _named(expression: str, name: str) -> str:
+    return f'label_replace({expression}, "is", "{name}", "", "")'
+
+
+def _checked(endpoint: str) -> URL:
+    try:
+        url = URL(endpoint)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(
+            f"Planner.prometheus-endpoint: {endpoint!r}",
+            hint="expected the address of a Prometheus server, as http://127.0.0.1:9090",
+        )
+    return url
+
+
+def _too_few(samples: float, interval_s: float, namespace: str) -> str:
+    if samples:
+        return (
+            f"the frontends were scraped once in {interval_s:g} s: a scrape_interval of at most "
+            f"{interval_s / 3:g} s, or a longer adjustment-interval, would tell"
+        )
+    return f"nothing of a frontend of namespace {namespace} in the last {interval_s:g} s"
