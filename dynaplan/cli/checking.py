@@ -19,6 +19,12 @@ Options = Mapping[str, Any]
 SAME_ON_BOTH_SIDES = ("engine", "model", "served-model-name")
 """What a decode worker and the prefill worker whose KV entries it takes over have in common."""
 
+PATHS = {"profile", "profile-results-dir", "load-predictor-warmup-trace"}
+"""Options that name a file or directory, or else something that is shipped."""
+
+WRITTEN = {"record-traffic", "log-dir"}
+"""Options that name a file or directory that will be written."""
+
 SAME_WITH: Mapping[str, tuple[str, ...]] = {
     "llamacpp": ("max-num-seqs", "parallel", "cache-type-k", "cache-type-v"),
 }
@@ -47,7 +53,7 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
 def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     """The configuration with what the workers of real engines need to agree on their model.
 
-    A model that is a path in ``directory`` becomes absolute, for workers may run elsewhere, and every worker
+    Whatever is a path in ``directory`` becomes absolute, for workers may run elsewhere, and every worker
     has the name that clients use: its own ``served-model-name``, the Frontend's, or the path's last part.
     """
     from dynaplan import wiring
@@ -56,6 +62,12 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     located = dict(config)
     for service in graph.services():
         options = _options(config, service.name)
+        for key in (PATHS | WRITTEN) & options.keys():
+            if found := _found(options[key], directory, key in WRITTEN):
+                located[service.name] = {
+                    **located.get(service.name, {}),
+                    _spelling(key, config.get(service.name, {})): found,
+                }
         engine = real_engine(service, options)
         if not engine or not options.get("model"):
             continue
@@ -63,8 +75,14 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         name = options.get("served-model-name") or _frontend_name(config) or name
         added = {"model": model} | ({"served-model-name": name} if name else {})
         written = {_spelling(key, config.get(service.name, {})): value for key, value in added.items()}
-        located[service.name] = {**config.get(service.name, {}), **written}
+        located[service.name] = {**located.get(service.name, {}), **written}
     return located
+
+
+def _found(value: object, directory: Path, is_new: bool) -> str:
+    """The absolute path of what may be a path in that directory; empty when there is nothing, nor will be."""
+    path = directory / Path(str(value)).expanduser()
+    return str(path.absolute()) if value and (is_new or path.exists()) else ""
 
 
 def _options(config: Sections, service: str) -> dict[str, Any]:
@@ -120,9 +138,9 @@ def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> 
 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.planner.run import settings_of
+    from dynaplan.planner.run import check_sources, settings_of
 
-    settings_of({**options, "namespace": graph.namespace})
+    check_sources(settings_of({**options, "namespace": graph.namespace}))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]

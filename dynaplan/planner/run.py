@@ -51,6 +51,14 @@ def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
     return PlannerSettings.from_options(known)
 
 
+def check_sources(settings: PlannerSettings) -> None:
+    """Raise ConfigError for a profile, trace or library that a planner of these settings would not find."""
+    if settings.is_by_targets:
+        wiring.sla_model(settings, {})
+        wiring.make_forecaster(settings, settings.adjustment_interval_s)
+        _warm_up(settings)
+
+
 async def run_planner(settings: PlannerSettings) -> None:
     """Plan until cancelled, in a process of its own: ``ETCD_ENDPOINTS`` and ``NATS_SERVER`` say where."""
     from dynaplan.runtime.discovery import Discovery
@@ -127,17 +135,21 @@ def make_planner(
 
 
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
-    interval_s = settings.adjustment_interval_s
-    before: list[IntervalLoad] = []
-    if settings.load_predictor_warmup_trace:
-        requests = wiring.read_requests(settings.load_predictor_warmup_trace, 1.0, 0)
-        before = interval_history(requests, interval_s)
-        log.info("the history begins with %d intervals of a trace", len(before))
+    interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
         source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
     else:
         source = wiring.frontend_traffic(lambda: public_urls(discovery.all()), settings.namespace, clock)
     return TrafficWatch(settings, source, wiring.make_forecaster(settings, interval_s), clock, before)
+
+
+def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
+    trace = settings.load_predictor_warmup_trace
+    if not trace:
+        return []
+    before = interval_history(wiring.read_requests(trace, 1.0, 0), settings.adjustment_interval_s)
+    log.info("the history begins with %d intervals of %s", len(before), trace)
+    return before
 
 
 def planner_log_root() -> Path:

@@ -56,6 +56,10 @@ def refuse(tmp_path: Path) -> Callable[..., str]:
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.ServiceArgs.resources.gpu=-1"], "gpu"),
         (["graphs.disagg:Frontend", "-f", "disagg.yaml", "--VllmWorker.speedup-ratio=fast"], "speedup-ratio"),
         (
+            ["graphs.disagg:Frontend", "--Planner.policy=sla", "--Planner.profile-results-dir=nowhere"],
+            "profile-results-dir is 'nowhere'",
+        ),
+        (
             ["graphs.disagg:Frontend", "-f", "disagg.yaml", "--Planner.adjustment-interval=0"],
             "adjustment-interval",
         ),

@@ -176,3 +176,15 @@ def test_llamacpp_refuses_an_option_that_it_does_not_know(disagg: Graph, tmp_pat
 def test_an_original_config_with_a_real_engine_is_checked_like_any_other(disagg: Graph) -> None:
     with pytest.raises(ConfigError, match="VllmWorker: model is '/gone'"):
         check(disagg, both(engine="vllm", model="/gone"))
+
+
+def test_paths_of_files_become_absolute_and_names_stay(disagg, tmp_path):
+    (tmp_path / "results").mkdir()
+    planner = {"profile-results-dir": "results", "log-dir": "logs", "load_predictor_warmup_trace": "poisson"}
+    located = locate_models(disagg, {"Planner": planner, "VllmWorker": {"profile": "mocker"}}, tmp_path)
+    assert located["Planner"] == {
+        "profile-results-dir": str(tmp_path / "results"),
+        "log-dir": str(tmp_path / "logs"),
+        "load_predictor_warmup_trace": "poisson",
+    }
+    assert located["VllmWorker"] == {"profile": "mocker"}
