@@ -39,7 +39,13 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 @click.option(
     "--trace", required=True, help="A trace file, or made-up load: sinusoid:low=5,high=20,period=150"
 )
-@click.option("--policy", "policies", multiple=True, default=("load",), help="load, static:P,D, hpa or kpa")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("load",),
+    help="load, sla, both, formula, static:P,D, hpa or kpa; any number of them",
+)
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--mode", type=click.Choice(["disagg", "agg"]), default="disagg", show_default=True)
@@ -53,8 +59,16 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 @click.option("--router", default="round-robin", show_default=True, help="How a worker is chosen")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
 @click.pass_context
-def command(context: click.Context, /, policies: Sequence[str], json_path: str | None, **given: Any) -> None:
+def command(
+    context: click.Context,
+    /,
+    policies: Sequence[str],
+    json_path: str | None,
+    html_path: str | None,
+    **given: Any,
+) -> None:
     """Run a trace through a simulated deployment under one policy or several, and compare what comes of it.
 
     Times are virtual: minutes of a trace take a second.
@@ -68,7 +82,20 @@ def command(context: click.Context, /, policies: Sequence[str], json_path: str |
     table = rows(results)
     click.echo(text_table(table))
     if json_path:
-        Path(json_path).write_text(json.dumps(table, indent=2) + "\n")
+        _write("--json", json_path, json.dumps(table, indent=2) + "\n")
+    if html_path:
+        from dynaplan.planner.page import page
+
+        _write("--html", html_path, page(options, results, table, COLUMNS))
+
+
+def _write(option: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: {path!r}: {error.strerror}", hint="expected a file in a directory that is there"
+        ) from error
 
 
 def text_table(table: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from dynaplan.domain.trace import TracedRequest
 
 PRECISION = 0.01
 """The relative error of a percentile that comes out of a ``Spread``."""
@@ -29,6 +33,14 @@ class Spread:
         self.count += 1
         self.total += value
         self.highest = max(self.highest, value)
+
+    def merge(self, other: Spread) -> None:
+        """All values of another one too."""
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self.count += other.count
+        self.total += other.total
+        self.highest = max(self.highest, other.highest)
 
     @property
     def mean(self) -> float:
@@ -57,6 +69,68 @@ class Slo:
     itl_ms: float = 50.0
 
 
+@dataclass(slots=True)
+class Window:
+    """The requests that arrived in one stretch of time. Those that were not ``answered`` have been lost."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    answered: int = 0
+    both_met: int = 0
+    ttft_ms: Spread = field(default_factory=Spread)
+    itl_ms: Spread = field(default_factory=Spread)
+
+    def arrive(self, traced: TracedRequest) -> None:
+        """One more request."""
+        self.requests += 1
+        self.prompt_tokens += traced.prompt_tokens
+        self.output_tokens += traced.output_tokens
+
+    def answer(self, ttft_ms: float, itl_s: float | None, *, is_met: bool) -> None:
+        """One of them has been answered, and met its SLO or not."""
+        self.answered += 1
+        self.both_met += is_met
+        self.ttft_ms.add(ttft_ms)
+        if itl_s is not None:
+            self.itl_ms.add(itl_s * 1000)
+
+    def merge(self, other: Window) -> Window:
+        """This with everything of the other."""
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.answered += other.answered
+        self.both_met += other.both_met
+        self.ttft_ms.merge(other.ttft_ms)
+        self.itl_ms.merge(other.itl_ms)
+        return self
+
+
+class Windows:
+    """Time since the beginning in equal windows, each twice as long whenever there are too many of them."""
+
+    MOST = 240
+
+    def __init__(self) -> None:
+        self.width_s = 1.0
+        self._windows: list[Window] = []
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter(self._windows)
+
+    def of(self, at_s: float) -> Window:
+        """The window of that moment."""
+        while at_s >= self.MOST * self.width_s:
+            pairs = zip_longest(self._windows[::2], self._windows[1::2])
+            self._windows = [one.merge(other) if other else one for one, other in pairs]
+            self.width_s *= 2
+        index = int(at_s / self.width_s)
+        while len(self._windows) <= index:
+            self._windows.append(Window())
+        return self._windows[index]
+
+
 @dataclass
 class Outcome:
     """The requests that have ended, against an SLO.
@@ -76,9 +150,12 @@ class Outcome:
     itl_ms: Spread = field(default_factory=Spread)
     queued_ms: Spread = field(default_factory=Spread)
     duration_s: Spread = field(default_factory=Spread)
+    windows: Windows = field(default_factory=Windows)
 
-    def add(self, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int) -> None:
-        """One more request has been answered."""
+    def add(
+        self, arrival_s: float, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int
+    ) -> None:
+        """One more request, of that arrival, has been answered."""
         ttft_ms = ttft_s * 1000
         self.requests += 1
         self.output_tokens += output_tokens
@@ -91,6 +168,7 @@ class Outcome:
         self.ttft_met += is_ttft_met
         self.itl_met += is_itl_met
         self.both_met += is_ttft_met and is_itl_met
+        self.windows.of(arrival_s).answer(ttft_ms, itl_s, is_met=is_ttft_met and is_itl_met)
 
     def attainment(self, met: int) -> float:
         """The part of all requests, lost ones included, that ``met`` of them are; 1 when there are none."""

@@ -34,7 +34,11 @@ class SimulatedWorker:
 
 
 class Pools:
-    """The workers of both roles on one box. ``starting`` is told of each worker that begins to start."""
+    """The workers of both roles on one box. ``starting`` is told of each worker that begins to start.
+
+    ``on_change`` is told, with the moment, whenever workers have come, gone or become ready, or others are
+    wanted. ``held_gpus`` are those that workers have, whatever they are doing.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,8 @@ class Pools:
         self._starting = starting
         self._by_name: dict[str, SimulatedWorker] = {}
         self._numbers = 0
-        self._held_gpus = 0.0
+        self.on_change: Callable[[float], None] = _ignore
+        self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
         self.wanted = Targets()
@@ -68,6 +73,7 @@ class Pools:
         if each.worker.state is WorkerState.STARTING:
             each.worker = each.worker.moved(WorkerState.READY, at_s, "started")
             each.engine.now_s = at_s
+            self.on_change(at_s)
 
     def end_drained(self, at_s: float) -> None:
         """Workers that leave and have nothing left to do are gone, and their GPUs free."""
@@ -95,7 +101,7 @@ class Pools:
 
     def gpu_seconds(self, at_s: float) -> float:
         """The GPU seconds that workers have held until that moment."""
-        return self._gpu_s + self._held_gpus * max(0.0, at_s - self._held_since_s)
+        return self._gpu_s + self.held_gpus * max(0.0, at_s - self._held_since_s)
 
     def _counts(self, role: Role) -> WorkerCounts:
         states = [each.worker.state for each in self.all(role)]
@@ -119,9 +125,10 @@ class Pools:
                 self._start(action.worker)
         self._gpu_s = self.gpu_seconds(at_s)
         self._held_since_s = at_s
-        self._held_gpus = sum(
+        self.held_gpus = sum(
             self._gpus_per_worker[each.worker.role] for each in self.all() if each.worker.state in HOLDS_GPUS
         )
+        self.on_change(at_s)
         if any(_is_drained(each) for each in self.all()):
             self.end_drained(at_s)
 
@@ -131,6 +138,10 @@ class Pools:
         self._numbers += 1
         each = self._by_name[worker.name] = SimulatedWorker(worker, engine, self._numbers)
         self._starting(each)
+
+
+def _ignore(at_s: float) -> None:
+    """Nobody wants to know."""
 
 
 def _is_drained(each: SimulatedWorker) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from statistics import fmean
 
 from dynaplan.core.simulation.service import SimulatedService
 from dynaplan.domain.decisions import Targets
@@ -18,6 +19,8 @@ HPA_TOLERANCE = 0.1
 HPA_DOWN_WINDOW_S = 300.0
 HPA_UP_WORKERS, HPA_UP_FACTOR = 4, 2.0
 """Per sync period, whichever is more: the default scale-up policies."""
+
+HPA_METRICS = {Role.PREFILL: "queue per prefill worker", Role.DECODE: "KV usage of the decode workers"}
 
 KPA_TICK_S = 2.0
 KPA_STABLE_S, KPA_PANIC_S = 60.0, 6.0
@@ -39,6 +42,7 @@ class HpaPolicy:
         self._targets = targets
         self._least = least
         self._wishes: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in targets}
+        self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
         """Nothing to remember."""
@@ -55,7 +59,12 @@ class HpaPolicy:
         wanted = {role: self._wanted(service, role, metrics[role]) for role in self._targets}
         fitted = fitting(service, wanted)
         if fitted != service.pools.wanted:
+            self.why = reason(service, wanted, fitted, lambda role: self._told(role, metrics[role]))
             service.want(fitted)
+
+    def _told(self, role: Role, metric: float | None) -> str:
+        seen = "unknown" if metric is None else f"{metric:.3g}"
+        return f"{HPA_METRICS[role]} {seen}, its target {self._targets[role]:g}"
 
     def _wanted(self, service: SimulatedService, role: Role, metric: float | None) -> int:
         current, now_s = service.pools.wanted.of(role), service.now_s
@@ -90,6 +99,7 @@ class KpaPolicy:
         self._least = least
         self._seen: dict[Role, deque[tuple[float, float]]] = {role: deque() for role in targets}
         self._panic_until_s: dict[Role, float] = dict.fromkeys(targets, float("-inf"))
+        self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
         """Nothing to remember."""
@@ -101,7 +111,18 @@ class KpaPolicy:
         wanted = {role: self._wanted(service, role, waiting[role]) for role in self._targets}
         fitted = fitting(service, wanted)
         if fitted != service.pools.wanted:
+            self.why = reason(service, wanted, fitted, lambda role: self._told(role, service.now_s))
             service.want(fitted)
+
+    def _told(self, role: Role, now_s: float) -> str:
+        panics = ", panicking" if now_s < self._panic_until_s[role] else ""
+        stable = fmean(value for _, value in self._seen[role])
+        recent = fmean(value for at_s, value in self._seen[role] if at_s >= now_s - KPA_PANIC_S)
+        target = self._targets[role]
+        return (
+            f"{recent:.3g} requests in {role.value} over {KPA_PANIC_S:g} s ({stable:.3g} over "
+            f"{KPA_STABLE_S:g} s), its target {target:.3g} per worker{panics}"
+        )
 
     def _wanted(self, service: SimulatedService, role: Role, in_flight: int) -> int:
         now_s, seen = service.now_s, self._seen[role]
@@ -121,6 +142,17 @@ class KpaPolicy:
 
     def _workers(self, in_flight: float, role: Role) -> int:
         return max(self._least, math.ceil(in_flight / self._targets[role] - 1e-9))
+
+
+def reason(
+    service: SimulatedService, wanted: Mapping[Role, int], fitted: Targets, told: Callable[[Role], str]
+) -> str:
+    """Why other numbers are asked for now: what is told of each role that changes, and whether all fitted."""
+    roles = (Role.PREFILL, Role.DECODE)
+    texts = [told(role) for role in roles if fitted.of(role) != service.pools.wanted.of(role)]
+    if any(fitted.of(role) < count for role, count in wanted.items()):
+        texts.append(f"more were wanted than {service.settings.gpus} GPUs can hold")
+    return "; ".join(texts)
 
 
 def fitting(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:

@@ -22,6 +22,7 @@ from dynaplan.core.routing import MODES, Candidate, Inputs
 from dynaplan.core.simulation.meter import TrafficMeter
 from dynaplan.core.simulation.outcome import Outcome, Slo
 from dynaplan.core.simulation.pools import Pools, SimulatedWorker
+from dynaplan.core.simulation.prefill_queue import PrefillQueue
 from dynaplan.core.step_timing import StepTiming
 from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
@@ -31,6 +32,10 @@ from dynaplan.domain.trace import TracedRequest
 TRANSFER_BASE_S = 0.001
 TRANSFER_S_PER_TOKEN = 128 * 1024 / 64e9
 """What a hand-off takes: 1 ms, and 128 KiB of KV per token over 64 GB/s, as Dynamo's mocker assumes."""
+
+REFILL_S = 0.002
+"""How long after a prompt's prefill its place is taken by the next one: the live worker publishes the answer,
+acknowledges the work and asks for more, two round trips to NATS. The next step has begun by then."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,7 @@ class SimulatedService:
         self._live: dict[str, _Live] = {}
         self._requests = 0
         self._homeless: deque[str] = deque()
-        self._queue: deque[str] = deque()
-        self._taken = 0
+        self._prefills = PrefillQueue(settings.concurrent_prefills)
         self._turn = 0
         self._dice = splitmix64(settings.seed)
         self._index = PrefixIndex()
@@ -148,7 +152,7 @@ class SimulatedService:
     @property
     def queue_depth(self) -> int:
         """The prefill queue: waiting, or taken and not acknowledged."""
-        return len(self._queue) + self._taken
+        return self._prefills.depth
 
     @property
     def decoding(self) -> int:
@@ -187,7 +191,7 @@ class SimulatedService:
         )
         if place is PrefillPlace.REMOTE:
             self.outcome.remote_prefills += 1
-            self._queue.append(key)
+            self._prefills.put(key)
             self._hand_out()
         else:
             self._submit(key, live, is_remote=False)
@@ -243,27 +247,20 @@ class SimulatedService:
     # -- remote prefill --------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Prefill workers take what they have room for; who holds least comes first."""
-        while self._queue:
-            limit = self.settings.concurrent_prefills
-            free = [each for each in self.pools.serving(Role.PREFILL) if each.in_flight < limit]
-            if not free:
-                return
-            worker = min(free, key=lambda each: each.in_flight)
-            key = self._queue.popleft()
+        """Prefill workers get what they have asked for; an idle one begins with the first it gets."""
+        for worker, key in self._prefills.given():
             live = self._live[key]
             live.prefill, live.begun_s = worker, self.now_s
-            worker.in_flight += 1
-            self._taken += 1
             traced = live.traced
             request = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
-            is_idle = worker.engine.model.is_idle
             worker.engine.submit(request, self.now_s)
-            if is_idle and worker.engine.now_s <= self.now_s:
-                self._at(self.now_s, partial(self._step_prefill, worker))
+            self._step_prefill(worker)
 
     def _step_prefill(self, worker: SimulatedWorker) -> None:
-        """Begin the worker's next step, if there is something to do; its end is the next event."""
+        """Begin the worker's next step, if there is something to do; its end is the next event.
+
+        It computes what the worker holds at this moment: what comes later waits for the step after it.
+        """
         engine = worker.engine
         if engine.model.is_idle or engine.now_s > self.now_s:
             return
@@ -278,15 +275,15 @@ class SimulatedService:
         worker = live.prefill
         assert worker is not None
         worker.engine.model.release(key)
-        worker.in_flight -= 1
-        self._taken -= 1
-        self._hand_out()
-        if not worker.engine.model.is_idle and worker.engine.now_s <= self.now_s:
-            self._at(self.now_s, partial(self._step_prefill, worker))
-        if not worker.in_flight and not worker.is_ready:
-            self.pools.end_drained(self.now_s)
+        self._at(self.now_s + REFILL_S, partial(self._acknowledge, worker))
         tokens = live.traced.prompt_tokens
         self._at(self.now_s + TRANSFER_BASE_S + tokens * TRANSFER_S_PER_TOKEN, partial(self._take_over, key))
+
+    def _acknowledge(self, worker: SimulatedWorker) -> None:
+        self._prefills.acknowledge(worker)
+        self._hand_out()
+        if not worker.in_flight and not worker.is_ready:
+            self.pools.end_drained(self.now_s)
 
     def _take_over(self, key: str) -> None:
         """The decode worker has the KV entries; one that is leaving refuses, and another takes them."""
@@ -308,12 +305,17 @@ class SimulatedService:
     def _starting(self, each: SimulatedWorker) -> None:
         delay_s = 0.0 if self._is_first else self.settings.startup_s[each.worker.role]
         if not delay_s:
-            self.pools.ready(each, self.now_s)
+            self._serve(each)
         else:
             self._at(self.now_s + delay_s, partial(self._become_ready, each))
 
-    def _become_ready(self, each: SimulatedWorker) -> None:
+    def _serve(self, each: SimulatedWorker) -> None:
         self.pools.ready(each, self.now_s)
+        if each.is_ready and each.worker.role is Role.PREFILL:
+            self._prefills.ask(each)
+
+    def _become_ready(self, each: SimulatedWorker) -> None:
+        self._serve(each)
         while self._homeless and self.pools.serving(Role.DECODE):
             self._route(self._homeless.popleft())
         self._hand_out()

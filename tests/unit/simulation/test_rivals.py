@@ -80,3 +80,22 @@ def test_both_pools_give_way_when_together_they_want_more_gpus_than_there_are():
     simulated = SimulatedService(service(is_disaggregated=True, gpus=4), workers(1, 1))
 
     assert fitting(simulated, {Role.PREFILL: 2, Role.DECODE: 5}) == Targets(2, 2)
+
+
+def test_a_rival_says_what_it_saw_and_when_the_gpus_did_not_suffice():
+    simulated, policy = told(2, gpus=3), HpaPolicy({Role.DECODE: 0.5})
+    simulated.usage = 1.0
+    look(policy, simulated, 15.0)
+
+    assert policy.why == (
+        "KV usage of the decode workers 1, its target 0.5; more were wanted than 3 GPUs can hold"
+    )
+
+
+def test_kpa_says_when_it_panics():
+    simulated, policy = told(1), KpaPolicy({Role.DECODE: 2.0})
+    for _ in range(8):
+        simulated.arrive(TracedRequest(0.0, 100, 2000))
+    look(policy, simulated, 2.0)
+
+    assert policy.why == "8 requests in decode over 6 s (8 over 60 s), its target 2 per worker, panicking"
