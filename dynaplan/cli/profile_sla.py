@@ -1,0 +1,183 @@
+"""``dynaplan profile-sla``: measure an engine, and recommend how to serve with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.overriding import OverridingCommand
+
+if TYPE_CHECKING:
+    from dynaplan.profiler.run import Profiled, ProfileOptions
+
+EXIT_INTERRUPTED = 130
+LOG_FILE = "profile_sla.log"
+
+log = logging.getLogger("dynaplan.profile_sla")
+
+
+@click.command(
+    cls=OverridingCommand,
+    name="profile-sla",
+    short_help="Measure an engine, recommend sizes and thresholds.",
+    epilog="Any option of a service: --Service.key=value",
+)
+@click.option("--config", "config_file", required=True, metavar="FILE", help="YAML of the graph to serve.")
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("profiling_results"),
+    show_default=True,
+    help="Where profile, plots, measurements and logs go; the same again goes on there.",
+)
+@click.option("--isl", type=click.IntRange(1), default=3000, show_default=True, help="Target prompt, tokens.")
+@click.option("--osl", type=click.IntRange(2), default=500, show_default=True, help="Target answer, tokens.")
+@click.option(
+    "--ttft",
+    type=click.FloatRange(0.0, min_open=True),
+    default=50.0,
+    show_default=True,
+    help="Target in ms.",
+)
+@click.option(
+    "--itl", type=click.FloatRange(0.0, min_open=True), default=5.0, show_default=True, help="Target in ms."
+)
+@click.option(
+    "--max-context-length",
+    type=click.IntRange(1),
+    default=None,
+    help="Longest prompt with its answer, tokens; default: the engine's context.",
+)
+@click.option("--prefill-interpolation-granularity", type=click.IntRange(3), default=16, show_default=True)
+@click.option("--decode-interpolation-granularity", type=click.IntRange(1), default=6, show_default=True)
+@click.option("--gpus", type=click.IntRange(0, 1024), default=None, help="Use this many GPUs; default: all.")
+@click.option("--min-gpus-per-engine", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--max-gpus-per-engine", type=click.IntRange(1), default=None, help="Default: all GPUs.")
+@click.option(
+    "--max-kv-tokens",
+    type=click.IntRange(1),
+    default=None,
+    help="Tokens that the KV cache holds, for an engine that does not tell.",
+)
+@click.option(
+    "--start-timeout",
+    type=click.FloatRange(0.0, min_open=True),
+    default=1800.0,
+    show_default=True,
+    help="Seconds that an engine may take to start.",
+)
+@click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
+@click.pass_context
+def command(context: click.Context, /, config_file: str, **given: Any) -> int:
+    """Measure TTFT and ITL of an engine for each tensor parallel size, and recommend one.
+
+    Each size is started by itself on this box; what has been measured is not measured again.
+    """
+    options = _options(config_file, context.obj, given)
+    _check_names(options)
+    bars = _Bars()
+    _log_to(options.output_dir / LOG_FILE)
+    profiled = _run(options, bars)
+    if profiled is None:
+        click.echo(
+            "Interrupted; the deployment has ended. The same command goes on where this one was.", err=True
+        )
+        return EXIT_INTERRUPTED
+    _report(profiled, bars)
+    return 0
+
+
+class _Bars:
+    """Tells the user how far it is, on standard output; what it says is in the log file too."""
+
+    def say(self, line: str) -> None:
+        click.echo(line)
+        log.info(line)
+
+    @contextmanager
+    def stage(self, label: str, points: int) -> Iterator[Callable[[], None]]:
+        with click.progressbar(length=points, label=label, show_pos=True) as bar:
+            yield lambda: bar.update(1)
+
+
+def _log_to(path: Path) -> None:
+    """Keep what is said; the file is made with the first line."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> ProfileOptions:
+    from dynaplan.core.profiling.selecting import Goal
+    from dynaplan.domain.errors import ConfigError
+    from dynaplan.profiler.run import ProfileOptions
+    from dynaplan.sdk.config import find_config_file, read_config
+    from dynaplan.sdk.graph import load_graph
+
+    directory = Path.cwd()
+    graph = load_graph(given["graph"], directory)
+    try:
+        path = find_config_file(config_file, directory, graph)
+    except ConfigError as error:
+        raise ConfigError(error.args[0].replace("-f", "--config", 1), hint=error.hint) from error
+    return ProfileOptions(
+        config=read_config(path, overrides),
+        output_dir=given["output_dir"],
+        goal=Goal(given["isl"], given["osl"], given["ttft"], given["itl"]),
+        graph=given["graph"],
+        max_context_tokens=given["max_context_length"],
+        prefill_granularity=given["prefill_interpolation_granularity"],
+        decode_granularity=given["decode_interpolation_granularity"],
+        gpus=given["gpus"],
+        min_gpus=given["min_gpus_per_engine"],
+        max_gpus=given["max_gpus_per_engine"],
+        max_kv_tokens=given["max_kv_tokens"],
+        start_timeout_s=given["start_timeout"],
+    )
+
+
+def _check_names(options: ProfileOptions) -> None:
+    """Raise ConfigError for an option that no service has, before anything is started."""
+    from dynaplan.profiler.configuration import Kind, measured_config
+    from dynaplan.sdk.config import validate_config
+    from dynaplan.sdk.graph import load_graph
+
+    graph = load_graph(options.graph, Path.cwd())
+    for kind in Kind:
+        validate_config(graph, measured_config(options.config, kind, 1))
+
+
+def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:
+    """The result; None when it was interrupted, and has ended in order."""
+    import uvloop
+
+    from dynaplan.profiler.run import profile
+
+    async def until_told() -> Profiled | None:
+        task = asyncio.create_task(profile(options, bars))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return uvloop.run(until_told())
+
+
+def _report(profiled: Profiled, bars: _Bars) -> None:
+    for line in (*profiled.recommendation.lines, *profiled.recommendation.notes):
+        bars.say(line)
+    bars.say("Written:")
+    for path in profiled.files:
+        bars.say(f"  {path}")

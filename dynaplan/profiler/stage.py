@@ -1,0 +1,145 @@
+"""One deployment's worth of measuring: start what is to be measured, measure what is missing, end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.profiling import DecodeMeasurement, PrefillMeasurement
+from dynaplan.profiler.configuration import Kind, engine_name
+from dynaplan.profiler.deployment import MeasuredDeployment, Plan
+from dynaplan.profiler.facts import EngineFacts, engine_facts, served_model
+from dynaplan.profiler.journal import Journal
+from dynaplan.profiler.streaming import CompletionClient
+from dynaplan.profiler.sweep import DecodeMeter, measure_prefill, warm_up
+from dynaplan.sdk.overrides import Sections
+
+LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
+"""What to measure of an engine that says this about itself."""
+
+Measurement = PrefillMeasurement | DecodeMeasurement
+
+
+class Progress(Protocol):
+    """Who tells the user how far it is."""
+
+    def say(self, line: str) -> None:
+        """Tell the user."""
+
+    def stage(self, label: str, points: int) -> AbstractContextManager[Callable[[], None]]:
+        """So many points begin, under that label; call what it gives after each."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What to start and how to call it. ``fingerprint`` tells this configuration from all others."""
+
+    kind: Kind
+    tensor_parallel_size: int
+    config: Sections
+    fingerprint: str
+    plan: Plan
+    max_kv_tokens: int | None = None
+
+    @property
+    def label(self) -> str:
+        """For the user."""
+        return f"{self.kind.value} TP {self.tensor_parallel_size}"
+
+    def key(self, **what: Any) -> dict[str, Any]:
+        """The journal's key of something about this configuration."""
+        base = {"kind": self.kind.value, "tensor_parallel_size": self.tensor_parallel_size}
+        return {**base, "fingerprint": self.fingerprint, **what}
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What the engine said of itself, and what was measured of it, in the order it was asked for."""
+
+    facts: EngineFacts
+    measured: Mapping[DecodeLoad, Measurement]
+
+
+async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress: Progress) -> StageResult:
+    """Measure these loads, but for those that the journal knows; starts nothing when it knows them all.
+
+    Raises DeploymentRefused or EngineDidNotStart when the deployment does not come up, PermanentError when
+    an answer fails, and whatever ``loads_of`` raises; the deployment has ended then.
+    """
+    known = journal.find(stage.key(engine=True))
+    if known is not None:
+        facts = EngineFacts.from_document(known)
+        loads = loads_of(facts)
+        if not _missing(stage, loads, journal):
+            progress.say(f"{stage.label}: all {len(loads)} points are in the journal")
+            return _result(stage, facts, loads, journal)
+    _write_config(stage)
+    progress.say(f"{stage.label}: starting, log in {stage.plan.log_path}")
+    async with MeasuredDeployment(stage.plan) as deployment:
+        model = await served_model(deployment.url)
+        engine = engine_name(stage.config)
+        async with CompletionClient(deployment.url, model, takes_text=engine == "sim") as client:
+            await warm_up(client)
+            facts = await engine_facts(deployment.url, deployment.worker_url, engine, stage.max_kv_tokens)
+            journal.add(stage.key(engine=True), facts.to_document())
+            loads = loads_of(facts)
+            await _measure(stage, client, loads, journal, progress)
+    return _result(stage, facts, loads, journal)
+
+
+async def _measure(
+    stage: Stage, client: CompletionClient, loads: Sequence[DecodeLoad], journal: Journal, progress: Progress
+) -> None:
+    missing = _missing(stage, loads, journal)
+    if len(missing) < len(loads):
+        progress.say(f"{stage.label}: {len(loads) - len(missing)} of {len(loads)} points are in the journal")
+    meter = DecodeMeter(client)
+    notes: list[str] = []
+    with progress.stage(stage.label, len(missing)) as advance:
+        for load in missing:
+            measurement: Measurement | None
+            if stage.kind is Kind.PREFILL:
+                measurement = await measure_prefill(client, load)
+            else:
+                measurement = await meter.measure(load)
+            notes += _notes(load, measurement)
+            journal.add(stage.key(**load._asdict()), measurement.to_document() if measurement else {})
+            advance()
+    for note in notes:
+        progress.say(f"{stage.label}: {note}")
+
+
+def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
+    """What the user should know of a point that is not what was asked for."""
+    what = f"{load.concurrency} requests of {load.isl_tokens} + {load.osl_tokens} tokens"
+    if measurement is None:
+        return [f"left out {what}: their tokens came too fast to tell them apart"]
+    if isinstance(measurement, DecodeMeasurement) and measurement.concurrency < load.concurrency:
+        return [f"{what} never decoded side by side: {measurement.concurrency} were measured instead"]
+    return []
+
+
+def _missing(stage: Stage, loads: Sequence[DecodeLoad], journal: Journal) -> list[DecodeLoad]:
+    return [load for load in dict.fromkeys(loads) if journal.find(stage.key(**load._asdict())) is None]
+
+
+def _result(stage: Stage, facts: EngineFacts, loads: Sequence[DecodeLoad], journal: Journal) -> StageResult:
+    read = PrefillMeasurement if stage.kind is Kind.PREFILL else DecodeMeasurement
+    found = {load: journal.find(stage.key(**load._asdict())) for load in dict.fromkeys(loads)}
+    return StageResult(facts, {load: read.from_document(values) for load, values in found.items() if values})
+
+
+def _write_config(stage: Stage) -> None:
+    import yaml
+
+    path: Path = stage.plan.config_path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(stage.config, sort_keys=False))
+    except OSError as error:
+        raise ConfigError(f"--output-dir: {path} cannot be written: {error.strerror}") from error
