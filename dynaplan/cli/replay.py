@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool) -> None:
     """Run the observations of DECISIONS through other settings.
 
-    DECISIONS is a planner's decisions.jsonl, or its directory. Shows where the decisions differ, and why. Without options it shows whether this version of dynaplan still
-    decides as the one that recorded.
+    DECISIONS is a planner's decisions.jsonl, or its directory. Shows where the decisions differ, and why.
+    Without options it shows whether this version of dynaplan still decides as the one that recorded.
     """
     from dynaplan.planner.replay import replay
 

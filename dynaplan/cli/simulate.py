@@ -27,7 +27,10 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "scale_events": ("SCALED", "{}"),
     "flaps": ("FLAPS", "{}"),
     "lost": ("LOST", "{}"),
+    "slo_of_oracle": ("SLO/ORACLE", "{:.2f}"),
+    "gpu_hours_of_oracle": ("GPU-HOURS/ORACLE", "{:.2f}"),
 }
+"""The last two are there when the oracle is."""
 
 
 @click.command(
@@ -44,7 +47,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "policies",
     multiple=True,
     default=("load",),
-    help="load, sla, both, formula, static:P,D, hpa or kpa; any number of them",
+    help="load, sla, both, formula, static:P,D, hpa, kpa or oracle",
 )
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
@@ -86,7 +89,7 @@ def command(
     if html_path:
         from dynaplan.planner.page import page
 
-        _write("--html", html_path, page(options, results, table, COLUMNS))
+        _write("--html", html_path, page(options, results, table, columns_of(table)))
 
 
 def _write(option: str, path: str, text: str) -> None:
@@ -100,13 +103,19 @@ def _write(option: str, path: str, text: str) -> None:
 
 def text_table(table: Sequence[Mapping[str, Any]]) -> str:
     """The rows under their headings, latencies in ms."""
-    cells = [[heading for heading, _ in COLUMNS.values()]]
-    cells += [[shown.format(row[key]) for key, (_, shown) in COLUMNS.items()] for row in table]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    columns = columns_of(table)
+    cells = [[heading for heading, _ in columns.values()]]
+    cells += [[shown.format(row[key]) for key, (_, shown) in columns.items()] for row in table]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
+
+
+def columns_of(table: Sequence[Mapping[str, Any]]) -> Mapping[str, tuple[str, str]]:
+    """Those that the table has."""
+    return {key: column for key, column in COLUMNS.items() if not table or key in table[0]}
 
 
 def _options(

@@ -12,6 +12,7 @@ from dynaplan.core.disaggregation import DisaggregationSettings
 from dynaplan.core.engine_settings import SimOptions
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.core.routing import MODES
+from dynaplan.core.simulation.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
 from dynaplan.core.simulation.outcome import Slo
 from dynaplan.core.simulation.policies import PlannerPolicy
 from dynaplan.core.simulation.rivals import HpaPolicy, KpaPolicy
@@ -25,8 +26,9 @@ from dynaplan.domain.forecast import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.trace import TracedRequest
 
-POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa")
-"""``formula`` is the SLA planner as Dynamo had it: its formulas, its interval, and no second thought."""
+ORACLE = "oracle"
+POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa", ORACLE)
+"""``formula`` is the SLA planner as Dynamo had it: its formulas and no second thought."""
 
 HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
 """Mean KV usage, and queue per prefill worker: the middle between the load planner's default thresholds."""
@@ -63,17 +65,35 @@ class SimulateOptions:
 def run_simulations(options: SimulateOptions) -> Iterator[Result]:
     """The result of each policy on the same trace, in the order given; raises ConfigError at once."""
     settings = service_settings(options)
-    policies = [(_policy(name, options, settings), _first(name, options)) for name in options.policies]
     trace = _trace(options)
+    runs = [_run(name, trace, options, settings) for name in options.policies]
     next(trace(), None)
+    return (run() for run in runs)
 
-    def results() -> Iterator[Result]:
-        for policy, first in policies:
-            yield simulate(trace(), settings, first, policy)
+
+def _run(
+    name: str, trace: Trace, options: SimulateOptions, settings: ServiceSettings
+) -> Callable[[], Result]:
+    kind, _, effort = name.partition(":")
+    if kind == ORACLE:
+        if effort and not (effort.isdecimal() and int(effort)):
+            raise ConfigError(f"policy {name!r}", hint=f"expected {ORACLE}:EFFORT, a whole number from 1 on")
+        oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
+        return lambda: find_oracle(trace, settings, oracle).result
+    policy, first = _policy(name, options, settings), _first(name, options)
+
+    def run() -> Result:
+        try:
+            return simulate(trace(), settings, first, policy)
+        finally:
             if isinstance(policy, PlannerPolicy):
                 policy.close()
 
-    return results()
+    return run
+
+
+Trace = Callable[[], Iterator[TracedRequest]]
+"""Gives the same requests whenever it is called."""
 
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
@@ -102,7 +122,7 @@ ANY_QUEUE = 1_000_000
 """Every prompt is computed remotely: a prompt that the decode worker computed itself would spoil the ITL."""
 
 
-def _trace(options: SimulateOptions) -> Callable[[], Iterator[TracedRequest]]:
+def _trace(options: SimulateOptions) -> Trace:
     def requests() -> Iterator[TracedRequest]:
         return wiring.read_requests(options.trace, options.rate_scale, options.seed)
 
@@ -119,7 +139,7 @@ def _first(name: str, options: SimulateOptions) -> Targets:
 def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
     kind, _, _ = name.partition(":")
     if kind not in POLICIES:
-        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {', '.join(POLICIES)}:P,D")
+        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {', '.join(POLICIES)}")
     if kind == "static":
         return StaticPolicy(name)
     if kind in PLANNED:
@@ -206,8 +226,12 @@ def _static_targets(name: str, workers: str, options: SimulateOptions) -> Target
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row per result: attainment in parts of 1, latencies in ms, as plain data."""
+    """One row per result: attainment in parts of 1, latencies in ms, as plain data.
+
+    With the oracle among them, every row says how it compares: ``..._of_oracle`` are parts of its values.
+    """
     table = []
+    oracle = next((each for each in results if each.policy == ORACLE), None)
     for result in results:
         outcome = result.outcome
         table.append(
@@ -225,9 +249,18 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "gpu_hours": result.gpu_hours,
                 "scale_events": result.scale_events,
                 "flaps": result.flaps,
+                **(_beside(result, oracle) if oracle else {}),
             }
         )
     return table
+
+
+def _beside(result: Result, oracle: Result) -> dict[str, float]:
+    met = oracle.outcome.both_met
+    return {
+        "slo_of_oracle": result.outcome.both_met / met if met else 1.0,
+        "gpu_hours_of_oracle": result.gpu_hours / oracle.gpu_hours if oracle.gpu_hours else 1.0,
+    }
 
 
 def _percentiles(name: str, of: Callable[[float], float]) -> dict[str, float]:

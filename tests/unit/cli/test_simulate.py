@@ -71,3 +71,19 @@ def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
 def test_wrong_input_is_refused_before_anything_is_simulated(arguments):
     with pytest.raises(ConfigError):
         simulate(*arguments)
+
+
+def test_with_the_oracle_every_row_says_how_it_compares(tmp_path):
+    path = tmp_path / "results.json"
+
+    text = simulate("--policy", "static:2,2", "--policy", "oracle:1", "--json", str(path))
+
+    assert "GPU-HOURS/ORACLE" in text
+    static, oracle = json.loads(path.read_text())
+    assert oracle["gpu_hours_of_oracle"] == 1
+    assert static["gpu_hours_of_oracle"] >= 1
+
+
+def test_an_effort_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="oracle:much"):
+        simulate("--policy", "oracle:much")

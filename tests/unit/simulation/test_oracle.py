@@ -1,4 +1,3 @@
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,14 +14,14 @@ from dynaplan.domain.fleet import Role
 from dynaplan.domain.trace import TracedRequest
 from tests.unit.simulation.services import at_once, every, service, workers
 
-STARTUP_S = 20.0
-QUICK = OracleOptions(effort=4)
+STARTUP_S = 10.0
+QUICK = OracleOptions(effort=2)
 
 
 def step() -> list[TracedRequest]:
-    """One request a second for 100 s, then eight a second: of 200 ms prefill each, and next to no decoding."""
-    quiet = [TracedRequest(float(second), 200, 2) for second in range(100)]
-    return quiet + [TracedRequest(100 + index / 8, 200, 2) for index in range(800)]
+    """A request a second for 40 s, then eight a second: of 200 ms prefill each, hardly any decoding."""
+    quiet = [TracedRequest(float(second), 200, 2) for second in range(40)]
+    return quiet + [TracedRequest(40 + index / 8, 200, 2) for index in range(320)]
 
 
 def settings(gpus: int = 6, startup_s: float = STARTUP_S) -> ServiceSettings:
@@ -52,8 +51,7 @@ def test_it_meets_both_targets_for_as_many_requests_as_asked() -> None:
 def test_workers_are_started_a_start_before_the_load_comes() -> None:
     entries = of_step().schedule
     assert entries[0] == (0.0, workers(1, 1))
-    # as many requests may miss as come in 5 s of the loud part
-    assert 100 - STARTUP_S - 5 <= entries[1][0] <= 100 - STARTUP_S + 8
+    assert 40 - STARTUP_S <= entries[1][0] <= 40 - STARTUP_S + 3  # in 3 s come more than may miss
     assert entries[1][1].prefill >= 2
 
 
@@ -85,7 +83,7 @@ def test_the_same_trace_has_the_same_oracle() -> None:
 
 
 def test_a_lower_percentile_costs_no_more() -> None:
-    lenient = find_oracle(step, settings(), OracleOptions(percentile=80, effort=4))
+    lenient = find_oracle(step, settings(), OracleOptions(percentile=80, effort=2))
     assert lenient.is_met
     assert lenient.result.gpu_hours <= of_step().result.gpu_hours
 
@@ -99,7 +97,7 @@ def test_aggregated_workers_are_scheduled_too() -> None:
 
 def test_what_no_number_of_workers_can_serve_is_told_and_as_little_missed_as_found() -> None:
     def flood() -> list[TracedRequest]:
-        return every(0.02, 500, prompt_tokens=400, output_tokens=2)
+        return every(0.02, 200, prompt_tokens=400, output_tokens=2)
 
     oracle = find_oracle(flood, settings(gpus=3), QUICK)
     assert not oracle.is_met
@@ -195,11 +193,6 @@ def test_the_path_keeps_to_caps() -> None:
     table = [[(9, 0), (0, 0)]] * 4
     levels, _ = cheapest(table, timing(4), Prices(100.0, 100.0), [2, 1, 2, 2], drain_s=0.0)
     assert levels[1] == 1
-
-
-def test_targets_are_those_of_the_slo() -> None:
-    strict = replace(settings(), slo=replace(settings().slo, ttft_ms=250.0))
-    assert find_oracle(step, strict, QUICK).result.gpu_hours >= of_step().result.gpu_hours - 1e-9
 
 
 def test_wanted_numbers_are_those_of_both_roles() -> None:
