@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.forecast import Forecast
     from dynaplan.domain.observation import FleetCounts, Sample
     from dynaplan.domain.scaling import DesiredCounts
-    from dynaplan.domain.sla import Traffic
+    from dynaplan.domain.traffic import Traffic
 
 
 class Clock(Protocol):

@@ -144,7 +144,7 @@ def _options(
 
 
 def _targets(text: str | None, mode: str) -> Any:
-    from dynaplan.domain.decisions import Targets
+    from dynaplan.domain.targets import Targets
 
     if text is None:
         return None

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.core.load_policy import finite
-from dynaplan.domain.decisions import Decision, DecisionRecord, Step
+from dynaplan.domain.decisions import Decision, DecisionRecord
 from dynaplan.domain.errors import UserError
+from dynaplan.domain.targets import Step
 
 
 def explain(document: Mapping[str, Any]) -> str:

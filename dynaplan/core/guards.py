@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from dynaplan.domain.decisions import PlannerState, Targets
+from dynaplan.domain.decisions import PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.domain.targets import Targets
 
 SCALED = tuple(COUNT_KEYS)
 """The roles that the planner scales."""

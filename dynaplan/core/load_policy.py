@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dynaplan.core import guards
-from dynaplan.domain.decisions import PlannerState, Targets
+from dynaplan.domain.decisions import PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.observation import Load, Observation, Sample
@@ -21,6 +21,7 @@ from dynaplan.domain.planner_settings import (
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
     PlannerSettings,
 )
+from dynaplan.domain.targets import Targets
 
 
 def kv_pressure(load: WorkerLoad) -> float:

@@ -55,8 +55,8 @@ class PlanningCycle:
 
     def is_due(self, now_s: float) -> bool:
         """Whether the interval is over: the pull nearest to its end decides, however late pulls begin."""
-        settings = self._settings
-        return now_s - self._began_s >= settings.adjustment_interval_s - settings.metric_pulling_interval_s / 2
+        slack_s = self._settings.metric_pulling_interval_s / 2
+        return now_s - self._began_s >= self._settings.adjustment_interval_s - slack_s
 
     @property
     def load(self) -> Load:

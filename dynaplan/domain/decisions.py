@@ -12,8 +12,7 @@ from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
 from dynaplan.domain.sla import Corrections, Prediction
-from dynaplan.domain.targets import Step as Step
-from dynaplan.domain.targets import Targets as Targets
+from dynaplan.domain.targets import Step, Targets
 
 
 @dataclass(frozen=True)

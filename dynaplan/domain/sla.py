@@ -9,11 +9,6 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings_fields import given_values, option, option_name
 from dynaplan.domain.targets import Step, Targets
-from dynaplan.domain.traffic import Demand as Demand
-from dynaplan.domain.traffic import Expected as Expected
-from dynaplan.domain.traffic import Foresight as Foresight
-from dynaplan.domain.traffic import Lengths as Lengths
-from dynaplan.domain.traffic import Traffic as Traffic
 
 
 @dataclass(frozen=True)

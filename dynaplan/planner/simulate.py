@@ -19,11 +19,11 @@ from dynaplan.core.simulation.rivals import HpaPolicy, KpaPolicy
 from dynaplan.core.simulation.run import Policy, Result, StaticPolicy, simulate
 from dynaplan.core.simulation.service import ServiceSettings
 from dynaplan.core.step_timing import StepTiming
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.forecast import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 
 ORACLE = "oracle"

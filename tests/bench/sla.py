@@ -8,8 +8,8 @@ from dynaplan.adapters.engines.profiles import timing_for
 from dynaplan.core.engine_settings import SimOptions
 from dynaplan.core.sla.predicting import Deployment, Outlook
 from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.sla import SlaTargets
+from dynaplan.domain.targets import Targets
 from tests.bench.table import Row
 from tests.unit.sla.engine_pools import (
     Arrival,

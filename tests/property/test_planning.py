@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from dynaplan.core import guards
 from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState, Targets
+from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import FleetCounts, Load, Observation, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.targets import Targets
 from tests.unit.planner.situations import interval
 
 counts = st.integers(min_value=0, max_value=6)

@@ -12,8 +12,9 @@ from dynaplan.core.sla.limits import fit
 from dynaplan.core.sla.predicting import Deployment
 from dynaplan.core.sla.sizing import size
 from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.decisions import Targets
-from dynaplan.domain.sla import Demand, Lengths, Limits, SlaTargets
+from dynaplan.domain.sla import Limits, SlaTargets
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Demand, Lengths
 from tests.unit.sla.test_against_engine import FITTED, H200, kind
 
 counts = st.integers(0, 40)

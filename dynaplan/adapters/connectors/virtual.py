@@ -10,11 +10,12 @@ import json
 import logging
 from collections.abc import Callable
 
-from dynaplan.domain.decisions import Decision, Targets
+from dynaplan.domain.decisions import Decision
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
 from dynaplan.domain.observation import FleetCounts
 from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import KeyValue, Transaction
+from dynaplan.domain.targets import Targets
 from dynaplan.ports import Clock, KeyValueStore
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from dynaplan.core.simulation.oracle_requests import requests_of
 from dynaplan.core.simulation.oracle_schedule import Levels, SchedulePolicy, filled, schedule
 from dynaplan.core.simulation.run import Result, simulate
 from dynaplan.core.simulation.service import ServiceSettings
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 
 DEFAULT_EFFORT = 12

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynaplan.core.simulation.service import SimulatedService
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 
 LOOK_S = 1.0
 """A schedule is carried out to the second."""

@@ -9,11 +9,11 @@ from dynaplan.core.engine_model import EngineModel
 from dynaplan.core.reconcile import applied, reconcile
 from dynaplan.core.simulation.engines import SimulatedEngine, Told
 from dynaplan.domain.actions import Drain, Start
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.targets import Targets
 
 NAMES: Mapping[Role, str] = {Role.PREFILL: "PrefillWorker", Role.DECODE: "VllmWorker"}
 

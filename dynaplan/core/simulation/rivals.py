@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from dynaplan.core.simulation.service import SimulatedService
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 
 HPA_SYNC_S = 15.0
 HPA_TOLERANCE = 0.1

@@ -9,7 +9,7 @@ from typing import Protocol
 from dynaplan.core.simulation.history import FleetChange, History, Moment, ScaleEvent
 from dynaplan.core.simulation.outcome import Outcome
 from dynaplan.core.simulation.service import ServiceSettings, SimulatedService
-from dynaplan.domain.decisions import Targets
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 
 

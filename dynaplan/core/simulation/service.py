@@ -24,9 +24,9 @@ from dynaplan.core.simulation.outcome import Outcome, Slo
 from dynaplan.core.simulation.pools import Pools, SimulatedWorker
 from dynaplan.core.simulation.prefill_queue import PrefillQueue
 from dynaplan.core.step_timing import StepTiming
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Sample
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 
 TRANSFER_BASE_S = 0.001

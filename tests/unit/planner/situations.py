@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from dynaplan.core.load_policy import averaged
 from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import Decision, PlannerState, Targets
+from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.observation import FleetCounts, Observation, Sample, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.targets import Targets
 
 SEEDS = PlannerSettings(
     prefill_queue_scale_up_threshold=5.0, prefill_queue_scale_down_threshold=0.2, consolidation_guard=False

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from dynaplan.core.load_policy import averaged, kv_pressure
 from dynaplan.core.planning import decide, not_carried_out
-from dynaplan.domain.decisions import PlannerState, Targets
+from dynaplan.domain.decisions import PlannerState
 from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.observation import FleetCounts, Observation, Sample, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.targets import Targets
 from tests.unit.planner.situations import SEEDS, interval, outcome, story, with_fleet
 
 GUARDED = replace(SEEDS, consolidation_guard=True)

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import PlannerState, Targets
+from dynaplan.domain.decisions import PlannerState
+from dynaplan.domain.targets import Targets
 from tests.unit.planner.situations import SEEDS, interval, outcome
 
 VECTORS = {

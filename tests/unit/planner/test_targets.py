@@ -10,9 +10,10 @@ import pytest
 from dynaplan.core.curves import curves_of
 from dynaplan.core.explaining import explain
 from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import DecisionRecord, PlannerState, Targets
+from dynaplan.domain.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.observation import WorkerCounts
 from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.targets import Targets
 from tests.unit.planner.targets import SETTINGS, foreseen, model, planned_interval, traffic
 
 BOTH = replace(SETTINGS, policy="both")

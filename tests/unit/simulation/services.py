@@ -7,8 +7,8 @@ from dynaplan.core.engine_settings import EngineSettings
 from dynaplan.core.simulation.outcome import Slo
 from dynaplan.core.simulation.service import ServiceSettings
 from dynaplan.core.step_timing import StepTiming
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)

@@ -9,8 +9,8 @@ from dynaplan.core.simulation.oracle_path import Prices, cheapest
 from dynaplan.core.simulation.oracle_schedule import SchedulePolicy, Timing, filled, gpu_seconds, schedule
 from dynaplan.core.simulation.run import StaticPolicy, simulate
 from dynaplan.core.simulation.service import ServiceSettings
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from tests.unit.simulation.services import at_once, every, service, workers
 

@@ -4,9 +4,9 @@ import pytest
 
 from dynaplan.core.simulation.rivals import HpaPolicy, KpaPolicy, fitting
 from dynaplan.core.simulation.service import SimulatedService
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Sample
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from tests.unit.simulation.services import service, workers
 

@@ -4,8 +4,8 @@ import pytest
 
 from dynaplan.core.simulation.run import StaticPolicy, simulate
 from dynaplan.core.simulation.service import TRANSFER_BASE_S, TRANSFER_S_PER_TOKEN, SimulatedService
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.fleet import Role
+from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from tests.unit.simulation.services import at_once, every, service, workers
 

@@ -17,7 +17,7 @@ from dynaplan.core.engine_model import EngineModel
 from dynaplan.core.engine_request import EngineRequest
 from dynaplan.core.simulation.engines import SimulatedEngine
 from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.sla import Demand, Lengths
+from dynaplan.domain.traffic import Demand, Lengths
 
 
 class Arrival(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dynaplan.core.sla.ahead import coming, lookahead, plan
-from dynaplan.domain.decisions import Targets
 from dynaplan.domain.observation import WorkerCounts
-from dynaplan.domain.sla import Demand, Lengths, Limits, Sizing
+from dynaplan.domain.sla import Limits, Sizing
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Demand, Lengths
 
 LIMITS = Limits(max_gpus=16)
 

@@ -11,8 +11,9 @@ import pytest
 from dynaplan.adapters.engines.profiles import load_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.sla.formula import Formula
-from dynaplan.domain.decisions import Targets
-from dynaplan.domain.sla import Corrections, Expected, Limits, Sizing, SlaTargets, Traffic
+from dynaplan.domain.sla import Corrections, Limits, Sizing, SlaTargets
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Expected, Traffic
 
 CURRENT = Targets(2, 3)
 SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, duration_ms=3000.0)

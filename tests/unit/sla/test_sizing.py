@@ -9,8 +9,9 @@ import pytest
 
 from dynaplan.core.sla.predicting import Deployment, Outlook
 from dynaplan.core.sla.sizing import size
-from dynaplan.domain.decisions import Targets
-from dynaplan.domain.sla import Demand, Lengths, Limits, Sizing, SlaTargets
+from dynaplan.domain.sla import Limits, Sizing, SlaTargets
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Demand, Lengths
 from tests.unit.sla.engine_pools import Shape, arrivals, demand_of
 from tests.unit.sla.test_against_engine import FITTED, H200, kind
 
