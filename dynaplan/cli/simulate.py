@@ -49,6 +49,12 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     default=("load",),
     help="load, sla, both, formula, static:P,D, hpa, kpa or oracle",
 )
+@click.option(
+    "-f",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Graph's YAML: takes the VllmWorker's and the Planner's options from there",
+)
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--mode", type=click.Choice(["disagg", "agg"]), default="disagg", show_default=True)
@@ -56,8 +62,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "--startup-time", default=60.0, show_default=True, help="Seconds from a worker's start to ready"
 )
 @click.option("--rate-scale", default=1.0, show_default=True, help="So many times the trace's requests")
-@click.option("--ttft", default=500.0, show_default=True, help="Target in ms")
-@click.option("--itl", default=50.0, show_default=True, help="Target in ms")
+@click.option("--ttft", default=None, type=float, help="Target in ms  [default: the planner's, 500]")
+@click.option("--itl", default=None, type=float, help="Target in ms  [default: the planner's, 50]")
 @click.option("--start", default=None, help="Workers to begin with: P,D, or N with --mode agg")
 @click.option("--router", default="round-robin", show_default=True, help="How a worker is chosen")
 @click.option("--seed", default=1, show_default=True)
@@ -78,7 +84,7 @@ def command(
     """
     from dynaplan.planner.simulate import rows, run_simulations
 
-    options = _options(policies, given, sections_of(context.obj, ("Planner", "VllmWorker")))
+    options = _options(policies, given, _sections(context, given))
     results = []
     for result in run_simulations(options):
         results.append(result)
@@ -118,6 +124,31 @@ def columns_of(table: Sequence[Mapping[str, Any]]) -> Mapping[str, tuple[str, st
     return {key: column for key, column in COLUMNS.items() if not table or key in table[0]}
 
 
+def _sections(context: click.Context, given: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    """The engine's and the planner's options: of the file, then of the command line."""
+    overridden = sections_of(context.obj, SECTIONS)
+    if given["config_file"] is None:
+        return overridden
+    from dynaplan.sdk.config import read_config
+    from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
+
+    config = ServiceConfig(read_config(given["config_file"], context.obj))
+    return {name: kebab_keys(config.get_parsed_config(name)) for name in SECTIONS}
+
+
+SECTIONS = ("Planner", "VllmWorker")
+
+
+def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
+    """What the command line says, or the planner's option, or its default."""
+    from dynaplan.domain.planner_settings import PlannerSettings
+
+    if given[name] is not None:
+        return float(given[name])
+    told = {name: planner[name]} if name in planner else {}
+    return float(PlannerSettings.from_options(told).to_options()[name])
+
+
 def _options(
     policies: Sequence[str], given: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]
 ) -> Any:
@@ -134,7 +165,7 @@ def _options(
         is_disaggregated=given["mode"] == "disagg",
         startup_time_s=given["startup_time"],
         rate_scale=given["rate_scale"],
-        slo=Slo(given["ttft"], given["itl"]),
+        slo=Slo(*(_target_ms(name, given, sections["Planner"]) for name in ("ttft", "itl"))),
         first=_targets(given["start"], given["mode"]),
         router=given["router"],
         seed=given["seed"],

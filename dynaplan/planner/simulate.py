@@ -25,6 +25,7 @@ from dynaplan.domain.forecast import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.targets import Targets
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.planner.run import settings_of
 
 ORACLE = "oracle"
 POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa", ORACLE)
@@ -101,7 +102,13 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
     if options.router not in MODES:
         raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
     checked = SimOptions.from_options(options.engine)
+    if checked.startup_time_s:
+        raise ConfigError(
+            f"startup-time of the engine is {checked.startup_time_s:g}",
+            hint="expected it as --startup-time here: all that passes until a worker is ready",
+        )
     timing, kv_tokens = wiring.engine_timing(checked)
+    timing = _sped_up(timing, checked.speedup_ratio)
     engine = checked.settings(kv_tokens)
     roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
     return ServiceSettings(
@@ -115,6 +122,18 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         ),
         slo=options.slo,
         seed=options.seed,
+    )
+
+
+def _sped_up(timing: StepTiming, ratio: float) -> StepTiming:
+    """``speedup-ratio`` as the simulated engine means it."""
+    if ratio == 1:
+        return timing
+    if not ratio:
+        raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
+    return StepTiming(
+        lambda tokens: timing.prefill_ms(tokens) / ratio,
+        lambda decodes, kv_tokens: timing.decode_ms(decodes, kv_tokens) / ratio,
     )
 
 
@@ -143,7 +162,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
     if kind == "static":
         return StaticPolicy(name)
     if kind in PLANNED:
-        planner = _planner_settings({**PLANNED[kind], **options.planner}, options, settings)
+        planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
         model = None
         if planner.is_by_targets:
             model = wiring.sla_model(planner, options.engine, options.router)
@@ -202,9 +221,9 @@ PLANNED: Mapping[str, Mapping[str, Any]] = {
     "load": {"policy": "load"},
     "sla": {"policy": "sla"},
     "both": {"policy": "both"},
-    "formula": {"policy": "sla", "sizing": "formula", "load-predictor": "constant"},
+    "formula": {"policy": "sla", "sizing": "formula"},
 }
-"""The policies of the planner itself, as its options; those that the user gives come first."""
+"""The policies of the planner itself, as its options."""
 
 
 def _planner_settings(
@@ -213,7 +232,8 @@ def _planner_settings(
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
     profile = {"profile-results-dir": wiring.engine_profile(SimOptions.from_options(options.engine))}
-    return PlannerSettings.from_options({"max-gpu-budget": options.gpus, **gpus, **slo, **profile, **given})
+    known = {key.replace("_", "-"): value for key, value in given.items()}
+    return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo})
 
 
 def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:

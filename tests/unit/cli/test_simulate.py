@@ -87,3 +87,27 @@ def test_with_the_oracle_every_row_says_how_it_compares(tmp_path):
 def test_an_effort_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="oracle:much"):
         simulate("--policy", "oracle:much")
+
+
+def test_a_graphs_file_gives_the_options_of_engine_and_planner(tmp_path):
+    file = tmp_path / "graph.yaml"
+    file.write_text(
+        "Common: {speedup-ratio: 0.1}\n"
+        "VllmWorker: {common-configs: [speedup-ratio], max-num-seqs: 64}\n"
+        "Planner: {backend: vllm, policy: sla, itl: 30}\n"
+    )
+    quick, slow = tmp_path / "quick.json", tmp_path / "slow.json"
+
+    simulate("--policy", "load", "--json", str(quick))
+    simulate("-f", str(file), "--policy", "load", "--json", str(slow))
+
+    [before], [after] = json.loads(quick.read_text()), json.loads(slow.read_text())
+    assert after["itl_p50_ms"] > 8 * before["itl_p50_ms"]
+    assert after["itl_slo"] == 0
+
+
+def test_options_that_mean_nothing_in_virtual_time_are_refused():
+    with pytest.raises(ConfigError, match="startup-time"):
+        simulate("--VllmWorker.startup-time=5")
+    with pytest.raises(ConfigError, match="speedup-ratio"):
+        simulate("--VllmWorker.speedup-ratio=0")

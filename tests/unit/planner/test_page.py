@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dynaplan.cli.simulate import COLUMNS
+from dynaplan.cli.simulate import COLUMNS as ALL_COLUMNS
+from dynaplan.cli.simulate import columns_of
 from dynaplan.core.simulation.history import ScaleEvent
 from dynaplan.core.simulation.outcome import Outcome, Slo
 from dynaplan.core.simulation.run import Result
@@ -61,6 +62,9 @@ class Read(HTMLParser):
 
     def all(self, tag: str) -> list[str]:
         return [text for each, text in self.texts if each == tag]
+
+
+COLUMNS = columns_of([{key: None for key in ALL_COLUMNS if not key.endswith("_of_oracle")}])
 
 
 def embedded(text: str) -> dict:
