@@ -108,7 +108,9 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
             hint="expected it as --startup-time here: all that passes until a worker is ready",
         )
     timing, kv_tokens = wiring.engine_timing(checked)
-    timing = _sped_up(timing, checked.speedup_ratio)
+    if not checked.speedup_ratio:
+        raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
+    timing = timing.sped_up(checked.speedup_ratio)
     engine = checked.settings(kv_tokens)
     roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
     return ServiceSettings(
@@ -122,18 +124,6 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         ),
         slo=options.slo,
         seed=options.seed,
-    )
-
-
-def _sped_up(timing: StepTiming, ratio: float) -> StepTiming:
-    """``speedup-ratio`` as the simulated engine means it."""
-    if ratio == 1:
-        return timing
-    if not ratio:
-        raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
-    return StepTiming(
-        lambda tokens: timing.prefill_ms(tokens) / ratio,
-        lambda decodes, kv_tokens: timing.decode_ms(decodes, kv_tokens) / ratio,
     )
 
 

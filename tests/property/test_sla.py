@@ -12,7 +12,7 @@ from dynaplan.core.sla.limits import fit
 from dynaplan.core.sla.predicting import Deployment
 from dynaplan.core.sla.sizing import size
 from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.sla import Limits, SlaTargets
+from dynaplan.domain.sla import Limits, Sizing, SlaTargets
 from dynaplan.domain.targets import Targets
 from dynaplan.domain.traffic import Demand, Lengths
 from tests.unit.sla.test_against_engine import FITTED, H200, kind
@@ -106,8 +106,8 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
 def test_a_plan_keeps_the_limits_too(
     workers: WorkerKind, expected: list[Demand], limits: Limits, current: Targets
 ) -> None:
-    def sized(demand: Demand) -> object:
-        return size(Deployment(workers, workers), demand, SlaTargets(), limits, current)
+    def sized(demand: Demand, bounds: Limits) -> Sizing:
+        return size(Deployment(workers, workers), demand, SlaTargets(), bounds, current)
 
-    sizing = plan(sized, expected, current, limits, 0.15)  # type: ignore[arg-type]
+    sizing = plan(sized, expected, current, limits, 0.15)
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current

@@ -37,11 +37,12 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
     if name in WITHOUT_POINTS:
         options = SimOptions.from_options({**engine, "profile": name})
         timing, kv_tokens = timing_for(options)
-        return WorkerKind(timing, options.settings(kv_tokens))
+        return WorkerKind(timing.sped_up(options.speedup_ratio), options.settings(kv_tokens))
     profile = open_profile(name, gpus)
     options = SimOptions.from_options({**engine, "profile": None})
     fitting = replace(options, context_tokens=min(options.context_tokens, profile.max_kv_tokens))
-    return WorkerKind(profile.timing(), fitting.settings(profile.max_kv_tokens))
+    timing = profile.timing().sped_up(options.speedup_ratio)
+    return WorkerKind(timing, fitting.settings(profile.max_kv_tokens))
 
 
 def _formula(settings: PlannerSettings) -> Formula:

@@ -22,6 +22,12 @@ The more clearly, the less is known: with so few comparisons as ``n``, by ``1 / 
 FEWEST_COMPARED = 5
 """Forecasts whose outcome is known, before any choice is made."""
 
+SURPRISE = 3.0
+"""By so many times its usual error the load must be over what was forecast for it, to be news and not noise.
+
+With errors that are spread normally it happens in one interval of a hundred.
+"""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -52,22 +58,31 @@ def choose(told: Mapping[str, Sequence[float]], series: Series, steps: int) -> C
     """Which of the methods to believe. ``told`` has for each its forecasts for every interval of the series.
 
     The first one is used until ``FEWEST_COMPARED`` outcomes are known; of equals the one that comes first.
+    Load that is far over what was forecast for it is the least that is forecast: none of what the methods
+    have learnt holds any more, and to learn anew takes them several intervals.
     """
     method = next(iter(told))
     totals = dict.fromkeys(told, 0.0)
-    methods, compared, weight, actual = [], 0, 0.0, 0.0
+    methods: list[str] = []
+    forecasts: list[float] = []
+    compared, weight, actual, error = 0, 0.0, 0.0, 0.0
     for now, came in enumerate(series):
+        least = 0.0
         if came is not None and now >= steps:
+            surprise = came - forecasts[now - steps]
+            if compared >= FEWEST_COMPARED and surprise > SURPRISE * error / weight:
+                least = came
+            error = DISCOUNT * error + abs(surprise)
             compared += 1
             weight, actual = DISCOUNT * weight + 1, DISCOUNT * actual + came
-            for name, forecasts in told.items():
-                totals[name] = DISCOUNT * totals[name] + loss(forecasts[now - steps], came)
+            for name, each in told.items():
+                totals[name] = DISCOUNT * totals[name] + loss(each[now - steps], came)
             if compared >= FEWEST_COMPARED:
                 best = min(totals, key=totals.__getitem__)
                 if totals[best] < (1 - RELUCTANCE - 1 / compared) * totals[method]:
                     method = best
         methods.append(method)
+        forecasts.append(max(told[method][now], least))
     is_told = compared >= FEWEST_COMPARED and actual > 0
     losses = {name: total / actual for name, total in totals.items()} if is_told else {}
-    forecasts = tuple(told[name][now] for now, name in enumerate(methods))
-    return Choice(tuple(methods), forecasts, losses, compared)
+    return Choice(tuple(methods), tuple(forecasts), losses, compared)

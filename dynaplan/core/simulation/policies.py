@@ -77,7 +77,8 @@ class PlannerPolicy:
             cycle.saw(self._desired, now_s)
         if not cycle.is_waiting:
             cycle.add(service.sample())
-        service.meter.pull()
+        if now_s > self._seen_s:
+            service.meter.pull()
         if cycle.is_due(now_s):
             self._adjust(service)
             cycle.begin(now_s)

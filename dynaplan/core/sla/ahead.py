@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.core.sla.limits import limited
-from dynaplan.domain.decisions import Step, Targets
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import WorkerCounts
-from dynaplan.domain.sla import Demand, Limits, Sizing
+from dynaplan.domain.sla import Limits, Sizing
+from dynaplan.domain.targets import Step, Targets
+from dynaplan.domain.traffic import Demand
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,32 @@ def coming(counts: WorkerCounts) -> int:
     return counts.ready + counts.starting + counts.backoff
 
 
-def plan(
-    size: Callable[[Demand], Sizing],
-    demands: Sequence[Demand],
-    current: Targets,
-    limits: Limits,
-    headroom: float,
-) -> Sizing:
+def plan(size: Size, demands: Sequence[Demand], current: Targets, limits: Limits, headroom: float) -> Sizing:
     """The workers for all of these demands: that of now, and those that are foretold until ``until_s``.
 
     More workers as soon as one demand needs them. Fewer only as far as those who stay could carry each of the
-    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. The limits
-    hold for what comes out, also where each demand alone keeps them and together they would not.
+    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. Where all
+    that is more than the budget has, the demand that needs most is sized within it.
     """
     if not demands:
         why = "no data: change nothing, because no demand is known"
         return Sizing(current, (Step("demand", current, current, why),))
-    wanted = _most([size(each) for each in demands])
+    unbounded = replace(limits, max_gpus=UNBOUNDED)
+    each_wants = [size(each, unbounded) for each in demands]
+    wanted = _most(each_wants, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in _ROLES):
-        grown = _most([size(each.times(1 + headroom)) for each in demands])
+        grown = _most([size(each.times(1 + headroom), unbounded) for each in demands], limits)
         wanted = _with_survivors(wanted, grown, current, headroom)
-    allowed, steps = limited(wanted.targets, limits, current)
-    if allowed == wanted.targets:
+    if limits.gpus(wanted.targets) <= limits.max_gpus:
         return wanted
-    return replace(wanted, targets=allowed, steps=(*wanted.steps, *steps), prediction=None)
+    most = max(range(len(demands)), key=lambda number: limits.gpus(each_wants[number].targets))
+    return size(demands[most], limits)
+
+
+Size = Callable[[Demand, Limits], Sizing]
+"""Tells the workers that a demand needs within limits."""
+
+UNBOUNDED = 10**9
 
 
 def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: float) -> Sizing:
@@ -78,9 +80,9 @@ def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: f
 _ROLES = (Role.PREFILL, Role.DECODE)
 
 
-def _most(sizings: Sequence[Sizing]) -> Sizing:
+def _most(sizings: Sequence[Sizing], limits: Limits) -> Sizing:
     """The most of each role; the story is that of whoever needs most GPUs, as near as counts tell."""
-    chosen = max(sizings, key=lambda each: each.targets.prefill + each.targets.decode)
+    chosen = max(sizings, key=lambda each: limits.gpus(each.targets))
     most = Targets(
         max(each.targets.prefill for each in sizings), max(each.targets.decode for each in sizings)
     )

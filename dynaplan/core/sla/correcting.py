@@ -1,9 +1,16 @@
-"""What engines were measured to take, over what their profile says: for the queueing model."""
+"""What engines were measured to take, over what their profile says: for the queueing model.
+
+The factors multiply the time of every step. What is compared must be steps, not queues: a backlog makes every
+TTFT long, however fast the engines are, and factors that grew with it would ask for ever more workers.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from dynaplan.core.sla.predicting import Deployment, Outlook
-from dynaplan.domain.sla import Corrections
+from dynaplan.domain.sla import Corrections, SlaTargets
 from dynaplan.domain.targets import Targets
 from dynaplan.domain.traffic import Demand, Traffic
 
@@ -11,39 +18,60 @@ FEWEST_REQUESTS = 20
 """In an interval; the mean over fewer says too little."""
 
 GAIN = 0.2
-"""The power of the measured ratio that one interval contributes: most of it is there after ten intervals."""
+"""How far a factor goes, in one interval, towards what was measured; most of the way after ten intervals.
 
-BUSIEST = 0.7
-"""Above that part of its time a pool's waiting hides how fast it computes."""
+One interval's measurement is off by some per cent, and a size must not follow that.
+"""
 
 LEAST, MOST = 0.5, 3.0
+"""No factor is believed beyond these: a profile that is further off is that of another engine."""
+
+HALVINGS = 7
+"""Of the range between them, to within two per cent."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One interval: its traffic, its demand, and the workers that served."""
+
+    traffic: Traffic
+    demand: Demand
+    serving: Targets
+
+    @property
+    def answered_per_ms(self) -> float:
+        """Of one decode worker. What was answered, not what arrived: in a backlog these differ."""
+        seen = self.traffic.osl
+        answered = seen.total if seen and seen.total else self.traffic.requests
+        assert answered
+        return answered / self.traffic.interval_s / 1000 / self.serving.decode
 
 
 def corrected(
-    deployment: Deployment, before: Corrections, traffic: Traffic, serving: Targets
+    deployment: Deployment, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[Corrections, str]:
     """The corrections after an interval in which so many workers served, and why.
 
-    Measured means are held against the means that the model, corrected as before, expects of this traffic.
-    The factors multiply the time of every step, of prefill and of decode workers. They move slowly, and not
-    at all where the comparison would say more about queues than about engines.
+    They move slowly, and not at all where the comparison would say more about queues than about engines.
     """
     obstacle = _obstacle(deployment, traffic, serving)
     if obstacle:
         return before, f"corrections stay at {_words(before)}: {obstacle}"
-    assert traffic.requests and traffic.isl and traffic.osl
-    demand = Demand(traffic.requests / traffic.interval_s, traffic.isl, traffic.osl)
-    outlook = Outlook(deployment.slowed(before.prefill, before.decode), demand)
-    times = outlook.mean_times(serving)
-    if times is None or times.prefill_utilisation > BUSIEST:
-        return before, f"corrections stay at {_words(before)}: too busy to tell engines from queues"
-    after = Corrections(
-        before.prefill
-        if outlook.is_aggregated
-        else _moved(before.prefill, traffic.ttft_ms, times.mean_ttft_ms),
-        _moved(before.decode, traffic.itl_ms, times.mean_itl_ms),
+    assert traffic.requests and traffic.isl_tokens and traffic.osl_tokens and traffic.isl and traffic.osl
+    demand = Demand(
+        traffic.requests / traffic.interval_s,
+        traffic.isl,
+        traffic.osl,
+        burstiness=max(1.0, traffic.dispersion or 1.0),
     )
-    return after, f"measured over expected: {_words(after)}"
+    seen = _Seen(traffic, demand, serving)
+    decode = _moved(before.decode, _decode_factor(deployment, seen))
+    if deployment.prefill is None:
+        after, note = Corrections(before.prefill, decode), ""
+    else:
+        prefill, note = _prefill_factor(deployment.slowed(1.0, decode), seen, targets)
+        after = Corrections(_moved(before.prefill, prefill), decode)
+    return after, f"measured over expected: {_words(after)}{note}"
 
 
 def _obstacle(deployment: Deployment, traffic: Traffic, serving: Targets) -> str:
@@ -56,10 +84,51 @@ def _obstacle(deployment: Deployment, traffic: Traffic, serving: Targets) -> str
     return ""
 
 
-def _moved(before: float, measured_ms: float | None, expected_ms: float) -> float:
-    if not measured_ms or not expected_ms:
+def _decode_factor(deployment: Deployment, seen: _Seen) -> float | None:
+    """How much longer the steps were than the profile says of the batch that there was.
+
+    By Little's law the batch follows from what was answered and how long that took, both measured: it is the
+    right one in a backlog too. None where nothing was decoded.
+    """
+    itl_ms, outlook = seen.traffic.itl_ms, Outlook(deployment, seen.demand)
+    answers, kind = outlook.answers, deployment.decode
+    if not itl_ms or not answers.mean_steps:
+        return None
+    rate = seen.answered_per_ms
+    batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
+    expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
+    if outlook.is_aggregated:
+        start_ms = max(0.0, outlook.prompts.fixed_ms - kind.decode_ms(1, 0.0))
+        expected_ms += -math.expm1(-rate * itl_ms) * start_ms + itl_ms * rate * outlook.prompts.mean_ms
+    return itl_ms / expected_ms
+
+
+def _prefill_factor(deployment: Deployment, seen: _Seen, targets: SlaTargets) -> tuple[float | None, str]:
+    """The factor with which the queueing model expects the TTFT that was measured, and what stood against it.
+
+    So a wait that is long because the pool is busy asks for little: near saturation a small factor explains
+    a long wait. A TTFT over its target comes from a backlog, about which the model says nothing.
+    """
+    ttft_ms = seen.traffic.ttft_ms
+    if not ttft_ms:
+        return None, ""
+    if ttft_ms > targets.ttft_ms:
+        return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
+    low, high = LEAST, MOST
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        times = Outlook(deployment.slowed(middle, 1.0), seen.demand).mean_times(seen.serving)
+        if times and times.mean_ttft_ms < ttft_ms:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high), ""
+
+
+def _moved(before: float, measured: float | None) -> float:
+    if measured is None:
         return before
-    ratio: float = (measured_ms / expected_ms) ** GAIN
+    ratio: float = (measured / before) ** GAIN
     return min(max(before * ratio, LEAST), MOST)
 
 

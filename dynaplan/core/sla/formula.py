@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from dynaplan.core.sla.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.core.sla.limits import limited
-from dynaplan.domain.decisions import Step, Targets
 from dynaplan.domain.profile import ProfileTables
-from dynaplan.domain.sla import Corrections, Expected, Limits, Sizing, SlaTargets, Traffic
+from dynaplan.domain.sla import Corrections, Limits, Sizing, SlaTargets
+from dynaplan.domain.targets import Step, Targets
+from dynaplan.domain.traffic import Expected, Traffic
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class TrafficHistory:
         self.isl: Lengths | None = None
         self.osl: Lengths | None = None
         self.dispersion: float | None = None
+        self._dispersions = 0
 
     def add(self, traffic: Traffic) -> None:
         """One more interval. What lasted longer or shorter than an interval counts as if it had not."""
@@ -60,8 +61,10 @@ class TrafficHistory:
         self.isl = self._faded(self.isl, traffic.isl)
         self.osl = self._faded(self.osl, traffic.osl)
         if traffic.dispersion is not None:
-            before = traffic.dispersion if self.dispersion is None else self.dispersion
-            self.dispersion = self._fade * before + (1 - self._fade) * traffic.dispersion
+            # One interval has few pulls: the mean, until that is the slower one.
+            self._dispersions += 1
+            weight, before = max(1 - self._fade, 1 / self._dispersions), self.dispersion or 0.0
+            self.dispersion = before + weight * (traffic.dispersion - before)
 
     def curve(self, name: str) -> Curve:
         """The history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaplan.domain.sla import Lengths
+from dynaplan.domain.traffic import Lengths
 
 POINTS_PER_BUCKET = 3
 MOST_POINTS = 36

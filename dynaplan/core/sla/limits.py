@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dynaplan.domain.decisions import Step, Targets
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.sla import Limits
+from dynaplan.domain.targets import Step, Targets
 
 _ROLES = (Role.PREFILL, Role.DECODE)
 

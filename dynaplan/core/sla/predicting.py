@@ -11,8 +11,9 @@ from typing import NamedTuple
 from dynaplan.core.sla.decoding import Decoding
 from dynaplan.core.sla.prefill_queue import PrefillQueue
 from dynaplan.core.sla.workload import Answers, Prompts, WorkerKind, answers_of, prompts_of
-from dynaplan.domain.decisions import Targets
-from dynaplan.domain.sla import Demand, Prediction, SlaTargets
+from dynaplan.domain.sla import Prediction, SlaTargets
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Demand
 
 FIRST_TOKEN_STEPS = 2.5
 """Decode steps from a hand-off to the first token: the rest of one, the one that admits it, and its own."""
@@ -164,9 +165,13 @@ class Outlook:
 
     def idle(self) -> Outlook:
         """Next to no demand, of the same lengths: what a request gets that is alone."""
-        idle = Outlook(self.deployment, replace(self.demand, requests_per_s=0.0))
-        idle.prompts, idle.answers = self.prompts, self.answers
-        return idle
+        return self.part(0.0)
+
+    def part(self, factor: float) -> Outlook:
+        """So many times the requests, of the same lengths."""
+        part = Outlook(self.deployment, self.demand.times(factor))
+        part.prompts, part.answers = self.prompts, self.answers
+        return part
 
     def _hand_off_ms(self, decoding: Decoding) -> float:
         return self.deployment.transfer_ms + FIRST_TOKEN_STEPS * decoding.step_ms

@@ -10,10 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from dynaplan.core.sla.limits import limited
+from dynaplan.core.sla.limits import at_least, limited
 from dynaplan.core.sla.predicting import Deployment, Outlook
-from dynaplan.domain.decisions import Step, Targets
-from dynaplan.domain.sla import Demand, Limits, Prediction, Sizing, SlaTargets
+from dynaplan.domain.sla import Limits, Prediction, Sizing, SlaTargets
+from dynaplan.domain.targets import Step, Targets
+from dynaplan.domain.traffic import Demand
+
+HALVINGS = 6
+"""Of the demand, until the part of it that the budget can carry is known to two per cent."""
 
 MOST_WORKERS = 4096
 NEAR_ALONE = 1.1
@@ -42,21 +46,60 @@ def _size(outlook: Outlook, targets: SlaTargets, limits: Limits, current: Target
     reachable, notes = _reachable(outlook, targets)
     steps = [Step("demand", current, current, _in_words(outlook))]
     steps += [Step("targets", current, current, note) for note in notes]
-    decode = _smallest(lambda workers: _decode_meets(outlook, reachable, workers), 1)
-    after = replace(current, prefill=0 if outlook.is_aggregated else current.prefill, decode=decode)
-    steps.append(Step("decode", current, after, _why_decode(outlook, targets, decode)))
-    wanted = after
+    wanted = _workers(outlook, reachable)
+    after = replace(current, prefill=0 if outlook.is_aggregated else current.prefill, decode=wanted.decode)
+    steps.append(Step("decode", current, after, _why_decode(outlook, targets, wanted.decode)))
     if not outlook.is_aggregated:
-        least = max(1, math.ceil(outlook.queue(1).utilisation))
-        rest = 1 - reachable.ttft_percentile / 100
-        prefill = _smallest(
-            lambda workers: outlook.chance_of_ttft_over(reachable.ttft_ms, Targets(workers, decode)) <= rest,
-            least,
-        )
-        wanted = Targets(prefill, decode)
-        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, targets, wanted, least)))
+        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, targets, wanted)))
+    if _is_scarce(wanted, limits):
+        limits, note = _for_the_most(outlook, reachable, limits)
+        steps.append(Step("scarcity", wanted, wanted, note))
     allowed, bounds = limited(wanted, limits, current)
     return Sizing(allowed, (*steps, *bounds), _prediction(outlook, targets, allowed))
+
+
+def _workers(outlook: Outlook, targets: SlaTargets) -> Targets:
+    """The fewest with which both targets hold."""
+    decode = _smallest(lambda workers: _decode_meets(outlook, targets, workers), 1)
+    if outlook.is_aggregated:
+        return Targets(0, decode)
+    rest = 1 - targets.ttft_percentile / 100
+    prefill = _smallest(
+        lambda workers: outlook.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= rest,
+        _least_prefill(outlook),
+    )
+    return Targets(prefill, decode)
+
+
+def _least_prefill(outlook: Outlook) -> int:
+    """As many as prompts are computed by as fast as they come."""
+    return max(1, math.ceil(outlook.queue(1).utilisation))
+
+
+# -- more than there is -----------------------------------------------------------------------------------
+
+
+def _is_scarce(wanted: Targets, limits: Limits) -> bool:
+    enough = at_least(wanted, limits.least)
+    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.least)
+
+
+def _for_the_most(outlook: Outlook, targets: SlaTargets, limits: Limits) -> tuple[Limits, str]:
+    """Limits whose minimums keep the promises to the largest part of the demand, and a word on that.
+
+    Of what is wanted the same part for each role would not do: the fewer workers a role needs, the more of
+    its capacity is reserve, so that half of them carry less than half of the demand.
+    """
+    low, high, least = 0.0, 1.0, limits.least
+    for _ in range(HALVINGS):
+        part = (low + high) / 2
+        workers = at_least(_workers(outlook.part(part), targets), limits.least)
+        if limits.gpus(workers) <= limits.max_gpus:
+            low, least = part, workers
+        else:
+            high = part
+    note = f"{least} keep the promises for {low:.0%} of this demand: they come first"
+    return replace(limits, least=least), note
 
 
 def _decode_meets(outlook: Outlook, targets: SlaTargets, workers: int) -> bool:
@@ -155,7 +198,9 @@ def _decode_in_words(outlook: Outlook, targets: SlaTargets, workers: int) -> str
     return words
 
 
-def _why_prefill(outlook: Outlook, targets: SlaTargets, workers: Targets, least: int) -> str:
+def _why_prefill(outlook: Outlook, targets: SlaTargets, workers: Targets) -> str:
+    least = _least_prefill(outlook)
+
     def words(prefill: int) -> str:
         if prefill < least:
             return "prompts come faster than they are computed"

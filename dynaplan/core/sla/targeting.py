@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dynaplan.core import guards
 from dynaplan.core.sla.ahead import plan
+from dynaplan.core.sla.backlog import with_backlog
 from dynaplan.core.sla.correcting import corrected
 from dynaplan.core.sla.formula import Formula
 from dynaplan.core.sla.predicting import Deployment
@@ -53,7 +54,7 @@ def plan_for_targets(
             expected, foresight.interval_s, targets, state.corrections, limits, current
         )
     else:
-        sizing = _plan(model, settings, state, foresight, limits, current)
+        sizing = _plan(model, settings, state, observation, foresight, limits, current)
         state, sizing = _steadied(settings, state, observation, sizing, limits, current)
     sizing = _without_failing(observation, sizing, current)
     return state, replace(sizing, steps=(*notes, *sizing.steps))
@@ -92,7 +93,7 @@ def _corrections(
     if model.formula:
         after, why = model.formula.corrections(state.corrections, traffic, serving.decode)
     else:
-        after, why = corrected(model.of(current), state.corrections, traffic, serving)
+        after, why = corrected(model.of(current), state.corrections, traffic, serving, settings.targets())
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
 
 
@@ -100,6 +101,7 @@ def _plan(
     model: SlaModel,
     settings: PlannerSettings,
     state: PlannerState,
+    observation: Observation,
     foresight: Foresight,
     limits: Limits,
     current: Targets,
@@ -109,9 +111,12 @@ def _plan(
     demands = [
         demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
     ]
+    if demands:
+        backlog = with_backlog(deployment, demands, observation, settings.adjustment_interval_s)
+        demands += [backlog] if backlog else []
     targets: SlaTargets = settings.targets()
     return plan(
-        lambda demand: size(deployment, demand, targets, limits, current),
+        lambda demand, bounds: size(deployment, demand, targets, bounds, current),
         demands,
         current,
         limits,
@@ -160,6 +165,9 @@ def _steadied(
         if targets.of(role) < keep:
             reasons.append(f"{keep} {role.value} workers")
             targets = targets.plus(role, keep - targets.of(role))
+    for role in guards.SCALED:
+        while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
+            targets = targets.plus(role, -1)
     if targets == sizing.targets or limits.gpus(targets) > limits.max_gpus:
         return state, sizing
     why = f"{' and '.join(reasons)} were wanted within the last {len(wanted)} intervals"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dynaplan.core.sla.ahead import coming, lookahead, plan
+from dynaplan.core.sla.limits import fit
 from dynaplan.domain.observation import WorkerCounts
 from dynaplan.domain.sla import Limits, Sizing
 from dynaplan.domain.targets import Targets
@@ -15,7 +16,7 @@ def demand(requests_per_s: float) -> Demand:
     return Demand(requests_per_s, Lengths.fixed(100), Lengths.fixed(100))
 
 
-def one_worker_for_ten(each: Demand) -> Sizing:
+def one_worker_for_ten(each: Demand, limits: Limits) -> Sizing:
     """A size that is easy to follow: a decode worker for ten requests/s, a prefill worker for twenty."""
     rate = each.requests_per_s
     return Sizing(Targets(max(1, -int(-rate // 20)), max(1, -int(-rate // 10))))
@@ -64,8 +65,9 @@ def test_noise_about_a_constant_demand_settles() -> None:
 
 
 def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
-    def odd(each: Demand) -> Sizing:
-        return Sizing(Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14))
+    def odd(each: Demand, limits: Limits) -> Sizing:
+        wanted = Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14)
+        return Sizing(fit(wanted, limits) or Targets(1, 1))
 
     sizing = plan(odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
     assert LIMITS.gpus(sizing.targets) <= 16
