@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import tiny_models
+from tests.leftovers import end_leftovers, mark_session
+
+MARK = pytest.StashKey[str]()
+LEFT = pytest.StashKey[dict[int, str]]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # pytest-asyncio asks for the current event loop, which makes one that nobody closes, unless it was set.
     asyncio.set_event_loop(None)
+    # A shell has its background jobs ignore Ctrl-C, and so would all that is started here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A worker of pytest-xdist has the mark of its session already, and may be killed: the session looks.
+    if not hasattr(config, "workerinput"):
+        config.stash[MARK] = mark_session()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No process is left behind, not even by a worker that crashed."""
+    mark = session.config.stash.get(MARK, "")
+    if mark and (left := end_leftovers(mark)):
+        session.config.stash[LEFT] = left
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left = config.stash.get(LEFT, {})
+    if left:
+        terminalreporter.section("processes left behind, and killed", red=True)
+        for pid, command in left.items():
+            terminalreporter.line(f"{pid}: {command}")
 
 
 @pytest.fixture(scope="session")

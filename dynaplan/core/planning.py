@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dynaplan.core import guards
 from dynaplan.core.load_policy import Situation, Stage, scale_down, scale_up
-from dynaplan.core.sla.limits import at_least
-from dynaplan.core.sla.targeting import SlaModel, plan_for_targets
+from dynaplan.core.sla.limits import at_least, fit
+from dynaplan.core.sla.targeting import SlaModel, limits_of, plan_for_targets
 from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Observation
@@ -63,7 +63,8 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
     state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, current)
     steps = list(sizing.steps)
     if settings.policy == "both":
-        after = at_least(current, sizing.targets)
+        limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
+        after = fit(at_least(current, sizing.targets), limits) or sizing.targets
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
     return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.bench import lifecycle, planner, sla, throughput
+from tests.bench import lifecycle, planner, policies, sla, throughput
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -17,6 +17,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "throughput": throughput.rows,
     "idle": throughput.idle_rows,
     "sla": sla.rows,
+    "policies": policies.rows,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.fakes.polling import wait_until
+from tests.fakes.polling import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -64,7 +64,7 @@ class Deployment:
                 self.command, cwd=REPOSITORY, env=self.environment, stdout=output, stderr=subprocess.STDOUT
             )
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 2 * PATIENCE_S) -> None:
         def ready() -> bool:
             assert self.process is not None
             if self.process.poll() is not None:

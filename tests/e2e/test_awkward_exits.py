@@ -7,10 +7,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
@@ -88,9 +89,9 @@ async def during_back_off(deployment: Deployment) -> None:
 async def during_a_drain(deployment: Deployment) -> None:
     """Of two decode workers one is to go; both hold streams that last longer than anybody waits."""
     await asyncio.to_thread(deployment.scale, decode=2)
-    async with _endless_streams(deployment):
-        await asyncio.to_thread(deployment.run, "scale", "decode=1", "--no-wait")
-        await eventually(lambda: "draining" in states(deployment), 10, 0.01)
+    await _begin_endless_streams(deployment)
+    await asyncio.to_thread(deployment.run, "scale", "decode=1", "--no-wait")
+    await eventually(lambda: "draining" in states(deployment), interval_s=0.01)
 
 
 async def with_etcd_stopped(deployment: Deployment) -> None:
@@ -119,14 +120,27 @@ def states(deployment: Deployment) -> list[str]:
     return [worker["state"] for worker in deployment.workers().values()]
 
 
-@asynccontextmanager
-async def _endless_streams(deployment: Deployment) -> AsyncIterator[None]:
-    """Streams that go on in the background until the deployment has ended."""
-    load = await Load(deployment.url, MODEL, clients=4, tokens=8000).__aenter__()
-    load._stopping = True
-    deployment.load = load  # type: ignore[attr-defined]
-    await asyncio.sleep(0.5)  # until every stream has begun; nothing depends on it
-    yield
+async def _begin_endless_streams(deployment: Deployment) -> None:
+    """One after another, until every decode worker has one; they go on until the deployment has ended."""
+    deployment.loads = []  # type: ignore[attr-defined]
+
+    async def has_each_one() -> bool:
+        running = [await _running(worker["url"]) for worker in deployment.workers("VllmWorker").values()]
+        if all(running):
+            return True
+        load = await Load(deployment.url, MODEL, clients=1, tokens=8000).__aenter__()
+        await asyncio.sleep(0)  # until its client has begun a request, its only one
+        load._stopping = True
+        deployment.loads.append(load)  # type: ignore[attr-defined]
+        return False
+
+    await eventually(has_each_one, interval_s=0.3)
+
+
+async def _running(url: str) -> int:
+    """The requests that the worker at that address computes now."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/load_metrics") as response:
+        return int((await response.json())["worker_stats"]["request_active_slots"])
 
 
 @pytest.mark.parametrize("moment", [*OFTEN, *(pytest.param(each, marks=in_torture) for each in SELDOM)])
@@ -171,8 +185,7 @@ async def test_kill_9_leaves_no_process_and_the_next_serve_starts(
 
 
 async def _end_of_load(deployment: Deployment) -> None:
-    load = getattr(deployment, "load", None)
-    if load:
+    for load in getattr(deployment, "loads", ()):
         await load.stop()
 
 
@@ -200,7 +213,8 @@ def test_it_may_be_ended_while_it_starts(
     assert code in ((0,) if "dynaplan serve (Ctrl-C" in deployment.text else (0, 130, 143, -number)), (
         deployment.text
     )
-    if seconds >= 0.2:
+    # On a slow machine it is still imported by now, and that Python answers in its own way, too.
+    if seconds >= 0.2 and "from dynaplan.cli import main" not in deployment.text:
         assert "Traceback" not in deployment.text
     nothing_is_left(deployment)
 

@@ -137,6 +137,7 @@ def known(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     return options
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_the_measured_profile_is_the_one_that_the_engine_was_fed_with_and_an_interruption_costs_nothing(
     profiler: Profiler, known: Callable[..., tuple[str, ...]]
@@ -180,6 +181,7 @@ def _assert_known(points: list[dict[str, Any]]) -> None:
             assert values["itl_ms"] == pytest.approx(fed_ms, rel=0.1), values
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_llamacpp_is_measured_for_real(profiler: Profiler, tmp_path: Path) -> None:
     model = tiny_gguf(tmp_path)

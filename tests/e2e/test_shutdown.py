@@ -37,6 +37,7 @@ async def test_ctrl_c_finishes_the_streams_and_exits_0(deploy: Callable[..., Dep
     assert not deployment.statefile_path.exists()
 
 
+@pytest.mark.alone
 async def test_a_second_ctrl_c_ends_it_within_two_seconds(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     children = deployment.children()

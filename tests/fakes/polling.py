@@ -8,8 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE_S = 30.0
+"""Where how long it takes is not the rule: also on a machine that does much else. It costs a failure only."""
 
-async def eventually(check: Callable[[], Any], timeout_s: float = 10.0, interval_s: float = 0.02) -> Any:
+
+async def eventually(
+    check: Callable[[], Any], timeout_s: float = PATIENCE_S, interval_s: float = 0.02
+) -> Any:
     """The first truthy result of ``check`` (sync or async); AssertionError at the deadline."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -23,7 +28,7 @@ async def eventually(check: Callable[[], Any], timeout_s: float = 10.0, interval
         await asyncio.sleep(interval_s)
 
 
-def wait_until(check: Callable[[], Any], timeout_s: float = 10.0, interval_s: float = 0.05) -> Any:
+def wait_until(check: Callable[[], Any], timeout_s: float = PATIENCE_S, interval_s: float = 0.05) -> Any:
     """``eventually`` for code without an event loop."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -256,15 +256,15 @@ def test_an_etcd_on_path_is_taken_unless_it_can_lose_data(
 async def test_external_servers_that_do_not_answer_are_the_users_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("ETCD_ENDPOINTS", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
-    with pytest.raises(UserError, match="ETCD_ENDPOINTS"):
-        await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
-    with pytest.raises(UserError, match="NATS_SERVER"):
-        await check_external_nats(os.environ["NATS_SERVER"])
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and nobody else can; it does not listen
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("ETCD_ENDPOINTS", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
+        with pytest.raises(UserError, match="ETCD_ENDPOINTS"):
+            await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
+        with pytest.raises(UserError, match="NATS_SERVER"):
+            await check_external_nats(os.environ["NATS_SERVER"])
 
 
 async def test_external_servers_that_answer_pass(

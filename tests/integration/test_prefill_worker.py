@@ -40,8 +40,8 @@ class Router:
     def hear(self, _: str, payload: bytes) -> None:
         self.answers.append(PrefillAnswer.from_json(payload))
 
-    async def answered(self, count: int, timeout_s: float = 15) -> list[PrefillAnswer]:
-        await eventually(lambda: len(self.answers) >= count, timeout_s)
+    async def answered(self, count: int) -> list[PrefillAnswer]:
+        await eventually(lambda: len(self.answers) >= count)
         return self.answers
 
 
@@ -154,8 +154,8 @@ async def test_nats_away_for_five_seconds_restarts_nobody_and_loses_nothing(
         return True
 
     await eventually(asked)
-    answers = await router.answered(2)
-    assert answers[-1].request_id == "after"
+    # "before" may be answered again: NATS was killed when it had perhaps not yet heard that it is done.
+    await eventually(lambda: "after" in [answer.request_id for answer in router.answers])
     assert worker.process.poll() is None
     assert await worker.registration(store) == instance
 
@@ -179,7 +179,7 @@ async def test_a_worker_started_while_nats_is_away_registers_and_works_when_it_i
             return False
 
     # Its answer is lost when the router is back later than the worker: it is a message, not a queue.
-    await eventually(is_done, 15)
+    await eventually(is_done)
     await router.ask("afterwards")
     await eventually(lambda: "afterwards" in [answer.request_id for answer in router.answers])
 

@@ -23,7 +23,7 @@ from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Transaction
 from dynaplan.supervisor.locate import find_deployment
-from tests.fakes.polling import eventually, wait_until
+from tests.fakes.polling import PATIENCE_S, eventually, wait_until
 from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -108,8 +108,8 @@ class Plain:
         return bool(states) and set(states) == {"ready"}
 
     def wait_ready(self) -> Plain:
-        wait_until(self.is_ready, 20)
-        wait_until(lambda: "Ready after" in self.text, 10)
+        wait_until(self.is_ready)
+        wait_until(lambda: "Ready after" in self.text)
         return self
 
     def children(self) -> list[psutil.Process]:
@@ -135,7 +135,7 @@ class Plain:
             each for each in self.everybody if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def stop(self, timeout_s: float = 20) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         self.children()
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(timeout_s)
@@ -350,7 +350,7 @@ async def test_what_engines_and_their_files_are_left_by_a_killed_serve_the_next_
 async def test_a_second_serve_of_the_namespace_is_refused(start: Start) -> None:
     plain = start().wait_ready()
     second = start()
-    assert second.process.wait(10) == 2
+    assert second.process.wait(PATIENCE_S) == 2
     assert f"already running here (pid {plain.process.pid})" in second.text
     assert plain.is_ready()
 
@@ -361,14 +361,14 @@ async def test_two_namespaces_share_the_gpus(start: Start) -> None:
     assert one.gpus() == [0, 1]
     assert other.gpus() == [2, 3]
     third = start("gpus=4", namespace="third")
-    assert third.process.wait(10) == 2
+    assert third.process.wait(PATIENCE_S) == 2
     assert "does not fit" in third.text
 
 
 async def test_a_taken_port_is_refused(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         plain = start(f"port={taken.getsockname()[1]}")
-        assert plain.process.wait(10) == 2
+        assert plain.process.wait(PATIENCE_S) == 2
     assert "Error: cannot use port" in plain.text
     assert not plain.statefile.exists()
 
@@ -425,6 +425,7 @@ async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> Non
     assert plain.states("VllmWorker") == ["ready"]
 
 
+@pytest.mark.alone
 async def test_the_second_ctrl_c_ends_it_at_once(start: Start) -> None:
     plain = start("drain=60").wait_ready()
     os.kill(plain.pids()["plain_Entry"], signal.SIGSTOP)
@@ -538,7 +539,7 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
 )
 async def test_a_named_server_that_does_not_answer_is_refused(start: Start, name: str, value: str) -> None:
     plain = start(environment={name: value})
-    assert plain.process.wait(20) == 2
+    assert plain.process.wait(PATIENCE_S) == 2
     assert f"{name}={value}" in plain.text
     assert not plain.statefile.exists()
 

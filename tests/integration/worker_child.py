@@ -17,7 +17,7 @@ import aiohttp
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.discovery import Instance
 from tests.fakes.load import Outcome, stream_one
-from tests.fakes.polling import eventually
+from tests.fakes.polling import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "worker-token-of-this-test"
@@ -82,7 +82,7 @@ class Worker:
 
     async def start(self, store: EtcdStore) -> Instance:
         self.spawn()
-        found: Instance = await eventually(lambda: self.registration(store), 15)
+        found: Instance = await eventually(lambda: self.registration(store))
         self.url = found.url
         return found
 
@@ -104,7 +104,7 @@ class Worker:
     def proof(self) -> str:
         return re.search(r"drained: .*", self.log)[0]  # type: ignore[index]
 
-    async def exit_code(self, timeout_s: float = 15.0) -> int:
+    async def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
         assert self.process is not None
         await eventually(lambda: self.process.poll() is not None, timeout_s)
         return self.process.returncode

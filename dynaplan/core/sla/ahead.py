@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dynaplan.core.sla.limits import UNBOUNDED, limited
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import WorkerCounts
 from dynaplan.domain.sla import Limits, Sizing
@@ -53,15 +54,14 @@ def plan(size: Size, demands: Sequence[Demand], current: Targets, limits: Limits
         grown = _most([size(each.times(1 + headroom), unbounded) for each in demands], limits)
         wanted = _with_survivors(wanted, grown, current, headroom)
     if limits.gpus(wanted.targets) <= limits.max_gpus:
-        return wanted
+        _, bounds = limited(wanted.targets, limits, current)
+        return replace(wanted, steps=(*wanted.steps, *bounds))
     most = max(range(len(demands)), key=lambda number: limits.gpus(each_wants[number].targets))
     return size(demands[most], limits)
 
 
 Size = Callable[[Demand, Limits], Sizing]
 """Tells the workers that a demand needs within limits."""
-
-UNBOUNDED = 10**9
 
 
 def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: float) -> Sizing:

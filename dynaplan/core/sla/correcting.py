@@ -26,6 +26,10 @@ One interval's measurement is off by some per cent, and a size must not follow t
 LEAST, MOST = 0.5, 3.0
 """No factor is believed beyond these: a profile that is further off is that of another engine."""
 
+BUSIEST = 0.7
+"""The part of its time up to which a pool's TTFT tells how fast it computes: above it the model's own error in
+the wait would become one of the engines, and sizes would follow it up and down."""
+
 HALVINGS = 7
 """Of the range between them, to within two per cent."""
 
@@ -77,7 +81,8 @@ def corrected(
 def _obstacle(deployment: Deployment, traffic: Traffic, serving: Targets) -> str:
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
-    if traffic.requests < FEWEST_REQUESTS or not (traffic.isl and traffic.osl):
+    lengths = traffic.isl and traffic.osl and traffic.isl_tokens and traffic.osl_tokens
+    if traffic.requests < FEWEST_REQUESTS or not lengths:
         return "there were too few requests"
     if not serving.decode or (deployment.prefill and not serving.prefill):
         return "not every role had workers"
@@ -114,6 +119,9 @@ def _prefill_factor(deployment: Deployment, seen: _Seen, targets: SlaTargets) ->
         return None, ""
     if ttft_ms > targets.ttft_ms:
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
+    busy = Outlook(deployment, seen.demand).queue(seen.serving.prefill).utilisation
+    if busy > BUSIEST:
+        return None, f", prefill stays: {busy:.0%} busy, there is more waiting in a TTFT than computing"
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)

@@ -6,6 +6,9 @@ from dynaplan.domain.fleet import Role
 from dynaplan.domain.sla import Limits
 from dynaplan.domain.targets import Step, Targets
 
+UNBOUNDED = 10**9
+"""GPUs of a budget that is none: first it is asked what a demand needs, then whether there is as much."""
+
 _ROLES = (Role.PREFILL, Role.DECODE)
 
 
@@ -50,6 +53,8 @@ def limited(wanted: Targets, limits: Limits, current: Targets) -> tuple[Targets,
         needed = limits.gpus(limits.least)
         why = f"the minimums need {needed} GPUs, the budget has {limits.max_gpus}: change nothing"
         return current, [*steps, Step("budget", enough, current, why)]
+    if limits.max_gpus >= UNBOUNDED:
+        return allowed, steps
     if allowed == enough:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"
     else:

@@ -107,7 +107,7 @@ def _plan(
     current: Targets,
 ) -> Sizing:
     corrections = state.corrections
-    deployment = model.of(current).slowed(corrections.prefill, corrections.decode)
+    deployment = model.of(current).slowed(believed(corrections.prefill), believed(corrections.decode))
     demands = [
         demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
     ]
@@ -120,19 +120,54 @@ def _plan(
         demands,
         current,
         limits,
-        settings.scale_down_headroom,
+        _headroom(settings, foresight.expected[0]),
     )
+
+
+CLOSE_ENOUGH = 1.15
+"""A correction nearer to 1 is not believed: model and measurement are never closer than that, and sizes that
+follow their difference would come and go under a load that does not change."""
+
+
+def believed(correction: float) -> float:
+    """The factor that steps are multiplied by."""
+    return 1.0 if 1 / CLOSE_ENOUGH < correction < CLOSE_ENOUGH else correction
+
+
+def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
+    """The part by which demand may still grow before a worker that is removed now were missed.
+
+    As far as a forecast is usually off, twice: where load is foretold well a worker can go earlier.
+    """
+    if not soonest.doubt or not soonest.requests:
+        return settings.scale_down_headroom
+    return min(settings.scale_down_headroom, 2 * DEVIATIONS * soonest.doubt / soonest.requests)
 
 
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
-    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean."""
+    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean.
+
+    So many requests as will not be exceeded in three of four cases: too few cost three times as much as too
+    many (``core.forecasting.backtest``). The part of the doubt that comes from arrivals being random does
+    not count, because the size allows for that already.
+    """
     assert expected.requests is not None
+    burstiness = max(1.0, foresight.dispersion or 1.0)
+    variance = (DEVIATIONS * expected.doubt) ** 2 - burstiness * expected.requests
+    requests = expected.requests + UPPER_QUARTILE * math.sqrt(max(0.0, variance))
     return Demand(
-        expected.requests / foresight.interval_s,
+        requests / foresight.interval_s,
         _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
         _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
-        burstiness=max(1.0, foresight.dispersion or 1.0),
+        burstiness=burstiness,
     )
+
+
+UPPER_QUARTILE = 0.674
+"""Of the normal distribution, in standard deviations."""
+
+DEVIATIONS = 1.2533
+"""The standard deviation of what is spread normally, over its mean absolute error."""
 
 
 def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
@@ -153,9 +188,11 @@ def _steadied(
     limits: Limits,
     current: Targets,
 ) -> tuple[PlannerState, Sizing]:
-    """Fewer workers only when none of the last intervals needed more.
+    """Fewer workers only when none of the last intervals needed more, as many as a worker takes to start.
 
-    As long as a worker takes to start: one that is removed and wanted back would be missing all that time.
+    To keep one for that long costs what it costs to start one anew: nobody who does not know the future does
+    better than to pay the first before risking the second. Where there are not GPUs enough, a role gives up
+    a worker to the other likewise: it would be missing here at once, and serve there only when it has started.
     """
     intervals = 1 + math.ceil(observation.startup_s / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]

@@ -1,0 +1,232 @@
+"""What holds for every decision of the policies that plan for targets, whatever is seen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import cache
+
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from dynaplan.core import guards
+from dynaplan.core.planning import decide
+from dynaplan.core.sla.targeting import SlaModel
+from dynaplan.domain.decisions import Decision, PlannerState
+from dynaplan.domain.observation import FleetCounts, Load, Observation, WorkerCounts
+from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.sla import Corrections
+from dynaplan.domain.targets import Targets
+from dynaplan.domain.traffic import Expected, Foresight, Lengths, Traffic
+from tests.unit.planner import targets
+
+
+def amounts(most: float) -> st.SearchStrategy[float | None]:
+    """No data, nothing, what is usual, or anything up to far too much."""
+    return st.one_of(st.none(), st.just(0.0), st.floats(0, most / 1000), st.floats(0, most))
+
+
+counts = st.integers(0, 6)
+pools = st.builds(
+    WorkerCounts, counts, counts, counts, counts, counts, gpus=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0])
+)
+ids = st.integers(-1, 3)
+loads = st.builds(
+    Load,
+    pulls=counts,
+    kv_usage=amounts(2),
+    prefill_queue=amounts(100),
+    prefill_queue_first=amounts(100),
+    prefill_queue_last=amounts(1e6),
+    prefill_workers=counts,
+    decode_workers=counts,
+    changed=st.sampled_from(["", "", "", "prefill 1, decode 1 -> prefill 1, decode 2"]),
+)
+histograms = st.one_of(
+    st.none(), st.just(Lengths((), ())), st.lists(st.integers(1, 100_000), max_size=4).map(Lengths.of)
+)
+traffics = st.one_of(
+    st.none(),
+    st.just(Traffic(10.0, missing="no frontend answered")),
+    st.builds(
+        Traffic,
+        st.floats(1, 60),
+        amounts(1e6),
+        amounts(1e5),
+        amounts(1e4),
+        amounts(1e6),
+        amounts(1e3),
+        amounts(1e6),
+        histograms,
+        histograms,
+        amounts(100),
+    ),
+)
+expectations = st.builds(
+    Expected,
+    st.one_of(st.floats(10, 1000), amounts(1e9)),
+    amounts(1e6),
+    amounts(1e6),
+    st.integers(1, 50),
+    st.floats(0, 1e9),
+)
+foresights = st.one_of(
+    st.none(),
+    st.builds(
+        Foresight,
+        st.floats(1, 60),
+        st.lists(expectations, max_size=2).map(tuple),
+        histograms,
+        histograms,
+        amounts(100),
+    ),
+)
+observations = st.builds(
+    Observation,
+    at_s=st.floats(0, 1e6),
+    fleet=st.builds(FleetCounts, pools, pools, st.sampled_from([0, 1, 4, 8, 16])),
+    desired=st.builds(DesiredCounts, st.integers(-1, 6), st.integers(-1, 6), ids, ids),
+    load=loads,
+    unknown=st.sampled_from(["", "", "", "the store is away"]),
+    traffic=traffics,
+    foresight=foresights,
+    startup_s=st.floats(0, 600),
+)
+states = st.builds(
+    PlannerState,
+    st.integers(0, 3),
+    ids,
+    st.floats(0, 1e6),
+    st.builds(Corrections, st.floats(0.5, 3), st.floats(0.5, 3)),
+    st.lists(st.builds(Targets, counts, counts), max_size=3).map(tuple),
+)
+policies = st.builds(
+    replace,
+    st.just(targets.SETTINGS),
+    policy=st.sampled_from(["sla", "both"]),
+    max_gpu_budget=st.integers(1, 16),
+    min_gpu_budget=st.integers(1, 4),
+    decode_engine_num_gpu=st.sampled_from([1, 2, 4]),
+    prefill_engine_num_gpu=st.sampled_from([1, 2, 4]),
+    no_correction=st.booleans(),
+)
+
+
+@st.composite
+def settled(draw: st.DrawFn) -> tuple[PlannerSettings, PlannerState, Observation]:
+    """Every worker there, GPUs left or not, and a load that is not far from what they can bear."""
+    prefill, decode = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    rates = draw(st.lists(st.floats(0, 100), min_size=1, max_size=2))
+    kv, queue = draw(st.floats(0, 1)), draw(st.floats(0, 10))
+    planner = replace(
+        targets.SETTINGS,
+        policy=draw(st.sampled_from(["sla", "both"])),
+        max_gpu_budget=prefill + decode + draw(st.integers(0, 3)),
+    )
+    seen = targets.planned_interval(prefill, decode, rates, kv=kv, queue=(queue,))
+    return planner, PlannerState(), seen
+
+
+seen_anywhere = st.one_of(st.tuples(policies, states, observations), settled())
+
+
+@cache
+def model() -> SlaModel:
+    return targets.model()
+
+
+def decided(
+    planner: PlannerSettings, state: PlannerState, observation: Observation
+) -> tuple[PlannerState, Decision]:
+    return decide(planner, state, observation, model())
+
+
+@settings(max_examples=60, deadline=None)
+@given(seen_anywhere)
+@example(
+    (
+        replace(targets.SETTINGS, no_correction=False),
+        PlannerState(),
+        replace(
+            targets.planned_interval(1, 1, [10.0]),
+            traffic=replace(targets.traffic(10.0), osl_tokens=0.0),
+        ),
+    )
+)
+def test_anything_seen_has_a_decision_that_depends_on_nothing_else(
+    case: tuple[PlannerSettings, PlannerState, Observation],
+) -> None:
+    planner, state, observation = case
+    after, decision = decided(planner, state, observation)
+    assert (after, decision) == decided(planner, state, observation)
+    assert decision.desired == decision.steps[-1].after
+    assert min(decision.desired.prefill, decision.desired.decode) >= 0
+    assert all(step.why and "nan" not in step.why for step in decision.steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seen_anywhere)
+@example(
+    (
+        replace(targets.SETTINGS, policy="both", max_gpu_budget=5),
+        PlannerState(),
+        targets.planned_interval(1, 4, [40.0]),
+    )
+)
+def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
+    case: tuple[PlannerSettings, PlannerState, Observation],
+) -> None:
+    planner, state, observation = case
+    _, decision = decided(planner, state, observation)
+    fleet, current, desired = observation.fleet, decision.current, decision.desired
+    held = guards.gpus_held(planner, fleet, current, current)
+    will_hold = guards.gpus_held(planner, fleet, current, desired)
+    assert will_hold <= max(planner.max_gpu_budget, held)
+    for role in guards.SCALED:
+        if desired.of(role) < current.of(role):
+            assert desired.of(role) >= guards.least_workers(planner, guards.gpus_of(planner, fleet, role))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seen_anywhere)
+def test_both_never_goes_below_what_the_targets_need(
+    case: tuple[PlannerSettings, PlannerState, Observation],
+) -> None:
+    planner, state, observation = case
+    _, floor = decided(replace(planner, policy="sla"), state, observation)
+    _, both = decided(replace(planner, policy="both"), state, observation)
+    for role in guards.SCALED:
+        assert both.desired.of(role) >= floor.desired.of(role)
+
+
+@settings(max_examples=30, deadline=None)
+@given(policies, states, observations)
+def test_an_unknown_fleet_changes_nothing(
+    planner: PlannerSettings, state: PlannerState, observation: Observation
+) -> None:
+    _, decision = decided(planner, state, replace(observation, unknown="the store is away"))
+    assert decision.desired == decision.current
+
+
+@settings(max_examples=30, deadline=None)
+@given(policies, states, observations)
+def test_unknown_traffic_changes_nothing_for_the_targets(
+    planner: PlannerSettings, state: PlannerState, observation: Observation
+) -> None:
+    planner = replace(planner, policy="sla")
+    foresight = observation.foresight
+    assume(foresight is None or all(each.requests is None for each in foresight.expected))
+    _, decision = decided(planner, state, observation)
+    assert decision.desired == decision.current
+    assert any("no data" in step.why for step in decision.steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(states, observations)
+def test_what_was_seen_and_remembered_reads_back_from_json(
+    state: PlannerState, observation: Observation
+) -> None:
+    read = json.loads(json.dumps({"seen": observation.to_json(), "state": asdict(state)}))
+    assert Observation.from_json(read["seen"]) == observation
+    assert PlannerState.from_json(read["state"]) == state
