@@ -27,8 +27,8 @@ LEAST, MOST = 0.5, 3.0
 """No factor is believed beyond these: a profile that is further off is that of another engine."""
 
 BUSIEST = 0.7
-"""The part of its time up to which a pool's TTFT tells how fast it computes: above it the model's own error in
-the wait would become one of the engines, and sizes would follow it up and down."""
+"""The part of its time up to which a pool's TTFT tells how fast it computes: above it the model's own error
+in the wait would become one of the engines, and sizes would follow it up and down."""
 
 HALVINGS = 7
 """Of the range between them, to within two per cent."""

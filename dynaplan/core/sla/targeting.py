@@ -192,7 +192,7 @@ def _steadied(
 
     To keep one for that long costs what it costs to start one anew: nobody who does not know the future does
     better than to pay the first before risking the second. Where there are not GPUs enough, a role gives up
-    a worker to the other likewise: it would be missing here at once, and serve there only when it has started.
+    a worker to the other likewise: it would be missing here at once, and serve there after its start.
     """
     intervals = 1 + math.ceil(observation.startup_s / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]
