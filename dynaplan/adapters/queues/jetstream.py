@@ -26,6 +26,8 @@ CALL_TIMEOUT_S = 2.0
 # How much later than the server we give up waiting: its own word is always better than our clock.
 GRACE_S = 1.0
 RETRY_S = 0.1
+# The server's consumer learns of a put a moment after it was answered, and would say that there is nothing.
+SHORTEST_WAIT_S = 0.1
 # JetStream's error codes: no message found, sequence not found, message delete failed.
 NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
 EMPTY_STATUSES = frozenset({"404", "408"})
@@ -172,14 +174,14 @@ class JetStreamQueue:
         """
         token = str(next(self._tokens))
         future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
-        expires = {"expires": int(timeout_s * 1e9)} if timeout_s > 0.001 else {"no_wait": True}
+        wait_s = max(timeout_s, SHORTEST_WAIT_S)
         self._open[token] = future
         try:
             async with self._messenger.call() as client:
                 ask = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{CONSUMER}"
-                body = json.dumps({"batch": 1, **expires}).encode()
+                body = json.dumps({"batch": 1, "expires": int(wait_s * 1e9)}).encode()
                 await client.publish(ask, body, reply=f"{self._inbox}.{token}")
-            async with asyncio.timeout(timeout_s + GRACE_S):
+            async with asyncio.timeout(wait_s + GRACE_S):
                 return await future
         except TimeoutError as error:
             self._open.pop(token, None)
