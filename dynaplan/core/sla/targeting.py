@@ -145,26 +145,15 @@ def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
 
 
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
-    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean.
-
-    So many requests as will not be exceeded in three of four cases: too few cost three times as much as too
-    many (``core.forecasting.backtest``). The part of the doubt that comes from arrivals being random does
-    not count, because the size allows for that already.
-    """
+    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean."""
     assert expected.requests is not None
-    burstiness = max(1.0, foresight.dispersion or 1.0)
-    variance = (DEVIATIONS * expected.doubt) ** 2 - burstiness * expected.requests
-    requests = expected.requests + UPPER_QUARTILE * math.sqrt(max(0.0, variance))
     return Demand(
-        requests / foresight.interval_s,
+        expected.requests / foresight.interval_s,
         _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
         _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
-        burstiness=burstiness,
+        burstiness=max(1.0, foresight.dispersion or 1.0),
     )
 
-
-UPPER_QUARTILE = 0.674
-"""Of the normal distribution, in standard deviations."""
 
 DEVIATIONS = 1.2533
 """The standard deviation of what is spread normally, over its mean absolute error."""
