@@ -99,6 +99,16 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     return warnings
 
 
+def engine_sizes(name: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """Request slots, tokens of a step, of the KV cache and of the context, where the engine's options tell.
+
+    By the simulated engine's names of these options.
+    """
+    from dynaplan.adapters.engines.sizes import sizes_of
+
+    return sizes_of(name, options)
+
+
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
     """The model as workers of this engine must be told it, and what clients may call it.
 
@@ -269,11 +279,13 @@ def sla_model(
     settings: PlannerSettings,
     engine: Mapping[str, Any],
     router: str = "round-robin",
+    *,
+    prefill_engine: Mapping[str, Any] | None = None,
 ) -> SlaModel:
     """What the SLA policy plans with, by the profile that the settings name; raises ConfigError."""
     from dynaplan.adapters.profiles.modelling import model_of
 
-    return model_of(settings, engine, router)
+    return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
 
 
 def write_profile(

@@ -73,6 +73,13 @@ log = logging.getLogger("dynaplan.profile_sla")
     show_default=True,
     help="Seconds that an engine may take to start.",
 )
+@click.option(
+    "--load-generator",
+    type=click.Choice(("own", "aiperf", "auto")),
+    default="own",
+    show_default=True,
+    help="Who sends the load; auto: aiperf when it is installed.",
+)
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
 def command(context: click.Context, /, config_file: str, **given: Any) -> int:
@@ -142,6 +149,7 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
         max_gpus=given["max_gpus_per_engine"],
         max_kv_tokens=given["max_kv_tokens"],
         start_timeout_s=given["start_timeout"],
+        load_generator=given["load_generator"],
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand, sections_of
+from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.simulated_graph import SimulatedGraph, read_graph
 from dynaplan.domain.errors import ConfigError
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -37,7 +38,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     cls=OverridingCommand,
     name="simulate",
     short_help="Try policies on a trace, in virtual time.",
-    epilog="Any option of the planner or of the engine: --Planner.key=value, --VllmWorker.key=value",
+    epilog="Any option of the graph's sections: --Planner.key=value, --VllmWorker.key=value",
 )
 @click.option(
     "--trace", required=True, help="A trace file, or made-up load: sinusoid:low=5,high=20,period=150"
@@ -53,19 +54,30 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "-f",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Graph's YAML: takes the VllmWorker's and the Planner's options from there",
+    help="Graph's YAML: simulates the deployment that `dynaplan serve` makes of it",
 )
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--mode", type=click.Choice(["disagg", "agg"]), default="disagg", show_default=True)
 @click.option(
-    "--startup-time", default=60.0, show_default=True, help="Seconds from a worker's start to ready"
+    "--mode",
+    type=click.Choice(["disagg", "agg"]),
+    help="With prefill workers or without  [default: the graph's, disagg]",
+)
+@click.option(
+    "--startup-time",
+    default=None,
+    type=click.FloatRange(0),
+    help="Seconds from a worker's start to ready  [default: the graph's, 60]",
 )
 @click.option("--rate-scale", default=1.0, show_default=True, help="So many times the trace's requests")
 @click.option("--ttft", default=None, type=float, help="Target in ms  [default: the planner's, 500]")
 @click.option("--itl", default=None, type=float, help="Target in ms  [default: the planner's, 50]")
-@click.option("--start", default=None, help="Workers to begin with: P,D, or N with --mode agg")
-@click.option("--router", default="round-robin", show_default=True, help="How a worker is chosen")
+@click.option(
+    "--start",
+    default=None,
+    help="Workers to begin with: P,D, or N with --mode agg  [default: the graph's, 1]",
+)
+@click.option("--router", default=None, help="How a worker is chosen  [default: the graph's, round-robin]")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
@@ -84,7 +96,7 @@ def command(
     """
     from dynaplan.planner.simulate import rows, run_simulations
 
-    options = _options(policies, given, _sections(context, given))
+    options = _options(policies, given, read_graph(given["config_file"], context.obj))
     results = []
     for result in run_simulations(options):
         results.append(result)
@@ -124,21 +136,6 @@ def columns_of(table: Sequence[Mapping[str, Any]]) -> Mapping[str, tuple[str, st
     return {key: column for key, column in COLUMNS.items() if not table or key in table[0]}
 
 
-def _sections(context: click.Context, given: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
-    """The engine's and the planner's options: of the file, then of the command line."""
-    overridden = sections_of(context.obj, SECTIONS)
-    if given["config_file"] is None:
-        return overridden
-    from dynaplan.sdk.config import read_config
-    from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
-
-    config = ServiceConfig(read_config(given["config_file"], context.obj))
-    return {name: kebab_keys(config.get_parsed_config(name)) for name in SECTIONS}
-
-
-SECTIONS = ("Planner", "VllmWorker")
-
-
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
     """What the command line says, or the planner's option, or its default."""
     from dynaplan.domain.planner_settings import PlannerSettings
@@ -149,38 +146,52 @@ def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) 
     return float(PlannerSettings.from_options(told).to_options()[name])
 
 
-def _options(
-    policies: Sequence[str], given: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]
-) -> Any:
+def _options(policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph) -> Any:
     from dynaplan.core.simulation.outcome import Slo
     from dynaplan.planner.simulate import SimulateOptions
 
-    engine = {**sections["VllmWorker"]}
-    if given["profile"]:
-        engine["profile"] = given["profile"]
+    planner, routing = graph.sections["Planner"], graph.routing()
+    decode, prefill = graph.engines()
+    profile = {"profile": given["profile"]} if given["profile"] else {}
+    startup_s = max(map(_without_startup, (decode, prefill))) or DEFAULT_STARTUP_S
+    mode = given["mode"] or ("disagg" if routing["disaggregation"].is_on else "agg")
     return SimulateOptions(
         trace=given["trace"],
         policies=tuple(policies),
         gpus=given["gpus"],
-        is_disaggregated=given["mode"] == "disagg",
-        startup_time_s=given["startup_time"],
+        is_disaggregated=mode == "disagg",
+        startup_time_s=startup_s if given["startup_time"] is None else given["startup_time"],
         rate_scale=given["rate_scale"],
-        slo=Slo(*(_target_ms(name, given, sections["Planner"]) for name in ("ttft", "itl"))),
-        first=_targets(given["start"], given["mode"]),
-        router=given["router"],
+        slo=Slo(*(_target_ms(name, given, planner) for name in ("ttft", "itl"))),
+        first=_targets(given["start"], mode, graph),
         seed=given["seed"],
-        engine=engine,
-        planner=sections["Planner"],
+        engine={**decode, **profile},
+        prefill_engine={**prefill, **profile},
+        planner=planner,
+        **{**routing, **({"router": given["router"]} if given["router"] else {})},
     )
 
 
-def _targets(text: str | None, mode: str) -> Any:
+DEFAULT_STARTUP_S = 60.0
+
+
+def _without_startup(engine: dict[str, Any]) -> float:
+    """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
+    from dynaplan.core.engine_settings import SimOptions
+
+    startup_s = SimOptions.from_options(engine).startup_time_s
+    engine.pop("startup-time", None)
+    return startup_s
+
+
+def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     from dynaplan.domain.targets import Targets
 
     if text is None:
-        return None
+        prefill = graph.workers("PrefillWorker") if mode == "disagg" else 0
+        return Targets(prefill, graph.workers("VllmWorker"))
     numbers = text.split(",")
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
         raise ConfigError(f"--start: {text!r}", hint="expected P,D, or N with --mode agg")
-    *prefill, decode = map(int, numbers)
-    return Targets(prefill[0] if prefill else 0, decode)
+    *before, decode = map(int, numbers)
+    return Targets(before[0] if before else 0, decode)

@@ -282,6 +282,9 @@ class EngineModel:
         return order[0]
 
     def _pop_finished(self) -> list[EngineRequest]:
+        order = self._finish_order
+        while order and order[0] <= self._clock:
+            heappop(order)
         bucket = self._finishing.get(self._clock)
         if not bucket:
             return []

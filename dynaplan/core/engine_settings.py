@@ -125,6 +125,19 @@ class SimOptions:
         )
 
 
+CONCURRENT_PREFILLS = 4
+"""How many requests a prefill worker holds at once, unless ``max-concurrent-prefills`` says otherwise.
+
+Prefill is bound by computation, so batching short prompts is all there is to gain: four keep the engine
+from idling between two. What one worker takes, one that was just added can no longer relieve it of.
+"""
+
+
+def concurrent_prefills(options: Mapping[str, Any]) -> int:
+    """The ``max-concurrent-prefills`` of a prefill worker's section; ConfigError for a wrong one."""
+    return _whole(options, "max-concurrent-prefills", CONCURRENT_PREFILLS, 1)
+
+
 Value = TypeVar("Value")
 
 

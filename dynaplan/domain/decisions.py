@@ -11,7 +11,7 @@ from typing import Any
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
-from dynaplan.domain.sla import Corrections, Prediction
+from dynaplan.domain.sla import Corrections, ErrorBudget, Prediction
 from dynaplan.domain.targets import Step, Targets
 
 
@@ -57,22 +57,24 @@ class PlannerState:
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
     ``pending_id`` is the decision that nobody had acknowledged when it was last looked at, first seen so at
     ``pending_since_s``; -1 when there is none. ``corrections`` are what the engines were measured to take
-    over what their profile says. ``wanted`` are the numbers of workers that the targets asked for in the last
-    intervals, the newest last.
+    over what their profile says. ``error_budget`` is what may still be missed. ``wanted`` are the numbers of
+    workers that the targets asked for in the last intervals, the newest last.
     """
 
     decode_grace_left: int = 0
     pending_id: int = -1
     pending_since_s: float = 0.0
     corrections: Corrections = field(default_factory=Corrections)
+    error_budget: ErrorBudget = field(default_factory=ErrorBudget)
     wanted: tuple[Targets, ...] = ()
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
         """Read ``dataclasses.asdict``'s form."""
         corrections = Corrections(**document.get("corrections", {}))
+        budget = ErrorBudget(**document.get("error_budget", {}))
         wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
-        return cls(**{**document, "corrections": corrections, "wanted": wanted})
+        return cls(**{**document, "corrections": corrections, "error_budget": budget, "wanted": wanted})
 
     def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
         """This, having seen at that time which decision is pending."""

@@ -61,6 +61,23 @@ class PlannerSettings(ForecastSettings, SlaSettings):
     )
     decode_engine_num_gpu: int = option(1, "GPUs of one decode worker", least=1)
     prefill_engine_num_gpu: int = option(1, "GPUs of one prefill worker", least=1)
+    router: str | None = option(None, "How Frontends choose a decode worker; as the graph says")
+    max_model_len: int | None = option(None, "Context in tokens; as the graph says", least=1, kind=int)
+    decode_max_num_seqs: int | None = option(
+        None, "Requests that a decode worker computes at once; as the graph says", least=1, kind=int
+    )
+    decode_step_limit_tokens: int | None = option(
+        None, "Tokens of one step of a decode worker; as the graph says", least=1, kind=int
+    )
+    decode_kv_total_tokens: int | None = option(
+        None, "KV cache of a decode worker; as the graph says, else the profile", least=1, kind=int
+    )
+    prefill_step_limit_tokens: int | None = option(
+        None, "Tokens of one step of a prefill worker; as the graph says", least=1, kind=int
+    )
+    max_concurrent_prefills: int | None = option(
+        None, "Requests that a prefill worker holds at once; as the graph says", least=1, kind=int
+    )
     consolidation_guard: bool = option(
         True, "Remove no worker when the rest would then be over the scale-up threshold"
     )

@@ -15,13 +15,26 @@ from dynaplan.domain.targets import Step, Targets
 class SlaTargets:
     """What was promised: TTFT and ITL in ms, and the per cent of requests that get it.
 
-    The ITL of a request is the mean over its tokens after the first.
+    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are the
+    parts of the requests that may miss on top, because fewer did before; see ``ErrorBudget``.
     """
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
     ttft_percentile: float = 95.0
     itl_percentile: float = 95.0
+    ttft_spare: float = 0.0
+    itl_spare: float = 0.0
+
+    @property
+    def ttft_rest(self) -> float:
+        """The part of the requests whose TTFT may be longer."""
+        return 1 - self.ttft_percentile / 100 + self.ttft_spare
+
+    @property
+    def itl_rest(self) -> float:
+        """The part of the requests whose ITL may be longer."""
+        return 1 - self.itl_percentile / 100 + self.itl_spare
 
     def tightened(self, factor: float) -> SlaTargets:
         """These with both times multiplied by a factor, below 1 to leave room."""
@@ -51,6 +64,17 @@ class Corrections:
 
     prefill: float = 1.0
     decode: float = 1.0
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """How many more requests could have missed each target lately without breaking the promise.
+
+    Below 0 that many too many did. What is long past counts less and less: in the promise's window to 37 %.
+    """
+
+    ttft_requests: float = 0.0
+    itl_requests: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +125,9 @@ class SlaSettings:
     itl_ms: float = option(50.0, "Time between tokens that is promised, ms", above=0)
     ttft_percentile: float = option(95.0, "Per cent of the requests that get the TTFT", above=0)
     itl_percentile: float = option(95.0, "Per cent of the requests that get the ITL", above=0)
+    slo_window_s: float = option(
+        3600.0, "Seconds over which the percentiles are promised; 0: in every interval", least=0
+    )
     isl_tokens: int = option(3000, "Length of prompts until one has been seen", least=1)
     osl_tokens: int = option(500, "Length of answers until one has been seen", least=1)
     profile_results_dir: str = option(

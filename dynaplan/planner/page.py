@@ -12,11 +12,13 @@ from typing import Any
 
 import dynaplan
 from dynaplan import wiring
+from dynaplan.core.disaggregation import DisaggregationSettings
 from dynaplan.core.engine_settings import SimOptions
 from dynaplan.core.simulation.run import Result
+from dynaplan.domain.fleet import Role
 from dynaplan.planner.charts import axis_of, lanes_of, panels_of, told
 from dynaplan.planner.drawing import COLOURS, LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
-from dynaplan.planner.simulate import SimulateOptions
+from dynaplan.planner.simulate import ANY_QUEUE, SimulateOptions
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 
@@ -108,10 +110,25 @@ def _asked(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     yield "Targets", f"TTFT {options.slo.ttft_ms:g} ms, ITL {options.slo.itl_ms:g} ms"
     yield "Router", options.router
     yield "Seed", options.seed
-    engine = {name: value for name, value in options.engine.items() if name != "profile"}
-    for name, given in (("Planner", options.planner), ("Engine", engine)):
-        if given:
-            yield name, ", ".join(f"{key}={value}" for key, value in given.items())
+    engines = {"Engine": options.engine_of(Role.DECODE)}
+    if options.is_disaggregated:
+        yield "Local prefill", _local_prefill(options.disaggregation)
+        if options.engine_of(Role.PREFILL) != options.engine:
+            engines["Prefill engine"] = options.engine_of(Role.PREFILL)
+    for name, given in {"Planner": options.planner, **engines}.items():
+        texts = [f"{key}={value}" for key, value in given.items() if key != "profile"]
+        if texts:
+            yield name, ", ".join(texts)
+
+
+def _local_prefill(settings: DisaggregationSettings) -> str:
+    """Which prompts decode workers compute themselves."""
+    texts = []
+    if settings.max_prefill_queue_size < ANY_QUEUE:
+        texts.append(f"with {settings.max_prefill_queue_size} prompts in the prefill queue")
+    if settings.is_conditional:
+        texts.append(f"of prompts up to {settings.max_local_prefill_length_tokens} tokens")
+    return " or ".join(texts) or "never"
 
 
 def _table(table: Sequence[Mapping[str, Any]], columns: Columns) -> str:

@@ -15,9 +15,11 @@ from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.domain.discovery import public_urls
 from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.planner.deployed import with_deployed
 from dynaplan.planner.foresee import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observe import Observer
+from dynaplan.sdk.service_config import ServiceConfig
 
 if TYPE_CHECKING:
     from dynaplan.ports import Clock, KeyValueStore, Messenger, Recorder
@@ -32,11 +34,16 @@ WITHOUT_EFFECT = frozenset({"backend"})
 
 async def start_planner(runtime: WorkerRuntime) -> None:
     """Plan in the background for as long as the process lives; raises ConfigError for a wrong option."""
-    settings = settings_of(dict(runtime.settings) | {"namespace": runtime.namespace})
+    settings = settings_in_graph(runtime.settings, runtime.namespace)
     planner = make_planner(settings, runtime.store, runtime.discovery, runtime.messenger, runtime.clock)
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
+
+
+def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSettings:
+    """The settings of a Planner section that ``serve`` runs, what it has to know of the workers filled in."""
+    return settings_of(with_deployed(options, ServiceConfig.get_instance()) | {"namespace": namespace})
 
 
 def settings_of(options: Mapping[str, Any]) -> PlannerSettings:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaplan import wiring
 from dynaplan.core.disaggregation import DisaggregationSettings
-from dynaplan.core.engine_settings import SimOptions
+from dynaplan.core.engine_settings import EngineSettings, SimOptions, concurrent_prefills
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.core.routing import MODES
 from dynaplan.core.simulation.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
@@ -37,6 +37,10 @@ HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
 KPA_UTILIZATION = 0.7
 """Knative's default: so much of the concurrency that one worker can bear."""
 
+ANY_QUEUE = 1_000_000
+EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
+"""Unless something else is said: a prompt that the decode worker computes itself would spoil the ITL."""
+
 KPA_PREFILLS = 2.0
 KPA_CONTEXT_TOKENS = 2000
 
@@ -46,7 +50,9 @@ class SimulateOptions:
     """What the user asks for. ``trace`` is a file or a made-up load; ``first`` are the workers to begin with.
 
     Without a ``first`` there is one worker of each role, or what a static policy says. ``engine`` are options
-    of the simulated engine, ``planner`` of the planner. Times are in seconds, targets in ms.
+    of the simulated engine, ``planner`` of the planner; prefill workers have the same engine unless there is
+    a ``prefill_engine``. ``disaggregation`` counts only where there are prefill workers. More than
+    ``max_waiting_requests`` are refused. Times are in seconds, targets in ms.
     """
 
     trace: str
@@ -61,6 +67,15 @@ class SimulateOptions:
     seed: int = 1
     engine: Mapping[str, Any] = field(default_factory=dict)
     planner: Mapping[str, Any] = field(default_factory=dict)
+    prefill_engine: Mapping[str, Any] | None = None
+    disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
+    overlap_weight: float = 1.0
+    max_waiting_requests: int | None = None
+
+    def engine_of(self, role: Role) -> Mapping[str, Any]:
+        """The options of that role's engines."""
+        is_own = role is Role.PREFILL and self.prefill_engine is not None
+        return (self.prefill_engine or {}) if is_own else self.engine
 
 
 def run_simulations(options: SimulateOptions) -> Iterator[Result]:
@@ -98,10 +113,27 @@ Trace = Callable[[], Iterator[TracedRequest]]
 
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
-    """The deployment: every worker one engine of that profile."""
+    """The deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
     if options.router not in MODES:
         raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
-    checked = SimOptions.from_options(options.engine)
+    roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
+    checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
+    return ServiceSettings(
+        engines={role: _engine(each) for role, each in checked.items()},
+        gpus=options.gpus,
+        gpus_per_worker={role: each.tensor_parallel_size for role, each in checked.items()},
+        startup_s=dict.fromkeys(roles, options.startup_time_s),
+        router=options.router,
+        overlap_weight=options.overlap_weight,
+        disaggregation=replace(options.disaggregation, is_on=options.is_disaggregated),
+        concurrent_prefills=concurrent_prefills(options.engine_of(Role.PREFILL)),
+        max_waiting_requests=options.max_waiting_requests,
+        slo=options.slo,
+        seed=options.seed,
+    )
+
+
+def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     if checked.startup_time_s:
         raise ConfigError(
             f"startup-time of the engine is {checked.startup_time_s:g}",
@@ -110,25 +142,7 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
     timing, kv_tokens = wiring.engine_timing(checked)
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
-    timing = timing.sped_up(checked.speedup_ratio)
-    engine = checked.settings(kv_tokens)
-    roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
-    return ServiceSettings(
-        engines=dict.fromkeys(roles, (engine, timing)),
-        gpus=options.gpus,
-        gpus_per_worker=dict.fromkeys(roles, checked.tensor_parallel_size),
-        startup_s=dict.fromkeys(roles, options.startup_time_s),
-        router=options.router,
-        disaggregation=DisaggregationSettings(
-            is_on=options.is_disaggregated, max_prefill_queue_size=ANY_QUEUE
-        ),
-        slo=options.slo,
-        seed=options.seed,
-    )
-
-
-ANY_QUEUE = 1_000_000
-"""Every prompt is computed remotely: a prompt that the decode worker computed itself would spoil the ITL."""
+    return checked.settings(kv_tokens), timing.sped_up(checked.speedup_ratio)
 
 
 def _trace(options: SimulateOptions) -> Trace:
@@ -155,7 +169,8 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
         model = None
         if planner.is_by_targets:
-            model = wiring.sla_model(planner, options.engine, options.router)
+            prefill = options.engine_of(Role.PREFILL)
+            model = wiring.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
         return PlannerPolicy(name, planner, model, before=_warm_up(planner), foretell=_foretold_by(planner))
     roles = settings.gpus_per_worker
     if kind == "hpa":

@@ -35,6 +35,7 @@ from dynaplan.profiler.configuration import (
 )
 from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, Plan
 from dynaplan.profiler.facts import EngineFacts
+from dynaplan.profiler.generating import AIPERF, OWN, aiperf_program
 from dynaplan.profiler.journal import Journal, fingerprint
 from dynaplan.profiler.stage import LoadsOf, Progress, Stage, StageResult, run_stage
 from dynaplan.sdk.overrides import Sections
@@ -54,6 +55,7 @@ class ProfileOptions:
 
     ``max_context_tokens`` None is the engine's own, ``gpus`` None all of the box, ``max_gpus`` (of one
     engine) None all of these. ``max_kv_tokens`` stands in for what an engine does not tell.
+    ``load_generator`` is own, aiperf, or auto.
     """
 
     config: Sections
@@ -68,6 +70,7 @@ class ProfileOptions:
     max_gpus: int | None = None
     max_kv_tokens: int | None = None
     start_timeout_s: float = 1800.0
+    load_generator: str = OWN
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class _Profiler:
         self._run_stage = run_stage
         self._options = options
         self._progress = progress
+        self._aiperf = aiperf_program(options.load_generator)
         _check_writable(options.output_dir)
         gpus, _ = wiring.gpu_inventory(options.gpus)
         self._gpu_names = [gpu.name for gpu in gpus]
@@ -104,6 +108,8 @@ class _Profiler:
 
     async def run(self) -> Profiled:
         goal, is_one = self._options.goal, len(self._sizes) == 1
+        if self._aiperf:
+            self._progress.say(f"The load comes from {self._aiperf}")
         measured = await self._candidates(self._curve_loads if is_one else self._target_loads)
         if not is_one:
             prefill, _ = best_prefill(prefill_choices(measured, goal), goal.ttft_ms)
@@ -162,8 +168,11 @@ class _Profiler:
         plan = Plan(
             options.graph, directory / "config.yaml", directory, options.gpus, options.start_timeout_s
         )
-        mark = fingerprint(config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config))
-        stage = Stage(kind, size, config, mark, plan, options.max_kv_tokens)
+        generator = (AIPERF,) if self._aiperf else ()
+        mark = fingerprint(
+            config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config), *generator
+        )
+        stage = Stage(kind, size, config, mark, plan, options.max_kv_tokens, self._aiperf)
         return await self._run_stage(stage, loads_of, self._journal, self._progress)
 
     def _target_loads(self, kind: Kind) -> LoadsOf:

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.profiling import DecodeMeasurement, PrefillMeasurement
+from dynaplan.profiler.aiperf import Aiperf
 from dynaplan.profiler.configuration import Kind, engine_name
 from dynaplan.profiler.deployment import MeasuredDeployment, Plan
 from dynaplan.profiler.facts import EngineFacts, engine_facts, served_model
+from dynaplan.profiler.generating import LoadGenerator
 from dynaplan.profiler.journal import Journal
 from dynaplan.profiler.streaming import CompletionClient
 from dynaplan.profiler.sweep import DecodeMeter, measure_prefill, warm_up
@@ -37,7 +39,10 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """What to start and how to call it. ``fingerprint`` tells this configuration from all others."""
+    """What to start and how to call it. ``fingerprint`` tells this configuration from all others.
+
+    ``aiperf`` is the program that sends the load, empty for our own generator.
+    """
 
     kind: Kind
     tensor_parallel_size: int
@@ -45,6 +50,7 @@ class Stage:
     fingerprint: str
     plan: Plan
     max_kv_tokens: int | None = None
+    aiperf: str = ""
 
     @property
     def label(self) -> str:
@@ -88,23 +94,31 @@ async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress:
             facts = await engine_facts(deployment.url, deployment.worker_url, engine, stage.max_kv_tokens)
             journal.add(stage.key(engine=True), facts.to_document())
             loads = loads_of(facts)
-            await _measure(stage, client, loads, journal, progress)
+            await _measure(stage, _generator(stage, client), loads, journal, progress)
     return _result(stage, facts, loads, journal)
 
 
+def _generator(stage: Stage, client: CompletionClient) -> LoadGenerator:
+    return Aiperf(stage.aiperf, client, stage.plan.directory / "aiperf") if stage.aiperf else client
+
+
 async def _measure(
-    stage: Stage, client: CompletionClient, loads: Sequence[DecodeLoad], journal: Journal, progress: Progress
+    stage: Stage,
+    generator: LoadGenerator,
+    loads: Sequence[DecodeLoad],
+    journal: Journal,
+    progress: Progress,
 ) -> None:
     missing = _missing(stage, loads, journal)
     if len(missing) < len(loads):
         progress.say(f"{stage.label}: {len(loads) - len(missing)} of {len(loads)} points are in the journal")
-    meter = DecodeMeter(client)
+    meter = DecodeMeter(generator)
     notes: list[str] = []
     with progress.stage(stage.label, len(missing)) as advance:
         for load in missing:
             measurement: Measurement | None
             if stage.kind is Kind.PREFILL:
-                measurement = await measure_prefill(client, load)
+                measurement = await measure_prefill(generator, load)
             else:
                 measurement = await meter.measure(load)
             notes += _notes(load, measurement)

@@ -7,16 +7,19 @@ numbers takes milliseconds, which a real engine's timings do not notice.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
+
+Result = TypeVar("Result")
 
 REQUEST_TIMEOUT_S = 1800.0
 JSON_HEADERS = {"Content-Type": "application/json"}
@@ -55,10 +58,12 @@ class CompletionClient:
     ``takes_text`` is for engines with the simulated engine's tokenizer.
     """
 
+    requests_at_a_time = 1
+
     def __init__(self, url: str, model: str, *, takes_text: bool = False) -> None:
+        self.base_url = url
+        self.model = model
         self._takes_text = takes_text
-        self._url = f"{url}/v1/completions"
-        self._model = model
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> CompletionClient:
@@ -71,6 +76,18 @@ class CompletionClient:
         if self._session is not None:
             await self._session.close()
 
+    async def answers(
+        self, prompts: Sequence[Sequence[int]], output_tokens: int, concurrency: int
+    ) -> list[Answer]:
+        """The answer to each prompt, so many at once; raises as ``complete`` does."""
+        places = asyncio.Semaphore(concurrency)
+
+        async def answer(prompt: Sequence[int]) -> Answer:
+            async with places:
+                return await self.complete(prompt, output_tokens)
+
+        return await all_of(answer(prompt) for prompt in prompts)
+
     async def complete(self, prompt: Sequence[int], output_tokens: int) -> Answer:
         """Stream an answer of exactly so many tokens.
 
@@ -78,11 +95,9 @@ class CompletionClient:
         asked for; TemporaryError when there is none within half an hour.
         """
         reading = _Reading()
-        sent_s = await self._post(
-            prompt, output_tokens, reading, stream=True, stream_options={"include_usage": True}
-        )
+        sent_s = await self._post(self.request(prompt, output_tokens), reading)
         answer = reading.answer(sent_s)
-        _check(answer, len(prompt), output_tokens)
+        check(answer, len(prompt), output_tokens)
         return answer
 
     async def prime(self, prompt: Sequence[int]) -> None:
@@ -90,26 +105,31 @@ class CompletionClient:
 
         Not streamed: the text of one single token may be part of a character, and never be sent.
         """
-        await self._post(prompt, 1, _Reading(), stream=False)
+        request = self.request(prompt, 1) | {"stream": False}
+        del request["stream_options"]
+        await self._post(request, _Reading())
 
-    async def _post(
-        self, prompt: Sequence[int], output_tokens: int, reading: _Reading, **options: Any
-    ) -> float:
-        """Send the request and read its answer; when it was sent."""
-        if self._session is None:
-            raise RuntimeError("the client was not entered")
-        body = {
-            "model": self._model,
+    def request(self, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
+        """The body of the request: streamed, with usage, ended by nothing but its length."""
+        return {
+            "model": self.model,
             "prompt": _text(prompt) if self._takes_text else list(prompt),
             "max_tokens": output_tokens,
             "min_tokens": output_tokens,
             "ignore_eos": True,
-            **options,
+            "stream": True,
+            "stream_options": {"include_usage": True},
         }
-        payload = json.dumps(body).encode()
+
+    async def _post(self, request: dict[str, Any], reading: _Reading) -> float:
+        """Send the request and read its answer; when it was sent."""
+        if self._session is None:
+            raise RuntimeError("the client was not entered")
+        payload = json.dumps(request).encode()
         sent_s = perf_counter()
         try:
-            async with self._session.post(self._url, data=payload, headers=JSON_HEADERS) as response:
+            url = f"{self.base_url}/v1/completions"
+            async with self._session.post(url, data=payload, headers=JSON_HEADERS) as response:
                 if response.status != 200:
                     text = (await response.text())[:500]
                     raise PermanentError(f"the deployment answered {response.status}: {text}")
@@ -127,7 +147,8 @@ def _text(prompt: Sequence[int]) -> str:
     return "".join(f"{token % 1000:03} " for token in prompt)
 
 
-def _check(answer: Answer, prompt_tokens: int, output_tokens: int) -> None:
+def check(answer: Answer, prompt_tokens: int, output_tokens: int) -> None:
+    """Raise PermanentError when the engine counts other tokens than were sent and asked for."""
     if answer.prompt_tokens != prompt_tokens:
         raise PermanentError(
             f"the engine counts {answer.prompt_tokens} tokens in a prompt of {prompt_tokens} token ids",
@@ -188,3 +209,13 @@ def _without_token(last: Sequence[dict[str, Any]]) -> int:
             break
         count += 1
     return count
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All of them at once; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from dynaplan.core.profiling.sweep import PREFILL_OSL_TOKENS, DecodeLoad
 from dynaplan.domain.profiling import DecodeMeasurement, PrefillMeasurement
+from dynaplan.profiler.generating import LoadGenerator
 from dynaplan.profiler.prompts import Prompts
 from dynaplan.profiler.statistics import alone_ttft_ms, are_side_by_side, decoded_together
-from dynaplan.profiler.streaming import Answer, CompletionClient
-
-Result = TypeVar("Result")
+from dynaplan.profiler.streaming import Answer, CompletionClient, all_of
 
 SEED = 100
 TRIES = 3
@@ -31,13 +28,14 @@ async def warm_up(client: CompletionClient) -> None:
         await client.complete(prompts.prompt(number, WARM_UP_TOKENS), PREFILL_OSL_TOKENS)
 
 
-async def measure_prefill(client: CompletionClient, load: DecodeLoad) -> PrefillMeasurement:
+async def measure_prefill(generator: LoadGenerator, load: DecodeLoad) -> PrefillMeasurement:
     """The TTFT of a prompt of that length alone in the engine, every time another one."""
     prompts = Prompts(SEED + load.isl_tokens)
     answers: list[Answer] = []
     while not _is_enough([answer.ttft_ms / 1000 for answer in answers]):
-        prompt = prompts.prompt(len(answers), load.isl_tokens)
-        answers.append(await client.complete(prompt, load.osl_tokens))
+        numbers = range(len(answers), len(answers) + generator.requests_at_a_time)
+        fresh = [prompts.prompt(number, load.isl_tokens) for number in numbers]
+        answers += await generator.answers(fresh, load.osl_tokens, concurrency=1)
     return PrefillMeasurement(load.isl_tokens, alone_ttft_ms(answers))
 
 
@@ -54,8 +52,8 @@ class DecodeMeter:
     the cache is not computed again.
     """
 
-    def __init__(self, client: CompletionClient) -> None:
-        self._client = client
+    def __init__(self, generator: LoadGenerator) -> None:
+        self._generator = generator
         self._prompts = Prompts(SEED)
         self._too_many: list[DecodeLoad] = []
 
@@ -91,15 +89,5 @@ class DecodeMeter:
     async def _answers(self, load: DecodeLoad) -> list[Answer]:
         """All at once, their prompts in the prefix cache."""
         prompts = [self._prompts.prompt(number, load.isl_tokens) for number in range(load.concurrency)]
-        await _all(self._client.prime(prompt) for prompt in prompts)
-        return await _all(self._client.complete(prompt, load.osl_tokens) for prompt in prompts)
-
-
-async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All of them at once; the first failure ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+        await all_of(self._generator.prime(prompt) for prompt in prompts)
+        return await self._generator.answers(prompts, load.osl_tokens, load.concurrency)

@@ -8,18 +8,12 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from dynaplan.core.engine_settings import CONCURRENT_PREFILLS
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import Clock, Engine, HoldingEngine, Messenger, WorkItem, WorkQueue
 
 log = logging.getLogger(__name__)
-
-CONCURRENT_PREFILLS = 4
-"""How many requests a prefill worker holds at once, unless ``max-concurrent-prefills`` says otherwise.
-
-Prefill is bound by computation, so batching short prompts is all there is to gain: four keep the engine
-from idling between two. What one worker takes, one that was just added can no longer relieve it of.
-"""
 
 MOST_DELIVERIES = 4
 """A request delivered more often than that has killed its workers: it is given up."""

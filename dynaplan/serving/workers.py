@@ -6,11 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from dynaplan import wiring
+from dynaplan.core.engine_settings import CONCURRENT_PREFILLS
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
 from dynaplan.ports import AbandonableEngine, ObservableEngine, ServingEngine
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
-from dynaplan.serving.prefill_puller import CONCURRENT_PREFILLS, PrefillPuller
+from dynaplan.serving.prefill_puller import PrefillPuller
 
 if TYPE_CHECKING:
     from dynaplan.ports import Engine

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from dynaplan.core.forecasting.series import carried_on
@@ -25,17 +26,18 @@ def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
     Where that is (0, d, 0), which foretells a straight line, the logarithms are taken: the original's rule.
     Gaps count as unchanged: the library takes none.
     """
-    values = carried_on(list(series))
+    values = tuple(carried_on(list(series)))
     model = _auto_arima(values)
     order = tuple(int(each) for each in model.order)
     if order[0] == order[2] == 0:
-        model = _auto_arima([math.log1p(each) for each in values])
+        model = _auto_arima(tuple(math.log1p(each) for each in values))
         in_logarithms = tuple(int(each) for each in model.order)
         return math.expm1(_ahead(model, steps)), f"arima{in_logarithms} of the logarithm"
     return _ahead(model, steps), f"arima{order}"
 
 
-def _auto_arima(values: Sequence[float]) -> Any:
+@lru_cache(maxsize=2)  # a curve is asked for several numbers of steps in a row
+def _auto_arima(values: tuple[float, ...]) -> Any:
     numpy, pmdarima = importlib.import_module("numpy"), importlib.import_module("pmdarima")
     return pmdarima.auto_arima(numpy.asarray(values), suppress_warnings=True, error_action="ignore")
 

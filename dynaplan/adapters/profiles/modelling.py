@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.adapters.engines.profiles import timing_for
 from dynaplan.adapters.profiles.opening import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
-from dynaplan.core.engine_settings import SimOptions
+from dynaplan.core.engine_settings import SimOptions, concurrent_prefills
 from dynaplan.core.sla.formula import Formula
 from dynaplan.core.sla.predicting import Deployment
 from dynaplan.core.sla.targeting import SlaModel
@@ -20,14 +20,35 @@ from dynaplan.domain.planner_settings import PlannerSettings
 WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are a formula: there is nothing to interpolate between."""
 
+DECODE = {
+    "max-num-seqs": "decode_max_num_seqs",
+    "max-num-batched-tokens": "decode_step_limit_tokens",
+    "kv-total-tokens": "decode_kv_total_tokens",
+    "max-model-len": "max_model_len",
+}
+PREFILL = {
+    "max-num-batched-tokens": "prefill_step_limit_tokens",
+    "max-model-len": "max_model_len",
+    "max-concurrent-prefills": "max_concurrent_prefills",
+}
+"""Options of an engine, and the settings that say the same."""
 
-def model_of(settings: PlannerSettings, engine: Mapping[str, Any], router: str) -> SlaModel:
+
+def model_of(
+    settings: PlannerSettings, engine: Mapping[str, Any], router: str, prefill_engine: Mapping[str, Any]
+) -> SlaModel:
     """The model of a deployment whose engines are as ``profile-results-dir`` and their options say.
 
-    ``engine`` are options that the simulated engine has too (``max-num-seqs`` ...). Raises ConfigError.
+    ``engine`` are options of the decode workers that the simulated engine has too (``max-num-seqs`` ...),
+    ``prefill_engine`` those of the prefill workers. What the settings say of them comes first. Raises
+    ConfigError.
     """
+    engine = _told(engine, settings, DECODE)
+    prefill_engine = _told(prefill_engine, settings, PREFILL)
+    router = settings.router or router
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
-    prefill = _kind(settings, engine, settings.prefill_engine_num_gpu)
+    prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
+    prefill = replace(prefill, concurrent_prefills=concurrent_prefills(prefill_engine))
     deployment = Deployment(decode, prefill, is_evenly_routed=router == "round-robin")
     return SlaModel(deployment, _formula(settings) if settings.sizing == "formula" else None)
 
@@ -37,12 +58,23 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
     if name in WITHOUT_POINTS:
         options = SimOptions.from_options({**engine, "profile": name})
         timing, kv_tokens = timing_for(options)
-        return WorkerKind(timing.sped_up(options.speedup_ratio), options.settings(kv_tokens))
-    profile = open_profile(name, gpus)
-    options = SimOptions.from_options({**engine, "profile": None})
-    fitting = replace(options, context_tokens=min(options.context_tokens, profile.max_kv_tokens))
-    timing = profile.timing().sped_up(options.speedup_ratio)
-    return WorkerKind(timing, fitting.settings(profile.max_kv_tokens))
+    else:
+        profile = open_profile(name, gpus)
+        options = SimOptions.from_options({**engine, "profile": None})
+        timing, kv_tokens = profile.timing(), profile.max_kv_tokens
+    held = replace(options, context_tokens=0).settings(kv_tokens)
+    longest = min(options.context_tokens or held.context_tokens, held.total_blocks * held.block_tokens)
+    return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
+
+
+def _told(engine: Mapping[str, Any], settings: PlannerSettings, names: Mapping[str, str]) -> dict[str, Any]:
+    """The engine's options, those first that the settings say."""
+    said = {option: getattr(settings, name) for option, name in names.items()}
+    told = {**engine, **{option: value for option, value in said.items() if value is not None}}
+    step_tokens = said["max-num-batched-tokens"]
+    if step_tokens and told.get("max-num-seqs") is None:
+        told["max-num-seqs"] = min(step_tokens, SimOptions.request_slots)  # more do not fit into a step
+    return told
 
 
 def _formula(settings: PlannerSettings) -> Formula:

@@ -19,12 +19,14 @@ from dynaplan.core.forecasting.series import (
     was_measured,
 )
 from dynaplan.core.forecasting.smoothing import constant, damped, kalman, level
+from dynaplan.core.forecasting.trend import trend
 from dynaplan.domain.forecast import HISTORY_INTERVALS, OUTSIDE_PREDICTORS, Forecast, ForecastSettings
 
 Method = Callable[[Series, int, ForecastSettings], list[float]]
 """For every interval of the series, the forecast that would have been made then, so many steps ahead."""
 
 METHODS: Mapping[str, Method] = {
+    "trend": trend,
     "constant": constant,
     "level": level,
     "damped": damped,
@@ -32,7 +34,7 @@ METHODS: Mapping[str, Method] = {
     "autoregression": autoregression,
     "seasonal": seasonal,
 }
-"""The simpler first: of equals ``auto`` takes the one that comes first, and it begins with the first."""
+"""``auto`` begins with the first, which needs least time to learn; of equals it takes the one that comes first."""
 
 COMPARED_INTERVALS = 240
 """How far ``auto`` looks back; errors older than that hardly count any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from dynaplan.core.engine_model import EngineModel
@@ -26,7 +27,7 @@ class SimulatedEngine:
         self.busy_s = 0.0
         self._started = started
         self._finished = finished
-        self._awaiting_first: list[EngineRequest] = []
+        self._awaiting_first: deque[EngineRequest] = deque()
 
     def submit(self, request: EngineRequest, at_s: float) -> None:
         """Queue the request; an idle engine begins with it at that moment. ValueError as the model's."""
@@ -59,12 +60,10 @@ class SimulatedEngine:
         return True
 
     def _tell_taken_over(self, first_s: float) -> None:
-        """Requests whose prompt was computed elsewhere emit their first token in their first decode step."""
-        emitted = self.model.emitted_tokens
-        waiting = []
-        for request in self._awaiting_first:
-            if emitted(request):
-                self._started(request.request_id, first_s)
-            else:
-                waiting.append(request)
-        self._awaiting_first = waiting
+        """Requests whose prompt was computed elsewhere emit their first token in their first decode step.
+
+        They do so in the order in which they came: that is how the model admits them.
+        """
+        emitted, awaiting = self.model.emitted_tokens, self._awaiting_first
+        while awaiting and emitted(awaiting[0]):
+            self._started(awaiting.popleft().request_id, first_s)

@@ -1,9 +1,11 @@
-"""What the frontends of the simulated service would tell about the traffic."""
+"""What the frontends of the simulated service would tell about the traffic.
+
+Sums and counts only: nobody may ask for hours, as the policies that look at no traffic.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from statistics import fmean, variance
 
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.domain.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
@@ -27,7 +29,8 @@ class TrafficMeter:
 
     def first_token(self, ttft_s: float) -> None:
         """A client got its first token after that time."""
-        self._ttft_s.append(ttft_s)
+        self._first_tokens += 1
+        self._ttft_s += ttft_s
 
     def finished(self, traced: TracedRequest, decoding_s: float, duration_s: float) -> None:
         """A request was answered; ``decoding_s`` lay between its first and its last token."""
@@ -42,7 +45,10 @@ class TrafficMeter:
 
     def pull(self) -> None:
         """A metric pull."""
-        self._pulls.append(self._arrived - sum(self._pulls))
+        arrivals = self._arrived - self._pulled
+        self._pulled += arrivals
+        self._pulls += 1
+        self._squares += arrivals * arrivals
 
     def traffic(self, interval_s: float) -> Traffic:
         """What was seen since the last call, which was that long ago."""
@@ -52,27 +58,27 @@ class TrafficMeter:
             float(self._arrived),
             self._prompt_tokens / finished if finished else None,
             self._output_tokens / finished if finished else None,
-            1000 * fmean(self._ttft_s) if self._ttft_s else None,
+            1000 * self._ttft_s / self._first_tokens if self._first_tokens else None,
             1000 * self._decoding_s / gaps if gaps else None,
             1000 * self._duration_s / finished if finished else None,
             Lengths(PROMPTS, tuple(self._isl), self._prompt_tokens / finished) if finished else None,
             Lengths(ANSWERS, tuple(self._osl), self._output_tokens / finished) if finished else None,
-            dispersion(self._pulls),
+            self._dispersion(),
         )
         self._begin()
         return seen
 
+    def _dispersion(self) -> float | None:
+        """The variance of the arrivals in each pull over their mean; None for few pulls, or no arrival."""
+        pulls, arrivals = self._pulls, self._pulled
+        if pulls < FEWEST_PULLS or not arrivals:
+            return None
+        variance = (pulls * self._squares - arrivals * arrivals) / (pulls * (pulls - 1))
+        return variance / (arrivals / pulls)
+
     def _begin(self) -> None:
         self._arrived = self._finished = self._prompt_tokens = self._output_tokens = 0
-        self._decoding_s = self._duration_s = 0.0
-        self._ttft_s: list[float] = []
-        self._pulls: list[int] = []
+        self._pulls = self._pulled = self._squares = self._first_tokens = 0
+        self._decoding_s = self._duration_s = self._ttft_s = 0.0
         self._isl = [0] * (len(PROMPTS) + 1)
         self._osl = [0] * (len(ANSWERS) + 1)
-
-
-def dispersion(arrivals: list[int]) -> float | None:
-    """The variance of the numbers of arrivals over their mean; None for too few numbers, or nothing but 0."""
-    if len(arrivals) < FEWEST_PULLS or not sum(arrivals):
-        return None
-    return variance(arrivals) / fmean(arrivals)

@@ -32,7 +32,8 @@ class Spread:
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
         self.total += value
-        self.highest = max(self.highest, value)
+        if value > self.highest:
+            self.highest = value
 
     def merge(self, other: Spread) -> None:
         """All values of another one too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.engine_model import EngineModel
@@ -20,12 +20,18 @@ NAMES: Mapping[Role, str] = {Role.PREFILL: "PrefillWorker", Role.DECODE: "VllmWo
 
 @dataclass
 class SimulatedWorker:
-    """One worker: where it stands in its life, its engine, and how many requests it has."""
+    """One worker: where it stands in its life, its engine, and how many requests it has.
+
+    ``prompt_blocks`` are the KV blocks of their prompts, ``prefill_blocks`` those of them that it has yet to
+    compute: both as the ``kv`` router books them, which sees no engine.
+    """
 
     worker: Worker
     engine: SimulatedEngine
     number: int
     in_flight: int = 0
+    prompt_blocks: int = 0
+    prefill_blocks: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -56,6 +62,7 @@ class Pools:
         self._told = told
         self._starting = starting
         self._by_name: dict[str, SimulatedWorker] = {}
+        self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
         self._numbers = 0
         self.on_change: Callable[[float], None] = _ignore
         self.held_gpus = 0.0
@@ -73,7 +80,7 @@ class Pools:
         if each.worker.state is WorkerState.STARTING:
             each.worker = each.worker.moved(WorkerState.READY, at_s, "started")
             each.engine.now_s = at_s
-            self.on_change(at_s)
+            self._changed(at_s)
 
     def end_drained(self, at_s: float) -> None:
         """Workers that leave and have nothing left to do are gone, and their GPUs free."""
@@ -87,9 +94,9 @@ class Pools:
         """Every worker, of one role or of both, the oldest first."""
         return (each for each in self._by_name.values() if role is None or each.worker.role is role)
 
-    def serving(self, role: Role) -> list[SimulatedWorker]:
+    def serving(self, role: Role) -> Sequence[SimulatedWorker]:
         """The workers that get requests."""
-        return [each for each in self.all(role) if each.is_ready]
+        return self._serving[role]
 
     def counts(self) -> FleetCounts:
         """What the supervisor would publish."""
@@ -128,9 +135,13 @@ class Pools:
         self.held_gpus = sum(
             self._gpus_per_worker[each.worker.role] for each in self.all() if each.worker.state in HOLDS_GPUS
         )
-        self.on_change(at_s)
+        self._changed(at_s)
         if any(_is_drained(each) for each in self.all()):
             self.end_drained(at_s)
+
+    def _changed(self, at_s: float) -> None:
+        self._serving = {role: tuple(each for each in self.all(role) if each.is_ready) for role in Role}
+        self.on_change(at_s)
 
     def _start(self, worker: Worker) -> None:
         started, finished = self._told[worker.role]

@@ -7,7 +7,7 @@ ready, and whatever the caller schedules. Decoding engines are advanced when som
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from dynaplan.core.disaggregation import DisaggregationSettings, PrefillPlace, place_prefill
 from dynaplan.core.engine_model import EngineModel
 from dynaplan.core.engine_request import EngineRequest, splitmix64
-from dynaplan.core.engine_settings import EngineSettings
+from dynaplan.core.engine_settings import CONCURRENT_PREFILLS, EngineSettings
 from dynaplan.core.load_policy import kv_pressure
 from dynaplan.core.prefix_index import PrefixIndex
 from dynaplan.core.routing import MODES, Candidate, Inputs
@@ -42,7 +42,8 @@ acknowledges the work and asks for more, two round trips to NATS. The next step 
 class ServiceSettings:
     """The simulated deployment. Without a prefill role in ``engines`` it is aggregated.
 
-    ``startup_s`` is how long a worker takes from its start to its first request, by role.
+    ``startup_s`` is how long a worker takes from its start to its first request, by role. With
+    ``max_waiting_requests`` that have not begun to answer, the frontends refuse more.
     """
 
     engines: Mapping[Role, tuple[EngineSettings, StepTiming]]
@@ -50,8 +51,10 @@ class ServiceSettings:
     gpus_per_worker: Mapping[Role, int]
     startup_s: Mapping[Role, float]
     router: str = "round-robin"
+    overlap_weight: float = 1.0
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
-    concurrent_prefills: int = 4
+    concurrent_prefills: int = CONCURRENT_PREFILLS
+    max_waiting_requests: int | None = None
     slo: Slo = field(default_factory=Slo)
     seed: int = 0
 
@@ -63,6 +66,8 @@ class _Live:
     traced: TracedRequest
     decode: SimulatedWorker | None = None
     prefill: SimulatedWorker | None = None
+    prompt_blocks: int = 0
+    prefill_blocks: int = 0
     first_s: float = -1.0
     begun_s: float = -1.0
 
@@ -79,6 +84,7 @@ class SimulatedService:
         self._sequence = 0
         self._live: dict[str, _Live] = {}
         self._requests = 0
+        self._waiting = 0
         self._homeless: deque[str] = deque()
         self._prefills = PrefillQueue(settings.concurrent_prefills)
         self._turn = 0
@@ -162,17 +168,27 @@ class SimulatedService:
     # -- requests --------------------------------------------------------------------------------
 
     def arrive(self, traced: TracedRequest) -> None:
-        """A request comes in, now; one that no engine could ever serve is lost."""
+        """A request comes in, now; one that no engine could ever serve, or that is refused, is lost."""
         engine, _ = self.settings.engines[Role.DECODE]
         tokens = traced.prompt_tokens + traced.output_tokens
-        if min(traced.prompt_tokens, traced.output_tokens) < 1 or tokens > engine.context_tokens:
+        is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
+        if not is_servable or self._is_full():
             self.outcome.lost += 1
             return
         self._requests += 1
+        self._waiting += 1
         self.meter.arrived()
         key = str(self._requests)
         self._live[key] = _Live(traced.with_blocks_of(engine.block_tokens))
         self._route(key)
+
+    def _is_full(self) -> bool:
+        """Whether as many requests as may wait have not begun to answer."""
+        most = self.settings.max_waiting_requests
+        if most is None or self._waiting < most:
+            return False
+        self.advance_decoders(self.now_s)
+        return self._waiting >= most
 
     def _route(self, key: str) -> None:
         live = self._live[key]
@@ -180,8 +196,7 @@ class SimulatedService:
         if not workers:
             self._homeless.append(key)
             return
-        live.decode, hit_rate = self._chosen(live.traced, workers)
-        live.decode.in_flight += 1
+        hit_rate = self._book(live, workers)
         place = place_prefill(
             self.settings.disaggregation,
             live.traced.prompt_tokens,
@@ -196,25 +211,26 @@ class SimulatedService:
         else:
             self._submit(key, live, is_remote=False)
 
-    def _chosen(self, traced: TracedRequest, workers: list[SimulatedWorker]) -> tuple[SimulatedWorker, float]:
-        """The router's choice among these, and the part of the prompt that it expects in the cache there."""
+    def _book(self, live: _Live, workers: Sequence[SimulatedWorker]) -> float:
+        """Give the request to the router's choice; the part of its prompt expected in the cache there."""
         choose = MODES[self.settings.router]
         if self.settings.router != "round-robin":
             self.advance_decoders(self.now_s)
-        hashes = traced.block_hashes if self.settings.router == "kv" else ()
+        hashes = live.traced.block_hashes if self.settings.router == "kv" else ()
         overlaps = self._index.overlaps(hashes, self.now_s) if hashes else {}
-        candidates = [self._candidate(each, overlaps.get(each.number, 0)) for each in workers]
+        candidates = [_candidate(each, overlaps.get(each.number, 0)) for each in workers]
         draw = next(self._dice) / 2**64 if self.settings.router == "random" else 0.0
-        chosen = choose(candidates, Inputs(self._turn, draw, len(hashes)))
+        chosen = choose(candidates, Inputs(self._turn, draw, len(hashes), self.settings.overlap_weight))
         self._turn += 1
         if hashes:
             self._index.record(hashes, chosen.instance_id, self.now_s)
-        worker = next(each for each in workers if each.number == chosen.instance_id)
-        return worker, overlaps.get(worker.number, 0) / len(hashes) if hashes else 0.0
-
-    def _candidate(self, each: SimulatedWorker, overlap_blocks: int) -> Candidate:
-        blocks = each.engine.model.blocks.used if self.settings.router == "kv" else 0
-        return Candidate(each.number, each.in_flight, blocks, 0, overlap_blocks)
+        live.decode = worker = next(each for each in workers if each.number == chosen.instance_id)
+        live.prompt_blocks = len(hashes)
+        live.prefill_blocks = len(hashes) - chosen.overlap_blocks
+        worker.in_flight += 1
+        worker.prompt_blocks += live.prompt_blocks
+        worker.prefill_blocks += live.prefill_blocks
+        return chosen.overlap_blocks / len(hashes) if hashes else 0.0
 
     def _submit(self, key: str, live: _Live, *, is_remote: bool) -> None:
         """The request goes to its decode worker's engine."""
@@ -231,12 +247,13 @@ class SimulatedService:
         live = self._live[key]
         if live.first_s < 0:
             live.first_s = at_s
+            self._waiting -= 1
+            _prefilled_there(live)
             self.meter.first_token(at_s - live.traced.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:
         live = self._live.pop(key)
-        assert live.decode is not None
-        live.decode.in_flight -= 1
+        _unbook(live)
         traced, tokens = live.traced, live.traced.output_tokens
         self.meter.finished(traced, at_s - live.first_s, at_s - traced.arrival_s)
         itl_s = (at_s - live.first_s) / (tokens - 1) if tokens > 1 else None
@@ -251,7 +268,7 @@ class SimulatedService:
         for worker, key in self._prefills.given():
             live = self._live[key]
             live.prefill, live.begun_s = worker, self.now_s
-            traced = live.traced
+            traced = live.traced.with_blocks_of(worker.engine.model.settings.block_tokens)
             request = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
             worker.engine.submit(request, self.now_s)
             self._step_prefill(worker)
@@ -291,9 +308,8 @@ class SimulatedService:
         assert live.decode is not None
         serving = self.pools.serving(Role.DECODE)
         if not live.decode.is_ready and serving:
-            live.decode.in_flight -= 1
-            live.decode, _ = self._chosen(live.traced, serving)
-            live.decode.in_flight += 1
+            _unbook(live)
+            self._book(live, serving)
         self._submit(key, live, is_remote=True)
 
     # -- workers ---------------------------------------------------------------------------------
@@ -303,11 +319,11 @@ class SimulatedService:
         return EngineModel(engine, timing)
 
     def _starting(self, each: SimulatedWorker) -> None:
-        delay_s = 0.0 if self._is_first else self.settings.startup_s[each.worker.role]
-        if not delay_s:
+        if self._is_first:
             self._serve(each)
         else:
-            self._at(self.now_s + delay_s, partial(self._become_ready, each))
+            startup_s = self.settings.startup_s[each.worker.role]
+            self._at(self.now_s + startup_s, partial(self._become_ready, each))
 
     def _serve(self, each: SimulatedWorker) -> None:
         self.pools.ready(each, self.now_s)
@@ -323,6 +339,25 @@ class SimulatedService:
     def _at(self, at_s: float, event: Callable[[], None]) -> None:
         self._sequence += 1
         heappush(self._events, (at_s, self._sequence, event))
+
+
+def _candidate(each: SimulatedWorker, overlap_blocks: int) -> Candidate:
+    return Candidate(each.number, each.in_flight, each.prompt_blocks, each.prefill_blocks, overlap_blocks)
+
+
+def _prefilled_there(live: _Live) -> None:
+    """The worker has the whole prompt, computed or taken over."""
+    assert live.decode is not None
+    live.decode.prefill_blocks -= live.prefill_blocks
+    live.prefill_blocks = 0
+
+
+def _unbook(live: _Live) -> None:
+    """The request has left its worker."""
+    assert live.decode is not None
+    _prefilled_there(live)
+    live.decode.in_flight -= 1
+    live.decode.prompt_blocks -= live.prompt_blocks
 
 
 def _ignore(key: str, at_s: float) -> None:

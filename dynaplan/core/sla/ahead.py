@@ -37,12 +37,19 @@ def coming(counts: WorkerCounts) -> int:
     return counts.ready + counts.starting + counts.backoff
 
 
-def plan(size: Size, demands: Sequence[Demand], current: Targets, limits: Limits, headroom: float) -> Sizing:
+def plan(
+    size: Size,
+    survive: Size,
+    demands: Sequence[Demand],
+    current: Targets,
+    limits: Limits,
+    headroom: float,
+) -> Sizing:
     """The workers for all of these demands: that of now, and those that are foretold until ``until_s``.
 
-    More workers as soon as one demand needs them. Fewer only as far as those who stay could carry each of the
+    More workers as soon as one demand needs them. Fewer only as far as those who stay ``survive`` each of the
     demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. Where all
-    that is more than the budget has, the demand that needs most is sized within it.
+    that is more than the GPU budget has, the demand that needs most is sized within it.
     """
     if not demands:
         why = "no data: change nothing, because no demand is known"
@@ -51,7 +58,7 @@ def plan(size: Size, demands: Sequence[Demand], current: Targets, limits: Limits
     each_wants = [size(each, unbounded) for each in demands]
     wanted = _most(each_wants, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in _ROLES):
-        grown = _most([size(each.times(1 + headroom), unbounded) for each in demands], limits)
+        grown = _most([survive(each.times(1 + headroom), unbounded) for each in demands], limits)
         wanted = _with_survivors(wanted, grown, current, headroom)
     if limits.gpus(wanted.targets) <= limits.max_gpus:
         _, bounds = limited(wanted.targets, limits, current)

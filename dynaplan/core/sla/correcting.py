@@ -26,10 +26,6 @@ One interval's measurement is off by some per cent, and a size must not follow t
 LEAST, MOST = 0.5, 3.0
 """No factor is believed beyond these: a profile that is further off is that of another engine."""
 
-BUSIEST = 0.7
-"""The part of its time up to which a pool's TTFT tells how fast it computes: above it the model's own error
-in the wait would become one of the engines, and sizes would follow it up and down."""
-
 HALVINGS = 7
 """Of the range between them, to within two per cent."""
 
@@ -73,7 +69,7 @@ def corrected(
     if deployment.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
-        prefill, note = _prefill_factor(deployment.slowed(1.0, decode), seen, targets)
+        prefill, note = _prefill_factor(deployment.slowed(1.0, decode), seen, before.prefill, targets)
         after = Corrections(_moved(before.prefill, prefill), decode)
     return after, f"measured over expected: {_words(after)}{note}"
 
@@ -108,29 +104,36 @@ def _decode_factor(deployment: Deployment, seen: _Seen) -> float | None:
     return itl_ms / expected_ms
 
 
-def _prefill_factor(deployment: Deployment, seen: _Seen, targets: SlaTargets) -> tuple[float | None, str]:
-    """The factor with which the queueing model expects the TTFT that was measured, and what stood against it.
+def _prefill_factor(
+    deployment: Deployment, seen: _Seen, before: float, targets: SlaTargets
+) -> tuple[float | None, str]:
+    """The factor that goes with the TTFT that was measured, the nearest to ``before``, and what is against it.
 
-    So a wait that is long because the pool is busy asks for little: near saturation a small factor explains
-    a long wait. A TTFT over its target comes from a backlog, about which the model says nothing.
+    How much of the TTFT was waiting is not known exactly: between none, which makes the most of the factor,
+    and what the queueing model expects, which errs on the side of too much. What lies between is no evidence.
+    A TTFT over its target comes from a backlog, about which the model says nothing.
     """
     ttft_ms = seen.traffic.ttft_ms
     if not ttft_ms:
         return None, ""
     if ttft_ms > targets.ttft_ms:
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
-    busy = Outlook(deployment, seen.demand).queue(seen.serving.prefill).utilisation
-    if busy > BUSIEST:
-        return None, f", prefill stays: {busy:.0%} busy, there is more waiting in a TTFT than computing"
+    with_waiting = _explaining(ttft_ms, deployment, seen.demand, seen.serving)
+    alone = _explaining(ttft_ms, deployment, seen.demand.times(0.0), seen.serving)
+    return min(max(before, with_waiting), max(alone, with_waiting)), ""
+
+
+def _explaining(ttft_ms: float, deployment: Deployment, demand: Demand, serving: Targets) -> float:
+    """The factor with which the model expects that mean TTFT."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        times = Outlook(deployment.slowed(middle, 1.0), seen.demand).mean_times(seen.serving)
+        times = Outlook(deployment.slowed(middle, 1.0), demand).mean_times(serving)
         if times and times.mean_ttft_ms < ttft_ms:
             low = middle
         else:
             high = middle
-    return math.sqrt(low * high), ""
+    return math.sqrt(low * high)
 
 
 def _moved(before: float, measured: float | None) -> float:

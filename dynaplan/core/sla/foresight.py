@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from dynaplan.core.sla.ahead import lookahead
 from dynaplan.core.sla.history import TrafficHistory
+from dynaplan.core.sla.lengths import points_of
 from dynaplan.domain.forecast import Forecast
-from dynaplan.domain.traffic import Expected, Foresight
+from dynaplan.domain.traffic import Expected, Foresight, Lengths
 
 
 class Question(NamedTuple):
@@ -32,15 +34,31 @@ def questions(startup_s: float, interval_s: float) -> list[Question]:
 def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> Foresight:
     """The answers to ``questions``, with the lengths of the requests that were seen."""
     lengths = {asked.curve: told for asked, told in answers.items() if asked.curve != "requests"}
-    isl, osl = lengths["isl_tokens"], lengths["osl_tokens"]
+    requests = _value(answers[Question("requests", 1)])
+    isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
+    osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
-        Expected(
-            _value(told), _value(isl), _value(osl), ahead=asked.ahead, doubt=told.typical_error, why=told.why
-        )
+        Expected(_value(told), isl, osl, ahead=asked.ahead, doubt=told.typical_error, why=told.why)
         for asked, told in answers.items()
         if asked.curve == "requests"
     )
     return Foresight(history.interval_s, expected, history.isl, history.osl, history.dispersion)
+
+
+def _mean_tokens(told: Forecast, seen: Lengths | None, requests: float | None) -> float | None:
+    """The forecast, drawn towards the mean over the last minutes by what may be chance.
+
+    The mean over few requests is mostly chance: what is foretold from such means counts as far as it is
+    further off than their standard error.
+    """
+    value = _value(told)
+    if value is None or seen is None or not seen.mean_tokens:
+        return value
+    points = points_of(seen, math.inf)
+    variance = max(0.0, points.moment(2) - points.moment(1) ** 2)
+    apart = value - seen.mean_tokens
+    by_chance = math.sqrt(variance / max(1.0, requests or 0.0))
+    return seen.mean_tokens + math.copysign(max(0.0, abs(apart) - by_chance), apart)
 
 
 def _value(told: Forecast) -> float | None:

@@ -63,9 +63,10 @@ def _workers(outlook: Outlook, targets: SlaTargets) -> Targets:
     decode = _smallest(lambda workers: _decode_meets(outlook, targets, workers), 1)
     if outlook.is_aggregated:
         return Targets(0, decode)
-    rest = 1 - targets.ttft_percentile / 100
     prefill = _smallest(
-        lambda workers: outlook.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= rest,
+        lambda workers: (
+            outlook.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
+        ),
         _least_prefill(outlook),
     )
     return Targets(prefill, decode)
@@ -107,9 +108,9 @@ def _decode_meets(outlook: Outlook, targets: SlaTargets, workers: int) -> bool:
     decoding = outlook.decoding(workers)
     if decoding.overload:
         return False
-    if decoding.chance_of_itl_over(targets.itl_ms) > 1 - targets.itl_percentile / 100:
+    if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
         return False
-    return outlook.least_chance_of_ttft_over(targets.ttft_ms, workers) <= 1 - targets.ttft_percentile / 100
+    return outlook.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
 
 
 def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
@@ -130,8 +131,8 @@ def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
 def _reachable(outlook: Outlook, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
     """The targets, those replaced that no number of workers meets, and a word on each of these."""
     idle, one = outlook.idle(), Targets(1, 1)
-    is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= 1 - targets.ttft_percentile / 100
-    is_itl = idle.decoding(1).chance_of_itl_over(targets.itl_ms) <= 1 - targets.itl_percentile / 100
+    is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
+    is_itl = idle.decoding(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
     if is_ttft and is_itl:
         return targets, []
     alone, notes = idle.predict(one, targets), []

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from dynaplan.core import guards
-from dynaplan.core.sla.ahead import plan
+from dynaplan.core.sla import error_budget
+from dynaplan.core.sla.ahead import Size, lookahead, plan
 from dynaplan.core.sla.backlog import with_backlog
 from dynaplan.core.sla.correcting import corrected
 from dynaplan.core.sla.formula import Formula
@@ -42,6 +43,7 @@ def plan_for_targets(
 ) -> tuple[PlannerState, Sizing]:
     """The workers that the coming traffic needs, within every limit, with the story; and the next state."""
     limits = limits_of(settings, observation, current)
+    state = _after_interval(model, settings, state, observation, current)
     state, notes = _corrections(model, settings, state, observation, current)
     foresight = observation.foresight
     if foresight is None or not foresight.expected:
@@ -97,6 +99,23 @@ def _corrections(
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
 
 
+def _after_interval(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> PlannerState:
+    """The error budget after what was missed in the interval that is over."""
+    traffic, load, targets = observation.traffic, observation.load, settings.targets()
+    if traffic is None or traffic.requests is None or not settings.slo_window_s:
+        return state
+    serving = Targets(load.prefill_workers, load.decode_workers)
+    shares = error_budget.missed(model.of(current), traffic, serving, targets)
+    after = error_budget.after(state.error_budget, shares, traffic, targets, settings.slo_window_s)
+    return replace(state, error_budget=after)
+
+
 def _plan(
     model: SlaModel,
     settings: PlannerSettings,
@@ -114,14 +133,32 @@ def _plan(
     if demands:
         backlog = with_backlog(deployment, demands, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
-    targets: SlaTargets = settings.targets()
-    return plan(
-        lambda demand, bounds: size(deployment, demand, targets, bounds, current),
-        demands,
-        current,
-        limits,
-        _headroom(settings, foresight.expected[0]),
-    )
+    hurried, patient, note = _promises(settings, state, observation, foresight)
+
+    def sized(targets: SlaTargets) -> Size:
+        return lambda demand, bounds: size(deployment, demand, targets, bounds, current)
+
+    headroom = _headroom(settings, foresight.expected[0])
+    sizing = plan(sized(hurried), sized(patient), demands, current, limits, headroom)
+    return replace(sizing, steps=(*(Step("promise", current, current, each) for each in note), *sizing.steps))
+
+
+def _promises(
+    settings: PlannerSettings, state: PlannerState, observation: Observation, foresight: Foresight
+) -> tuple[SlaTargets, SlaTargets, list[str]]:
+    """What is promised for now: for who is added, for who stays when others leave, and a word on that.
+
+    A worker that is not added now can be added next time: what is left must do until that one serves. One that
+    is removed now should not be wanted back before the window is over.
+    """
+    targets, requests = settings.targets(), foresight.expected[0].requests
+    if not settings.slo_window_s or not requests:
+        return targets, targets, []
+    soon_s = lookahead(observation.startup_s, settings.adjustment_interval_s).until_s
+    rate = requests / foresight.interval_s
+    hurried = error_budget.spending(state.error_budget, targets, rate, soon_s)
+    patient = error_budget.spending(state.error_budget, targets, rate, max(soon_s, settings.slo_window_s))
+    return hurried, patient, [error_budget.in_words(state.error_budget, hurried)]
 
 
 CLOSE_ENOUGH = 1.15
@@ -137,11 +174,16 @@ def believed(correction: float) -> float:
 def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
     """The part by which demand may still grow before a worker that is removed now were missed.
 
-    As far as a forecast is usually off, twice: where load is foretold well a worker can go earlier.
+    By as much as a forecast is usually too low: where load is foretold well a worker can go earlier.
     """
     if not soonest.doubt or not soonest.requests:
         return settings.scale_down_headroom
-    return min(settings.scale_down_headroom, 2 * DEVIATIONS * soonest.doubt / soonest.requests)
+    usual = max(LEAST_HEADROOM, soonest.doubt / 2 / soonest.requests)
+    return min(settings.scale_down_headroom, usual)
+
+
+LEAST_HEADROOM = 0.05
+"""However well load is foretold: at an edge, a few per cent more of it is all between no miss and many."""
 
 
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
@@ -153,10 +195,6 @@ def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expecte
         _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
         burstiness=max(1.0, foresight.dispersion or 1.0),
     )
-
-
-DEVIATIONS = 1.2533
-"""The standard deviation of what is spread normally, over its mean absolute error."""
 
 
 def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
@@ -177,17 +215,19 @@ def _steadied(
     limits: Limits,
     current: Targets,
 ) -> tuple[PlannerState, Sizing]:
-    """Fewer workers only when none of the last intervals needed more, as many as a worker takes to start.
+    """Fewer workers only after as many intervals that did not need more as half a start takes.
 
-    To keep one for that long costs what it costs to start one anew: nobody who does not know the future does
-    better than to pay the first before risking the second. Where there are not GPUs enough, a role gives up
-    a worker to the other likewise: it would be missing here at once, and serve there after its start.
+    What is foretold reaches over the start-up time already. This is against forecasts that were wrong in an
+    interval or two: one who goes and is wanted back is missing for a whole start. Where there are not GPUs
+    enough, a role gives up a worker to the other likewise: it is missing here at once, serves there later.
     """
-    intervals = 1 + math.ceil(observation.startup_s / settings.adjustment_interval_s)
+    intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]
     state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
     for role in guards.SCALED:
-        keep = min(current.of(role), max(each.of(role) for each in wanted))
+        keep = current.of(role)
+        if len(wanted) == intervals:
+            keep = min(keep, max(each.of(role) for each in wanted))
         if targets.of(role) < keep:
             reasons.append(f"{keep} {role.value} workers")
             targets = targets.plus(role, keep - targets.of(role))
@@ -196,7 +236,10 @@ def _steadied(
             targets = targets.plus(role, -1)
     if targets == sizing.targets or limits.gpus(targets) > limits.max_gpus:
         return state, sizing
-    why = f"{' and '.join(reasons)} were wanted within the last {len(wanted)} intervals"
+    if len(wanted) == intervals:
+        why = f"{' and '.join(reasons)} were wanted within the last {len(wanted)} intervals"
+    else:
+        why = f"{' and '.join(reasons)} stay until {intervals} intervals have not wanted them"
     step = Step("steady", sizing.targets, targets, why)
     return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
 
