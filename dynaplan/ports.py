@@ -338,10 +338,13 @@ class Recorder(Protocol):
 class Forecaster(Protocol):
     """Foretells a curve of the load from its past."""
 
-    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
         """What is expected ``steps`` intervals after the newest value of the history.
 
-        One value per adjustment interval, the newest last; None is "no data", which is not 0. Never raises:
+        One value per adjustment interval, the newest last; None is "no data", which is not 0. ``is_count``:
+        the values are numbers of requests, of which it is known how much they vary by chance. Never raises:
         where a method fails or is late, the last value stands in, and the forecast says so.
         """
         ...

@@ -52,7 +52,9 @@ class TrafficWatch:
         self._tell_missing(traffic.missing if traffic.requests is None else "")
         self._history.add(traffic)
         answers = {
-            asked: await self._forecaster.forecast(self._history.curve(asked.curve), asked.ahead)
+            asked: await self._forecaster.forecast(
+                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+            )
             for asked in questions(startup_s, self._interval_s)
         }
         return traffic, foresight(self._history, answers)

@@ -104,7 +104,9 @@ class _Replayer:
             return observation
         self._history.add(observation.traffic)
         answers = {
-            asked: await self._forecaster.forecast(self._history.curve(asked.curve), asked.ahead)
+            asked: await self._forecaster.forecast(
+                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+            )
             for asked in questions(observation.startup_s, settings.adjustment_interval_s)
         }
         return replace(observation, foresight=foresight(self._history, answers))

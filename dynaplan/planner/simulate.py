@@ -209,9 +209,9 @@ class OutsideForetell:
         self._forecaster = wiring.make_forecaster(patient, planner.adjustment_interval_s)
         self._runner = asyncio.Runner()
 
-    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
+    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
         """See ``dynaplan.ports.Forecaster``."""
-        return self._runner.run(self._forecaster.forecast(history, steps))
+        return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
 
     def close(self) -> None:
         """End the process."""

@@ -14,9 +14,11 @@ class InlineForecaster:
     def __init__(self, settings: ForecastSettings) -> None:
         self._settings = settings
 
-    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
         """A few milliseconds at most, for the longest history."""
-        return forecast(history, steps, self._settings)
+        return forecast(history, steps, self._settings, is_count=is_count)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -52,7 +52,9 @@ class OutsideForecaster:
         self._turn = asyncio.Lock()
         self._failures: set[str] = set()
 
-    async def forecast(self, history: Sequence[float | None], steps: int) -> Forecast:
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
         """Never raises; a failure is a forecast by the last value, which says so."""
         window = self._settings.prophet_window_size if self._method == "prophet" else ARIMA_WINDOW
         series = measured(history[-HISTORY_INTERVALS:], HISTORY_INTERVALS)[-window:]

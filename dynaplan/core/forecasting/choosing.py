@@ -54,14 +54,21 @@ class Choice:
         )
 
 
-def choose(told: Mapping[str, Sequence[float]], series: Series, steps: int) -> Choice:
+def choose(
+    told: Mapping[str, Sequence[float]],
+    series: Series,
+    steps: int,
+    beginning: tuple[str, Sequence[float]] | None = None,
+) -> Choice:
     """Which of the methods to believe. ``told`` has for each its forecasts for every interval of the series.
 
-    The first one is used until ``FEWEST_COMPARED`` outcomes are known; of equals the one that comes first.
+    Until ``FEWEST_COMPARED`` outcomes are known the ``beginning``, a name and its forecasts, is used, or else
+    the first one; of equals the one that comes first.
     Load that is far over what was forecast for it is the least that is forecast: none of what the methods
     have learnt holds any more, and to learn anew takes them several intervals.
     """
     method = next(iter(told))
+    begins, early = beginning or (method, told[method])
     totals = dict.fromkeys(told, 0.0)
     methods: list[str] = []
     forecasts: list[float] = []
@@ -81,8 +88,9 @@ def choose(told: Mapping[str, Sequence[float]], series: Series, steps: int) -> C
                 best = min(totals, key=totals.__getitem__)
                 if totals[best] < (1 - RELUCTANCE - 1 / compared) * totals[method]:
                     method = best
-        methods.append(method)
-        forecasts.append(max(told[method][now], least))
+        has_chosen = compared >= FEWEST_COMPARED
+        methods.append(method if has_chosen else begins)
+        forecasts.append(max(told[method][now] if has_chosen else early[now], least))
     is_told = compared >= FEWEST_COMPARED and actual > 0
     losses = {name: total / actual for name, total in totals.items()} if is_told else {}
     return Choice(tuple(methods), tuple(forecasts), losses, compared)

@@ -26,7 +26,6 @@ Method = Callable[[Series, int, ForecastSettings], list[float]]
 """For every interval of the series, the forecast that would have been made then, so many steps ahead."""
 
 METHODS: Mapping[str, Method] = {
-    "trend": trend,
     "constant": constant,
     "level": level,
     "damped": damped,
@@ -34,17 +33,20 @@ METHODS: Mapping[str, Method] = {
     "autoregression": autoregression,
     "seasonal": seasonal,
 }
-"""``auto`` begins with the first, which needs least time to learn; of equals it takes the one that comes first."""
+"""The simpler first: of equals ``auto`` takes the one that comes first."""
 
 COMPARED_INTERVALS = 240
 """How far ``auto`` looks back; errors older than that hardly count any more."""
 
 
-def forecast(history: Sequence[float | None], steps: int, settings: ForecastSettings) -> Forecast:
+def forecast(
+    history: Sequence[float | None], steps: int, settings: ForecastSettings, *, is_count: bool = False
+) -> Forecast:
     """What is expected ``steps`` intervals after the newest value of the history (the next one: 1).
 
     One value per interval, the newest last. None is an interval without data, which is not 0; so are NaN,
     infinite and negative values. Total: every history has a forecast, finite and not negative.
+    ``is_count`` says that the values are numbers of requests: ``auto`` begins with ``trend`` then.
     The predictors that are computed outside (``arima``, ``prophet``) are the last value here.
     """
     predictor = settings.load_predictor
@@ -55,7 +57,7 @@ def forecast(history: Sequence[float | None], steps: int, settings: ForecastSett
     if predictor in OUTSIDE_PREDICTORS:
         return last_known(history, f"{predictor} is not computed here")
     if predictor == "auto":
-        choice = choice_of_method(series, steps, settings)
+        choice = choice_of_method(series, steps, settings, is_count=is_count)
         told, method, why = list(choice.forecasts), choice.methods[-1], choice.why
     else:
         told, method = run(predictor, series, steps, settings), predictor
@@ -67,17 +69,24 @@ def forecast(history: Sequence[float | None], steps: int, settings: ForecastSett
     return Forecast(told[-1], method, why, typical_error=error if math.isfinite(error) else 0.0)
 
 
-def choice_of_method(series: Series, steps: int, settings: ForecastSettings) -> Choice:
+def choice_of_method(
+    series: Series, steps: int, settings: ForecastSettings, *, is_count: bool = False
+) -> Choice:
     """Which method ``auto`` believes at each interval of the series, and the forecasts it makes with it."""
-    return choose({name: run(name, series, steps, settings) for name in METHODS}, series, steps)
+    told = {name: run(name, series, steps, settings) for name in METHODS}
+    if not is_count:
+        return choose(told, series, steps)
+    return choose(told, series, steps, beginning=("trend", _clean(trend(series, steps), series)))
 
 
 def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:
     """The forecasts of one method at every interval of the series: not negative, not NaN, not infinite."""
     if settings.load_predictor_log1p:
-        told = from_logarithms(METHODS[name](logarithms(series), steps, settings))
-    else:
-        told = METHODS[name](series, steps, settings)
+        return _clean(from_logarithms(METHODS[name](logarithms(series), steps, settings)), series)
+    return _clean(METHODS[name](series, steps, settings), series)
+
+
+def _clean(told: Sequence[float], series: Series) -> list[float]:
     stand_ins = carried_on(series)
     return [
         max(0.0, each) if math.isfinite(each) else instead

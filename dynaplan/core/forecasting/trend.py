@@ -11,13 +11,15 @@ from statistics import median
 
 from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.core.forecasting.smoothing import TREND_DAMPING
-from dynaplan.domain.forecast import ForecastSettings
 
 SHORTEST, LONGEST = 2, 12
 """Intervals that a line is laid through."""
 
 STRAIGHT = 2.0
 """So many times what chance makes of it the squares of the residuals may be, and their own deviation more."""
+
+CLEARLY = 2.0
+"""So many times its standard deviation by chance a slope must be, to be one at all."""
 
 DIFFERENCES = 10
 """Second differences that the noise is told from, by their median: a jump makes three of them."""
@@ -26,7 +28,7 @@ MEDIAN_TO_DEVIATION = 1 / 0.6745
 """Of what is spread normally: the standard deviation over the median of the absolute values."""
 
 
-def trend(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
+def trend(series: Series, steps: int) -> list[float]:
     """See the module. The last value while there are fewer than three."""
     values = carried_on(series)
     reach = sum(TREND_DAMPING**step for step in range(1, steps + 1))
@@ -41,7 +43,7 @@ def _ahead(recent: list[float], reach: float) -> float:
     if not slope:
         return mean
     by_chance = 12 * variance / (width * (width * width - 1))
-    slope *= max(0.0, 1 - by_chance / (slope * slope))
+    slope *= max(0.0, 1 - CLEARLY**2 * by_chance / (slope * slope))
     return mean + slope * ((width - 1) / 2 + reach)
 
 

@@ -11,7 +11,7 @@ from dynaplan.core.forecasting.forecasting import forecast
 from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.core.planning_cycle import PlanningCycle
 from dynaplan.core.simulation.service import SimulatedService
-from dynaplan.core.sla.foresight import foresight, questions
+from dynaplan.core.sla.foresight import Question, foresight, questions
 from dynaplan.core.sla.history import TrafficHistory
 from dynaplan.core.sla.targeting import SlaModel
 from dynaplan.domain.decisions import Decision, PlannerState
@@ -24,8 +24,8 @@ from dynaplan.domain.scaling import DesiredCounts
 class Foretell(Protocol):
     """Who foretells a curve, so many intervals ahead; the core's own methods unless others are wanted."""
 
-    def __call__(self, history: Sequence[float | None], steps: int) -> Forecast:
-        """What is expected."""
+    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        """What is expected; ``is_count``: the values are numbers of requests."""
         ...
 
     def close(self) -> None:
@@ -105,8 +105,9 @@ class PlannerPolicy:
         if self._foretell:
             self._foretell.close()
 
-    def _told(self, history: Sequence[float | None], steps: int) -> Forecast:
-        return (self._foretell or partial(forecast, settings=self._settings))(history, steps)
+    def _told(self, asked: Question) -> Forecast:
+        foretell = self._foretell or partial(forecast, settings=self._settings)
+        return foretell(self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
 
     def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
         settings, interval_s = self._settings, observation.at_s - self._seen_s
@@ -116,9 +117,6 @@ class PlannerPolicy:
         startup_s = settings.startup_time_s
         if startup_s is None:
             startup_s = max(service.settings.startup_s.values())
-        answers = {
-            asked: self._told(self._history.curve(asked.curve), asked.ahead)
-            for asked in questions(startup_s, settings.adjustment_interval_s)
-        }
+        answers = {asked: self._told(asked) for asked in questions(startup_s, settings.adjustment_interval_s)}
         expected = foresight(self._history, answers)
         return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)

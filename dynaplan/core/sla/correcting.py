@@ -107,7 +107,7 @@ def _decode_factor(deployment: Deployment, seen: _Seen) -> float | None:
 def _prefill_factor(
     deployment: Deployment, seen: _Seen, before: float, targets: SlaTargets
 ) -> tuple[float | None, str]:
-    """The factor that goes with the TTFT that was measured, the nearest to ``before``, and what is against it.
+    """The factor that goes with the TTFT that was measured, nearest to ``before``; and an objection.
 
     How much of the TTFT was waiting is not known exactly: between none, which makes the most of the factor,
     and what the queueing model expects, which errs on the side of too much. What lies between is no evidence.

@@ -19,6 +19,14 @@ class Question(NamedTuple):
     curve: str
     ahead: int
 
+    @property
+    def is_count(self) -> bool:
+        """Whether the curve is of numbers of requests."""
+        return self.curve == REQUESTS
+
+
+REQUESTS = "requests"
+
 
 def questions(startup_s: float, interval_s: float) -> list[Question]:
     """What must be foretold for a decision.
@@ -28,19 +36,19 @@ def questions(startup_s: float, interval_s: float) -> list[Question]:
     last = lookahead(startup_s, interval_s).intervals
     steps = sorted({1, -(-last // 2), last})
     lengths = [Question(curve, last) for curve in ("isl_tokens", "osl_tokens")]
-    return [*(Question("requests", each) for each in steps), *lengths]
+    return [*(Question(REQUESTS, each) for each in steps), *lengths]
 
 
 def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> Foresight:
     """The answers to ``questions``, with the lengths of the requests that were seen."""
-    lengths = {asked.curve: told for asked, told in answers.items() if asked.curve != "requests"}
-    requests = _value(answers[Question("requests", 1)])
+    lengths = {asked.curve: told for asked, told in answers.items() if not asked.is_count}
+    requests = _value(answers[Question(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
     osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
         Expected(_value(told), isl, osl, ahead=asked.ahead, doubt=told.typical_error, why=told.why)
         for asked, told in answers.items()
-        if asked.curve == "requests"
+        if asked.is_count
     )
     return Foresight(history.interval_s, expected, history.isl, history.osl, history.dispersion)
 

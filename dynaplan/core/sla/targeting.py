@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dynaplan.core import guards
 from dynaplan.core.sla import error_budget
@@ -148,8 +149,8 @@ def _promises(
 ) -> tuple[SlaTargets, SlaTargets, list[str]]:
     """What is promised for now: for who is added, for who stays when others leave, and a word on that.
 
-    A worker that is not added now can be added next time: what is left must do until that one serves. One that
-    is removed now should not be wanted back before the window is over.
+    A worker that is not added now can be added next time: what is left must do until that one serves. Who is
+    removed now should not be wanted back before the window is over.
     """
     targets, requests = settings.targets(), foresight.expected[0].requests
     if not settings.slo_window_s or not requests:
@@ -218,16 +219,18 @@ def _steadied(
     """Fewer workers only after as many intervals that did not need more as half a start takes.
 
     What is foretold reaches over the start-up time already. This is against forecasts that were wrong in an
-    interval or two: one who goes and is wanted back is missing for a whole start. Where there are not GPUs
+    interval or two: one who goes and is wanted back is missing for a whole start. Where load is foretold to
+    go on falling, chance is not what made it fall, and nothing is waited for. Where there are not GPUs
     enough, a role gives up a worker to the other likewise: it is missing here at once, serves there later.
     """
     intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]
     state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
+    lately = wanted[-1:] if _is_falling(observation) else wanted
     for role in guards.SCALED:
         keep = current.of(role)
         if len(wanted) == intervals:
-            keep = min(keep, max(each.of(role) for each in wanted))
+            keep = min(keep, max(each.of(role) for each in lately))
         if targets.of(role) < keep:
             reasons.append(f"{keep} {role.value} workers")
             targets = targets.plus(role, keep - targets.of(role))
@@ -242,6 +245,18 @@ def _steadied(
         why = f"{' and '.join(reasons)} stay until {intervals} intervals have not wanted them"
     step = Step("steady", sizing.targets, targets, why)
     return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
+
+
+def _is_falling(observation: Observation) -> bool:
+    """Whether less is expected the further ahead one looks, clearly."""
+    assert observation.foresight
+    requests = [each.requests for each in observation.foresight.expected if each.requests is not None]
+    falls = all(later <= sooner for sooner, later in pairwise(requests))
+    return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
+
+
+FALLING = 0.9
+"""Less than such a part, at the end of the time that is foretold, is a fall."""
 
 
 def _without_failing(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
