@@ -19,6 +19,9 @@ MOST_FEEDBACK = 0.95
 FULL = 2.58
 """Standard deviations above the mean that must fit the slots and the KV cache: all but 0.5 % of the time."""
 
+SWINGS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+"""Standard deviations of the batch at which the time of a step is looked up."""
+
 CLUSTERS = 2.0
 """How much more the prompts in a request's lifetime vary than Poisson ones: they cluster, because a long step
 gathers more of them. Measured against the engine model."""
@@ -73,7 +76,11 @@ class Decoding:
         if self.overload:
             return 1.0
         room_ms = limit_ms - self.step_ms
-        return sum(share * _over(room_ms, deviation_ms) for share, deviation_ms in self._itls)
+        slow, fast = self._slow_deviation_ms(room_ms) ** 2, self._fast_variance
+        return sum(
+            share * _over(room_ms, MARGIN * math.sqrt(slow * slowly + fast * quickly))
+            for share, slowly, quickly in self._averages
+        )
 
     def chance_of_ttft_over(self, limit_ms: float) -> float:
         """The part of the requests whose TTFT on this aggregated worker is longer than that."""
@@ -121,10 +128,22 @@ class Decoding:
         return -math.expm1(-self._rate * self.step_ms) if self._prompts else 0.0
 
     def _elasticity(self) -> float:
-        """By how many per cent one per cent more requests in the batch prolong the step."""
-        context, batch = self._answers.context_tokens, 1 + self.batch
-        more_ms = self._kind.decode_ms(1 + batch, (1 + batch) * context) - self._decode_ms
-        return max(0.0, self._rate * self._answers.mean_steps * more_ms / self._free)
+        """By how many per cent one per cent more requests in the batch prolong the step.
+
+        As the batch grows and shrinks by what is usual: a measured profile has cliffs, which it crosses.
+        """
+        deviation = self._spread * math.sqrt(self.batch)
+        if deviation <= 0:
+            return 0.0
+        more_ms = (self._grown_ms(1.0) - self._grown_ms(-1.0)) / (2 * deviation)
+        return max(0.0, self._rate * self._answers.mean_steps * more_ms)
+
+    def _grown_ms(self, deviations: float) -> float:
+        """By how much steps take longer with so many standard deviations more in the batch than usual."""
+        answers, more = self._answers, deviations * self._spread * math.sqrt(self.batch)
+        batch = max(1.0, 1 + self.batch + more)
+        kv_tokens = (1 + self.batch) * answers.context_tokens + more * math.sqrt(answers.context_square)
+        return (self._kind.decode_ms(batch, max(kv_tokens, 1.0)) - self._decode_ms) / self._free
 
     def _too_full(self) -> str:
         """Whether the slots or the KV cache would overflow now and then."""
@@ -141,28 +160,39 @@ class Decoding:
     # -- what varies -------------------------------------------------------------------------------
 
     @cached_property
-    def _itls(self) -> list[tuple[float, float]]:
-        """Share and standard deviation of the mean ITL, for each number of steps."""
-        slow, fast = self._slow_variance(), self._fast_variance()
+    def _averages(self) -> list[tuple[float, float, float]]:
+        """For each number of steps its share, and what is left of slow and fast variances in their mean."""
         answers = self._answers
         settle_steps = answers.square_steps / max(answers.mean_steps, 1e-9) / 2 / (1 - self._feedback)
-        points = zip(answers.points.tokens, answers.points.shares, strict=True)
-        itls = [
-            (share, MARGIN * math.sqrt(slow * _averaged(steps / settle_steps) + fast / steps))
+        points = list(zip(answers.points.tokens, answers.points.shares, strict=True))
+        known = sum(share for steps, share in points if steps > 0)
+        return [
+            (share / known, _averaged(steps / settle_steps), 1 / steps)
             for steps, share in points
             if steps > 0
         ]
-        known = sum(share for share, _ in itls)
-        return [(share / known, deviation_ms) for share, deviation_ms in itls]
 
-    def _slow_variance(self) -> float:
-        """Of the step time, while the batch grows and shrinks. Long steps keep requests longer: feedback."""
-        answers, batch = self._answers, 1 + self.batch
-        deviation = self._spread * math.sqrt(self.batch)
-        kv_tokens = batch * answers.context_tokens + deviation * math.sqrt(answers.context_square)
-        longer_ms = self._kind.decode_ms(batch + deviation, kv_tokens) - self._decode_ms
-        return (longer_ms / self._free) ** 2 / (1 - self._feedback)
+    def _slow_deviation_ms(self, room_ms: float) -> float:
+        """Of the step time, while the batch grows and shrinks; for the question whether it grows by so much.
 
+        That is decided by how many standard deviations of the batch it takes, be the step time a straight
+        line until there or a cliff. Long steps keep requests longer: feedback.
+        """
+        side, room_ms = math.copysign(1.0, room_ms), abs(room_ms)
+        before, grown_before_ms = SWINGS[0], abs(self._grown_ms(side * SWINGS[0]))
+        slope_ms = grown_before_ms
+        for swing in SWINGS[1:]:
+            if grown_before_ms >= room_ms:
+                break
+            grown_ms = max(grown_before_ms, abs(self._grown_ms(side * swing)))
+            slope_ms = grown_ms / swing
+            if grown_ms >= room_ms:
+                part = (room_ms - grown_before_ms) / (grown_ms - grown_before_ms)
+                slope_ms = room_ms / (before + part * (swing - before))
+            before, grown_before_ms = swing, grown_ms
+        return slope_ms / math.sqrt(1 - self._feedback)
+
+    @cached_property
     def _fast_variance(self) -> float:
         """Of one step, by the prompts that happen to be in it."""
         if not self._prompts:
