@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dynaplan.core.forecasting.forecasting import METHODS, choice_of_method, forecast, run
 from dynaplan.core.forecasting.series import joined, measured
+from dynaplan.core.forecasting.trend import trend
 from dynaplan.core.forecasting.warm_start import interval_history
 from dynaplan.domain.forecast import PREDICTORS, ForecastSettings
 from dynaplan.domain.trace import TracedRequest
@@ -27,13 +28,13 @@ settings_of_all_kinds = st.builds(
 )
 
 
-@given(st.lists(anything, max_size=60), steps_ahead, settings_of_all_kinds)
-def test_every_history_has_a_forecast_that_is_finite_and_not_negative(history, steps, settings):
-    told = forecast(history, steps, settings)
+@given(st.lists(anything, max_size=60), steps_ahead, settings_of_all_kinds, st.booleans())
+def test_every_history_has_a_forecast_that_is_finite_and_not_negative(history, steps, settings, is_count):
+    told = forecast(history, steps, settings, is_count=is_count)
     assert math.isfinite(told.value)
     assert told.value >= 0
     assert math.isfinite(told.typical_error)
-    assert told.method in METHODS
+    assert told.method in METHODS or (is_count and told.method == "trend")
     assert told.why
 
 
@@ -52,14 +53,25 @@ def test_a_method_never_looks_ahead(history, steps, name, data):
         assert run(name, series[:end], steps, settings) == told[:end]
 
 
-@given(st.lists(loads, min_size=2, max_size=40), steps_ahead, st.data())
-def test_neither_does_the_choice_among_them(history, steps, data):
+@given(st.lists(loads, min_size=2, max_size=40), steps_ahead, st.booleans(), st.data())
+def test_neither_does_the_choice_among_them(history, steps, is_count, data):
     series, settings = measured(history, 100), ForecastSettings()
-    whole = choice_of_method(series, steps, settings)
+    whole = choice_of_method(series, steps, settings, is_count=is_count)
     if series:
         end = data.draw(st.integers(1, len(series)))
-        part = choice_of_method(series[:end], steps, settings)
+        part = choice_of_method(series[:end], steps, settings, is_count=is_count)
         assert (part.methods, part.forecasts) == (whole.methods[:end], whole.forecasts[:end])
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e12)), max_size=40), steps_ahead, st.data())
+def test_a_trend_is_finite_never_looks_ahead_and_is_told_for_every_interval(history, steps, data):
+    series = measured(history, 100)
+    told = trend(series, steps)
+    assert len(told) == len(series)
+    assert all(math.isfinite(each) for each in told)
+    if series:
+        end = data.draw(st.integers(1, len(series)))
+        assert trend(series[:end], steps) == told[:end]
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=50), st.integers(1, 600))

@@ -16,7 +16,7 @@ from dynaplan.domain.decisions import Decision, PlannerState
 from dynaplan.domain.observation import FleetCounts, Load, Observation, WorkerCounts
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.scaling import DesiredCounts
-from dynaplan.domain.sla import Corrections
+from dynaplan.domain.sla import Corrections, ErrorBudget
 from dynaplan.domain.targets import Targets
 from dynaplan.domain.traffic import Expected, Foresight, Lengths, Traffic
 from tests.unit.planner import targets
@@ -93,13 +93,15 @@ observations = st.builds(
     foresight=foresights,
     startup_s=st.floats(0, 600),
 )
+remaining = st.one_of(st.just(0.0), st.floats(-100, 100), st.floats(-1e9, 1e9))
 states = st.builds(
     PlannerState,
-    st.integers(0, 3),
-    ids,
-    st.floats(0, 1e6),
-    st.builds(Corrections, st.floats(0.5, 3), st.floats(0.5, 3)),
-    st.lists(st.builds(Targets, counts, counts), max_size=3).map(tuple),
+    decode_grace_left=st.integers(0, 3),
+    pending_id=ids,
+    pending_since_s=st.floats(0, 1e6),
+    corrections=st.builds(Corrections, st.floats(0.5, 3), st.floats(0.5, 3)),
+    error_budget=st.builds(ErrorBudget, remaining, remaining),
+    wanted=st.lists(st.builds(Targets, counts, counts), max_size=3).map(tuple),
 )
 policies = st.builds(
     replace,
@@ -110,6 +112,7 @@ policies = st.builds(
     decode_engine_num_gpu=st.sampled_from([1, 2, 4]),
     prefill_engine_num_gpu=st.sampled_from([1, 2, 4]),
     no_correction=st.booleans(),
+    slo_window_s=st.sampled_from([0.0, 60.0, 3600.0]),
 )
 
 

@@ -102,12 +102,28 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
 
 
 @settings(max_examples=30, deadline=None)
-@given(kinds, st.lists(demands, max_size=2), limits_of_all_kinds, st.builds(Targets, counts, counts))
+@given(
+    kinds,
+    st.lists(demands, max_size=2),
+    limits_of_all_kinds,
+    st.builds(Targets, counts, counts),
+    st.floats(0, 0.25),
+    st.floats(0, 1),
+)
 def test_a_plan_keeps_the_limits_too(
-    workers: WorkerKind, expected: list[Demand], limits: Limits, current: Targets
+    workers: WorkerKind,
+    expected: list[Demand],
+    limits: Limits,
+    current: Targets,
+    spare: float,
+    headroom: float,
 ) -> None:
     def sized(demand: Demand, bounds: Limits) -> Sizing:
+        return size(Deployment(workers, workers), demand, hurried, bounds, current)
+
+    def survived(demand: Demand, bounds: Limits) -> Sizing:
         return size(Deployment(workers, workers), demand, SlaTargets(), bounds, current)
 
-    sizing = plan(sized, expected, current, limits, 0.15)
+    hurried = SlaTargets(ttft_spare=spare, itl_spare=spare)
+    sizing = plan(sized, survived, expected, current, limits, headroom)
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current

@@ -21,7 +21,8 @@ INITIAL_DOUBT = 10.0
 
 CAP = 1.5
 CAP_WINDOW = 30
-"""No forecast is above so many times the most of so many intervals: learning may overshoot."""
+"""No forecast is above so many times the most of so many intervals, nor below such a part of the least:
+learning may overshoot."""
 
 
 def autoregression(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
@@ -39,7 +40,8 @@ def autoregression(series: Series, steps: int, settings: ForecastSettings) -> li
             seen = _features(values, now - steps, unit)
             weights, doubt = _learnt(weights, doubt, seen, values[now] / unit)
         expected = unit * _product(weights, _features(values, now, unit))
-        forecasts.append(min(expected, CAP * max(values[max(0, now + 1 - CAP_WINDOW) : now + 1])))
+        recent = values[max(0, now + 1 - CAP_WINDOW) : now + 1]
+        forecasts.append(min(max(expected, min(recent) / CAP), CAP * max(recent)))
     return forecasts
 
 

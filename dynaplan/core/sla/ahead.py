@@ -44,12 +44,14 @@ def plan(
     current: Targets,
     limits: Limits,
     headroom: float,
+    now: Demand | None = None,
 ) -> Sizing:
-    """The workers for all of these demands: that of now, and those that are foretold until ``until_s``.
+    """The workers for all of these demands, which are foretold until ``until_s``.
 
     More workers as soon as one demand needs them. Fewer only as far as those who stay ``survive`` each of the
-    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. Where all
-    that is more than the GPU budget has, the demand that needs most is sized within it.
+    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. And they
+    must survive that of ``now``: a forecast is no reason to let go who is needed. Where all that is more than
+    the GPU budget has, the demand that needs most is sized within it.
     """
     if not demands:
         why = "no data: change nothing, because no demand is known"
@@ -58,7 +60,8 @@ def plan(
     each_wants = [size(each, unbounded) for each in demands]
     wanted = _most(each_wants, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in _ROLES):
-        grown = _most([survive(each.times(1 + headroom), unbounded) for each in demands], limits)
+        borne = [each.times(1 + headroom) for each in demands] + ([now] if now else [])
+        grown = _most([survive(each, unbounded) for each in borne], limits)
         wanted = _with_survivors(wanted, grown, current, headroom)
     if limits.gpus(wanted.targets) <= limits.max_gpus:
         _, bounds = limited(wanted.targets, limits, current)
@@ -79,7 +82,7 @@ def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: f
         if stay > after.of(role):
             reasons.append(f"{stay} {role.value} workers stay, not {after.of(role)}")
             after = after.plus(role, stay - after.of(role))
-    why = f"with {headroom:.0%} more requests " + ("; ".join(reasons) or "those who stay would do")
+    why = f"now, or with {headroom:.0%} more requests, " + ("; ".join(reasons) or "those who stay would do")
     prediction = wanted.prediction if after == wanted.targets else None
     return Sizing(after, (*wanted.steps, Step("survivors", wanted.targets, after, why)), prediction)
 

@@ -12,16 +12,21 @@ from dynaplan.domain.traffic import Demand
 
 
 def with_backlog(
-    deployment: Deployment, demands: Sequence[Demand], observation: Observation, interval_s: float
+    deployment: Deployment,
+    demands: Sequence[Demand],
+    now: Demand | None,
+    observation: Observation,
+    interval_s: float,
 ) -> Demand | None:
     """The largest demand, and with it what will wait for prefill when workers that are asked for now serve.
 
     ``demands`` are those that are foretold, the soonest first. Nobody can help sooner: until then the queue
-    grows by what comes, and shrinks by what the workers that are there, or are starting, compute. The rest is
-    to be worked off in as long a time as it took to come: until the workers of the next decision would serve.
+    grows by what comes, no less than ``now``, and shrinks by what the workers that are there, or are
+    starting, compute. The rest is to be worked off in as long a time as it took to come: until the workers of
+    the next decision would serve.
     None where nobody will wait.
     """
-    soonest = demands[0]
+    soonest = max(demands[0], now or demands[0], key=lambda each: each.requests_per_s)
     outlook = Outlook(deployment, soonest)
     if outlook.is_aggregated or not soonest.requests_per_s:
         return None

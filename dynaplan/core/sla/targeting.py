@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from dynaplan.core import guards
 from dynaplan.core.sla import error_budget
@@ -12,6 +10,7 @@ from dynaplan.core.sla.ahead import Size, lookahead, plan
 from dynaplan.core.sla.backlog import with_backlog
 from dynaplan.core.sla.correcting import corrected
 from dynaplan.core.sla.formula import Formula
+from dynaplan.core.sla.leaving import late_roles, steadied
 from dynaplan.core.sla.predicting import Deployment
 from dynaplan.core.sla.sizing import size
 from dynaplan.domain.decisions import PlannerState
@@ -58,7 +57,8 @@ def plan_for_targets(
         )
     else:
         sizing = _plan(model, settings, state, observation, foresight, limits, current)
-        state, sizing = _steadied(settings, state, observation, sizing, limits, current)
+        late = late_roles(model.of(current), observation, settings.targets())
+        state, sizing = steadied(settings, state, observation, sizing, limits, current, late)
     sizing = _without_failing(observation, sizing, current)
     return state, replace(sizing, steps=(*notes, *sizing.steps))
 
@@ -131,8 +131,9 @@ def _plan(
     demands = [
         demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
     ]
+    now = _of_now(settings, foresight, observation)
     if demands:
-        backlog = with_backlog(deployment, demands, observation, settings.adjustment_interval_s)
+        backlog = with_backlog(deployment, demands, now, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
     hurried, patient, note = _promises(settings, state, observation, foresight)
 
@@ -140,8 +141,19 @@ def _plan(
         return lambda demand, bounds: size(deployment, demand, targets, bounds, current)
 
     headroom = _headroom(settings, foresight.expected[0])
-    sizing = plan(sized(hurried), sized(patient), demands, current, limits, headroom)
+    sizing = plan(sized(hurried), sized(patient), demands, current, limits, headroom, now)
     return replace(sizing, steps=(*(Step("promise", current, current, each) for each in note), *sizing.steps))
+
+
+def _of_now(settings: PlannerSettings, foresight: Foresight, observation: Observation) -> Demand | None:
+    """The demand of the interval that is over, with the lengths that are expected; None is "not known"."""
+    traffic = observation.traffic
+    if traffic is None or not traffic.requests:
+        return None
+    seen = replace(
+        foresight.expected[0], requests=traffic.requests * foresight.interval_s / traffic.interval_s
+    )
+    return demand_of(settings, foresight, seen)
 
 
 def _promises(
@@ -206,57 +218,6 @@ def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens
     factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
     bounds = tuple(factor * each for each in lengths.upper_bounds_tokens)
     return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
-
-
-def _steadied(
-    settings: PlannerSettings,
-    state: PlannerState,
-    observation: Observation,
-    sizing: Sizing,
-    limits: Limits,
-    current: Targets,
-) -> tuple[PlannerState, Sizing]:
-    """Fewer workers only after as many intervals that did not need more as half a start takes.
-
-    What is foretold reaches over the start-up time already. This is against forecasts that were wrong in an
-    interval or two: one who goes and is wanted back is missing for a whole start. Where load is foretold to
-    go on falling, chance is not what made it fall, and nothing is waited for. Where there are not GPUs
-    enough, a role gives up a worker to the other likewise: it is missing here at once, serves there later.
-    """
-    intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
-    wanted = (*state.wanted, sizing.targets)[-intervals:]
-    state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
-    lately = wanted[-1:] if _is_falling(observation) else wanted
-    for role in guards.SCALED:
-        keep = current.of(role)
-        if len(wanted) == intervals:
-            keep = min(keep, max(each.of(role) for each in lately))
-        if targets.of(role) < keep:
-            reasons.append(f"{keep} {role.value} workers")
-            targets = targets.plus(role, keep - targets.of(role))
-    for role in guards.SCALED:
-        while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
-            targets = targets.plus(role, -1)
-    if targets == sizing.targets or limits.gpus(targets) > limits.max_gpus:
-        return state, sizing
-    if len(wanted) == intervals:
-        why = f"{' and '.join(reasons)} were wanted within the last {len(wanted)} intervals"
-    else:
-        why = f"{' and '.join(reasons)} stay until {intervals} intervals have not wanted them"
-    step = Step("steady", sizing.targets, targets, why)
-    return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
-
-
-def _is_falling(observation: Observation) -> bool:
-    """Whether less is expected the further ahead one looks, clearly."""
-    assert observation.foresight
-    requests = [each.requests for each in observation.foresight.expected if each.requests is not None]
-    falls = all(later <= sooner for sooner, later in pairwise(requests))
-    return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
-
-
-FALLING = 0.9
-"""Less than such a part, at the end of the time that is foretold, is a fall."""
 
 
 def _without_failing(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:

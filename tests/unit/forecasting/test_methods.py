@@ -8,9 +8,12 @@ from itertools import pairwise
 import pytest
 
 from dynaplan.core.forecasting.backtest import loss, score
-from dynaplan.core.forecasting.choosing import choose
+from dynaplan.core.forecasting.choosing import FEWEST_COMPARED, choose
 from dynaplan.core.forecasting.forecasting import METHODS, choice_of_method, forecast, run
+from dynaplan.core.forecasting.trend import trend
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.forecast import ForecastSettings
+from dynaplan.domain.planner_settings import PlannerSettings
 from tests.unit.forecasting.curves import curve, wave
 
 AUTO = ForecastSettings()
@@ -88,6 +91,53 @@ def test_auto_is_the_last_value_until_there_is_something_to_compare() -> None:
     told = forecast([10.0, 20.0, 30.0], 1, AUTO)
     assert (told.value, told.method) == (30.0, "constant")
     assert told.why == "auto: constant, because only 2 forecasts can be compared yet"
+
+
+def test_auto_begins_with_a_trend_where_the_values_are_numbers_of_requests() -> None:
+    rising = [100.0, 150.0, 200.0, 250.0]
+    told = forecast(rising, 1, AUTO, is_count=True)
+    assert told.method == "trend"
+    assert told.value == trend(rising, 1)[-1] > 250.0
+    assert told.why == "auto: trend, because only 3 forecasts can be compared yet"
+    assert forecast(rising, 1, AUTO).value == 250.0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_auto_leaves_the_trend_as_soon_as_it_can_compare(steps: int) -> None:
+    methods = choice_of_method(
+        [100.0 + 50 * index for index in range(20)], steps, AUTO, is_count=True
+    ).methods
+    comparable = FEWEST_COMPARED - 1 + steps
+    assert set(methods[:comparable]) == {"trend"}
+    assert set(methods[comparable:]) <= set(METHODS)
+
+
+def test_what_auto_began_with_changes_nothing_of_what_it_chooses_later() -> None:
+    series = curve(wave, 60, noise=0.05)
+    with_trend = choice_of_method([*series], 3, AUTO, is_count=True)
+    without = choice_of_method([*series], 3, AUTO)
+    assert with_trend.losses == without.losses
+    assert with_trend.methods[-30:] == without.methods[-30:]
+    assert with_trend.forecasts[-30:] == without.forecasts[-30:]
+
+
+def test_trend_is_nothing_to_choose() -> None:
+    assert "trend" not in METHODS
+    with pytest.raises(ConfigError, match="load-predictor: 'trend'"):
+        PlannerSettings.from_options({"load-predictor": "trend"})
+
+
+def test_a_predictor_that_was_chosen_does_not_begin_with_a_trend() -> None:
+    constant = ForecastSettings(load_predictor="constant")
+    assert forecast([100.0, 150.0, 200.0], 1, constant, is_count=True).value == 200.0
+
+
+def test_what_is_begun_with_is_used_until_outcomes_can_be_compared() -> None:
+    told, beginning = {"one": [10.0] * 20, "other": [9.0] * 20}, ("early", [7.0] * 20)
+    choice = choose(told, [10.0] * 20, 2, beginning)
+    known = FEWEST_COMPARED - 1 + 2
+    assert choice.methods == ("early",) * known + ("one",) * (20 - known)
+    assert choice.forecasts == (7.0,) * known + (10.0,) * (20 - known)
 
 
 def test_auto_is_never_much_worse_than_the_best_single_method_and_better_than_the_last_value() -> None:

@@ -50,6 +50,7 @@ def test_the_defaults_are_documented_ones():
         "load-predictor-deadline": 10.0,
         "ttft-percentile": 95.0,
         "itl-percentile": 95.0,
+        "slo-window": 3600.0,
         "scale-down-headroom": 0.15,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own
@@ -101,6 +102,7 @@ def test_virtual_is_an_environment():
         ({"min-gpu-budget": 9}, "to be no more than max-gpu-budget"),
         ({"adjustment-interval": 0.5}, "metric-pulling-interval to be no more than adjustment-interval"),
         ({"min-gpu-budget": 2, "min-endpoint": 2}, "expected one of the two"),
+        ({"slo-window": -1}, "Planner.slo-window: -1\n  expected a number, 0 or more"),
     ],
 )
 def test_what_is_wrong_is_named_with_key_value_and_what_was_expected(options, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.core.sla.ahead import coming, lookahead, plan
+from dynaplan.core.sla.ahead import Size, coming, lookahead, plan
 from dynaplan.core.sla.limits import fit
 from dynaplan.domain.observation import WorkerCounts
 from dynaplan.domain.sla import Limits, Sizing
@@ -22,8 +22,20 @@ def one_worker_for_ten(each: Demand, limits: Limits) -> Sizing:
     return Sizing(Targets(max(1, -int(-rate // 20)), max(1, -int(-rate // 10))))
 
 
-def planned(rates: list[float], current: Targets, headroom: float = 0.15) -> Sizing:
-    return plan(one_worker_for_ten, [demand(each) for each in rates], current, LIMITS, headroom)
+def one_worker_for_eight(each: Demand, limits: Limits) -> Sizing:
+    """The same for who stays, when the promise lets them miss less."""
+    return one_worker_for_ten(each.times(10 / 8), limits)
+
+
+def planned(
+    rates: list[float],
+    current: Targets,
+    headroom: float = 0.15,
+    survive: Size = one_worker_for_ten,
+    now: float | None = None,
+) -> Sizing:
+    demands, came = [demand(each) for each in rates], None if now is None else demand(now)
+    return plan(one_worker_for_ten, survive, demands, current, LIMITS, headroom, came)
 
 
 def test_demand_must_be_foretold_until_the_next_decision_s_workers_serve() -> None:
@@ -52,6 +64,34 @@ def test_workers_leave_that_nobody_would_miss() -> None:
     assert planned([17.0], Targets(4, 8)).targets == Targets(1, 2)
 
 
+def test_who_stays_is_counted_by_what_they_may_miss_and_who_is_added_by_what_these_may() -> None:
+    assert planned([17.0], Targets(1, 3), 0.0, one_worker_for_eight).targets == Targets(1, 3)
+    assert planned([17.0], Targets(1, 2), 0.0, one_worker_for_eight).targets == Targets(1, 2)
+    assert planned([17.0], Targets(1, 1), 0.0, one_worker_for_eight).targets == Targets(1, 2)
+
+
+def test_how_those_who_stay_would_do_adds_nobody() -> None:
+    """While prefill workers leave, the decode workers are asked too: what they lack is not made up for."""
+    leaving = planned([17.0], Targets(4, 2), 0.0, one_worker_for_eight)
+    assert leaving.targets == Targets(2, 2)
+
+
+def test_a_forecast_is_no_reason_to_let_go_who_is_needed_now() -> None:
+    assert planned([5.0], Targets(2, 4), now=31.0).targets == Targets(2, 4)
+    assert planned([5.0], Targets(2, 4), now=25.0).targets == Targets(2, 3)
+    assert planned([5.0], Targets(2, 4), now=0.0).targets == planned([5.0], Targets(2, 4)).targets
+
+
+def test_who_is_needed_now_only_is_not_added() -> None:
+    assert planned([5.0], Targets(1, 1), now=31.0).targets == Targets(1, 1)
+
+
+def test_where_nobody_leaves_the_story_says_nothing_of_who_stays() -> None:
+    stages = [step.stage for step in planned([30.0], Targets(1, 1)).steps]
+    assert "survivors" not in stages
+    assert "survivors" in [step.stage for step in planned([5.0], Targets(1, 3)).steps]
+
+
 def test_demand_that_will_rise_again_before_a_new_worker_could_serve_keeps_the_old_one() -> None:
     assert planned([5.0, 25.0], Targets(2, 3)).targets == Targets(2, 3)
 
@@ -69,7 +109,7 @@ def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
         wanted = Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14)
         return Sizing(fit(wanted, limits) or Targets(1, 1))
 
-    sizing = plan(odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
+    sizing = plan(odd, odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
     assert LIMITS.gpus(sizing.targets) <= 16
 
 
