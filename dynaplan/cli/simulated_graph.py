@@ -10,9 +10,6 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError
 
 SECTIONS = ("Planner", "VllmWorker", "PrefillWorker", "Frontend", "Router", "Processor")
-ROUTED_BY = ("Frontend", "Router", "Processor", "VllmWorker")
-"""Where the frontends look for routing and disaggregation, the strongest first."""
-
 Section = Mapping[str, Any]
 
 
@@ -41,6 +38,7 @@ class SimulatedGraph:
 
     def routing(self) -> dict[str, Any]:
         """Options of a simulation: the router, where prompts are computed, and how many may wait."""
+        from dynaplan.planner.deployed import ROUTED_BY
         from dynaplan.planner.simulate import ANY_QUEUE
         from dynaplan.serving.frontend_settings import read_settings
 

@@ -10,7 +10,7 @@ from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
 
 ROUTED_BY = ("Frontend", "Router", "Processor", "VllmWorker")
-"""Where a Frontend looks for its ``router``, the strongest first."""
+"""Where a Frontend looks for routing and disaggregation, the strongest first."""
 
 OF_DECODE = {
     "max-num-seqs": "decode-max-num-seqs",

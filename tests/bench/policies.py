@@ -2,10 +2,10 @@
 
 Dynamo published that its local planner, against a fixed 2 prefill and 2 decode workers, was 1.5 times as fast
 with 7.4 % less GPU: a sinusoid of 5 to 20 requests/s, period 150 s, for 600 s, ISL 3000, OSL 150, 8 GPUs, a
-decision every 10 s. Their hardware and engine are not known to the millisecond. Here an H100's timing runs at
-half speed, so that two prefill workers are overloaded at the crest; a worker starts in 10 s. "Fast" is the
-mean duration of a request. Both begin with the same four workers, and the planner knows such a day from a
-warm-up trace of other requests.
+decision every 10 s. Their hardware and engine are not known to the millisecond; that two prefill workers were
+overloaded at the crest is. So here an H100's prefill runs at half speed, once with its decode and once
+without; a worker starts in 10 s. "Fast" is the mean duration of a request. Both begin with the same four
+workers, and the planner knows such a day from a warm-up trace of other requests.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from dynaplan.planner.simulate import SimulateOptions, run_simulations
 from tests.bench.table import Row
 
 WAVE = "sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150"
+HALF_SPEED = {"profile": "h100-bf16", "speedup-ratio": 0.5}
 DYNAMO = SimulateOptions(
     WAVE,
     ("static:2,2", "sla"),
     startup_time_s=10.0,
     slo=Slo(1000.0, 50.0),
     first=Targets(2, 2),
-    engine={"profile": "h100-bf16", "speedup-ratio": 0.5},
+    engine={"profile": "h100-bf16"},
+    prefill_engine=HALF_SPEED,
     planner={"adjustment-interval": 10, "load-predictor-warmup-trace": f"{WAVE},seed=7"},
 )
+
+ASSUMED = {
+    "prefill at half speed": DYNAMO,
+    "everything at half speed": replace(DYNAMO, engine=HALF_SPEED),
+}
 
 AGAINST_ORACLE = {
     "wave of 10 minutes": "sinusoid:low=5,high=40,period=600,duration=1200,isl=3000,osl=150",
@@ -42,12 +49,12 @@ SMALL = SimulateOptions("poisson:rate=10,duration=500,isl=3000,osl=150", ("sla",
 
 def rows(repeats: int) -> Iterator[Row]:
     """Everything but the CPU time is the same each time, and is measured once."""
-    static, planned = run_simulations(DYNAMO)
-    speed = static.outcome.duration_s.mean / planned.outcome.duration_s.mean
-    yield Row("Dynamo's benchmark: 2P 2D over sla, mean duration", "x", [speed], 1.5, True)
-    yield Row(
-        "Dynamo's benchmark: sla over 2P 2D, GPU-hours", "x", [planned.gpu_hours / static.gpu_hours], 0.926
-    )
+    for assumed, options in ASSUMED.items():
+        static, planned = run_simulations(options)
+        speed = static.outcome.duration_s.mean / planned.outcome.duration_s.mean
+        hours = planned.gpu_hours / static.gpu_hours
+        yield Row(f"Dynamo's benchmark, {assumed}: 2P 2D over sla, mean duration", "x", [speed], 1.5, True)
+        yield Row(f"Dynamo's benchmark, {assumed}: sla over 2P 2D, GPU-hours", "x", [hours], 0.926)
     for name, trace in AGAINST_ORACLE.items():
         yield from _against_oracle(name, trace)
     times_s = []
