@@ -146,8 +146,19 @@ def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) ->
     return ["environment = kubernetes means local here: it scales this box"]
 
 
+def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) -> list[str]:
+    recording = options.get("record-traffic")
+    if recording and (Path(recording).is_dir() or not Path(recording).parent.is_dir()):
+        raise ConfigError(
+            f"record-traffic is {recording!r}",
+            hint="expected a file in a directory that is there: a new one, or a recording to go on with",
+        )
+    return []
+
+
 CHECKS: Mapping[Role, Callable[[Options, ServiceSpec, GraphSpec], list[str]]] = {
     Role.DECODE: _check_engine,
     Role.PREFILL: _check_engine,
     Role.PLANNER: _check_planner,
+    Role.FRONTEND: _check_frontend,
 }

@@ -36,7 +36,7 @@ def command(**options: Any) -> None:
     from dynaplan.planner.run import run_planner
 
     settings = PlannerSettings.from_options(
-        {key: value for key, value in options.items() if value is not None}
+        {key.replace("_", "-"): value for key, value in options.items() if value is not None}
     )
     if "ETCD_ENDPOINTS" not in os.environ:
         found = connect(settings.namespace)

@@ -57,9 +57,17 @@ def _lines(each: Replayed) -> list[str]:
     ]
 
 
+SIZED, LAST_OF_SIZING = ("decode", "prefill"), "budget"
+"""Stages of planning for targets: that a size is within the budget says less than how it came about."""
+
+
 def _told(decision: Decision) -> str:
-    verdict = f"-> {decision.desired}" if decision.is_change else "no change"
-    return f"{verdict}: {decision.reason}"
+    if decision.is_change:
+        return f"-> {decision.desired}: {decision.reason}"
+    steps = decision.steps
+    sized = [step.why for step in steps if step.stage in SIZED]
+    is_sizing_all = bool(sized) and steps[-1].stage == LAST_OF_SIZING
+    return f"no change: {'; '.join(sized) if is_sizing_all else decision.reason}"
 
 
 def _summary(replayed: Sequence[Replayed]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,9 @@ def command(
     """
     from dynaplan.planner.simulate import rows, run_simulations
 
+    for option, written in (("--json", json_path), ("--html", html_path)):
+        if written:
+            _check_writable(option, Path(written))
     options = _options(policies, given, read_graph(given["config_file"], context.obj))
     results = []
     for result in run_simulations(options):
@@ -110,13 +114,26 @@ def command(
         _write("--html", html_path, page(options, results, table, columns_of(table)))
 
 
+def _check_writable(option: str, path: Path) -> None:
+    """Raise ConfigError for a file that could not be written: before the simulation, not after it."""
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise _unwritable(option, str(path), "No such directory")
+    if not os.access(path if path.exists() else directory, os.W_OK):
+        raise _unwritable(option, str(path), "Permission denied")
+
+
 def _write(option: str, path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{option}: {path!r}: {error.strerror}", hint="expected a file in a directory that is there"
-        ) from error
+        raise _unwritable(option, path, error.strerror) from error
+
+
+def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
+    return ConfigError(
+        f"{option}: {path!r}: {why}", hint="expected a file in a directory that is there and yours"
+    )
 
 
 def text_table(table: Sequence[Mapping[str, Any]]) -> str:

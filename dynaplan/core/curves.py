@@ -20,12 +20,14 @@ def curves_of(record: DecisionRecord) -> dict[str, float]:
         **_predicted(record),
     }
     if record.settings.is_by_targets:
-        corrections = record.next_state.corrections
+        corrections, budget = record.next_state.corrections, record.next_state.error_budget
         numbers |= {
             "sla_target_ttft_ms": record.settings.ttft_ms,
             "sla_target_itl_ms": record.settings.itl_ms,
             "prefill_correction_factor": corrections.prefill,
             "decode_correction_factor": corrections.decode,
+            "error_budget_ttft_requests": budget.ttft_requests,
+            "error_budget_itl_requests": budget.itl_requests,
         }
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.core.routing import MODES
 from dynaplan.domain.discovery import public_urls
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.planner.deployed import with_deployed
 from dynaplan.planner.foresee import TrafficWatch
@@ -55,12 +57,24 @@ def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
     if known.get("environment") == "kubernetes":
         log.info("environment: kubernetes means local here: this planner scales this box")
         known["environment"] = "local"
-    return PlannerSettings.from_options(known)
+    settings = PlannerSettings.from_options(known)
+    _check_router(settings)
+    return settings
+
+
+def _check_router(settings: PlannerSettings) -> None:
+    if settings.router is not None and settings.router not in MODES:
+        raise ConfigError(f"Planner.router: {settings.router!r}", hint=f"expected one of {', '.join(MODES)}")
 
 
 def check_sources(settings: PlannerSettings) -> None:
-    """Raise ConfigError for a profile, trace or library that a planner of these settings would not find."""
+    """Raise ConfigError for what a planner of these settings would not find.
+
+    That is a profile, a trace or a library; a Prometheus server only needs to have an address.
+    """
     if settings.is_by_targets:
+        if settings.prometheus_endpoint:
+            wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
         wiring.sla_model(settings, {})
         wiring.make_forecaster(settings, settings.adjustment_interval_s)
         _warm_up(settings)
@@ -70,6 +84,7 @@ async def run_planner(settings: PlannerSettings) -> None:
     """Plan until cancelled, in a process of its own: ``ETCD_ENDPOINTS`` and ``NATS_SERVER`` say where."""
     from dynaplan.runtime.discovery import Discovery
 
+    _check_router(settings)
     async with AsyncExitStack() as stack:
         store = wiring.connect_store()
         stack.push_async_callback(store.close)

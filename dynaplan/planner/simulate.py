@@ -91,12 +91,14 @@ def _run(
     name: str, trace: Trace, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
     kind, _, effort = name.partition(":")
+    _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
     if kind == ORACLE:
         if effort and not (effort.isdecimal() and int(effort)):
             raise ConfigError(f"policy {name!r}", hint=f"expected {ORACLE}:EFFORT, a whole number from 1 on")
         oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
         return lambda: find_oracle(trace, settings, oracle).result
     policy, first = _policy(name, options, settings), _first(name, options)
+    _check_fits(name, first, settings)
 
     def run() -> Result:
         try:
@@ -106,6 +108,16 @@ def _run(
                 policy.close()
 
     return run
+
+
+def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
+    """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
+    needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
+    if needed > settings.gpus:
+        raise ConfigError(
+            f"policy {name!r}: {workers} need {needed} GPUs, but --gpus is {settings.gpus}",
+            hint="expected more GPUs, or fewer workers to begin with",
+        )
 
 
 Trace = Callable[[], Iterator[TracedRequest]]
@@ -160,11 +172,14 @@ def _first(name: str, options: SimulateOptions) -> Targets:
 
 
 def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
-    kind, _, _ = name.partition(":")
+    kind, _, rest = name.partition(":")
     if kind not in POLICIES:
-        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {', '.join(POLICIES)}")
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {known}; --policy for each")
     if kind == "static":
         return StaticPolicy(name)
+    if rest:
+        raise ConfigError(f"policy {name!r}", hint=f"expected {kind}, which is told nothing more")
     if kind in PLANNED:
         planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
         model = None

@@ -139,7 +139,8 @@ def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
 
 
 def _missing(stage: Stage, loads: Sequence[DecodeLoad], journal: Journal) -> list[DecodeLoad]:
-    return [load for load in dict.fromkeys(loads) if journal.find(stage.key(**load._asdict())) is None]
+    """The points to measure; one that could not be measured the last time is tried again."""
+    return [load for load in dict.fromkeys(loads) if not journal.find(stage.key(**load._asdict()))]
 
 
 def _result(stage: Stage, facts: EngineFacts, loads: Sequence[DecodeLoad], journal: Journal) -> StageResult:

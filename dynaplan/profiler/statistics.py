@@ -42,12 +42,15 @@ def are_side_by_side(answers: Sequence[Answer]) -> bool:
 def decoded_together(answers: Sequence[Answer]) -> Together | None:
     """The mean ITL from the moment the last one had its first token until the first one had its last.
 
-    Before and after, fewer decode than are meant to, and prompts may be computed beside them. None when
-    that is not a tenth of each answer's tokens, or all of them came at the same moment.
+    Before and after, fewer decode than are meant to, and prompts may be computed beside them; one that is
+    alone is so from its second token on. None when that is not a tenth of each answer's tokens, or
+    all of them came at the same moment.
     """
     begun_s, ended_s = _begun_s(answers), _ended_s(answers)
     margin_s = TRIMMED * max(ended_s - begun_s, 0.0)
     from_s, to_s = begun_s + margin_s, ended_s - margin_s
+    if len(answers) == 1:
+        from_s, to_s = answers[0].event_times_s[min(1, len(answers[0].event_times_s) - 1)], ended_s
     duration_s = tokens = 0.0
     shares = []
     for answer in answers:

@@ -161,7 +161,7 @@ class TrafficRecording:
         secret, mask = self._secret, (1 << HASH_BITS) - 1
         return replace(
             request,
-            arrival_s=round(request.arrival_s + shift_s, 3),
+            arrival_s=round(request.arrival_s + shift_s, 3) + 0.0,  # a negative zero becomes a zero
             block_hashes=tuple(hash((secret, each)) & mask for each in request.block_hashes),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from functools import cache
 
@@ -201,6 +202,64 @@ def test_both_never_goes_below_what_the_targets_need(
     _, both = decided(replace(planner, policy="both"), state, observation)
     for role in guards.SCALED:
         assert both.desired.of(role) >= floor.desired.of(role)
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies, states, observations)
+def test_the_error_budget_stays_finite_whatever_was_missed(
+    planner: PlannerSettings, state: PlannerState, observation: Observation
+) -> None:
+    after, _ = decided(planner, state, observation)
+    left = after.error_budget
+    assert math.isfinite(left.ttft_requests)
+    assert math.isfinite(left.itl_requests)
+    came = (observation.traffic.requests if observation.traffic else 0.0) or 0.0
+    for now, before in (
+        (left.ttft_requests, state.error_budget.ttft_requests),
+        (left.itl_requests, state.error_budget.itl_requests),
+    ):
+        assert min(before, 0.0) - came <= now <= max(before, 0.0) + came
+
+
+PLENTY = replace(targets.SETTINGS, max_gpu_budget=1000)
+"""Where GPUs lack, a role that may miss less gets workers that the other one loses."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(settled(), st.tuples(remaining, remaining), st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)))
+def test_the_more_was_missed_before_the_more_workers_or_as_many(
+    case: tuple[PlannerSettings, PlannerState, Observation],
+    left: tuple[float, float],
+    missed: tuple[float, float],
+) -> None:
+    _, state, observation = case
+    before = ErrorBudget(*left)
+    worse = ErrorBudget(left[0] - missed[0], left[1] - missed[1])
+    few = decided(PLENTY, replace(state, error_budget=before), observation)[1].desired
+    many = decided(PLENTY, replace(state, error_budget=worse), observation)[1].desired
+    assert many.decode >= few.decode
+    # More decode workers make shorter steps, and leave the prefill more of the TTFT.
+    assert many.prefill + many.decode >= few.prefill + few.decode
+
+
+@settings(max_examples=40, deadline=None)
+@given(settled(), st.floats(1, 2000), st.floats(1, 50), st.floats(1, 5), st.floats(1, 5))
+def test_the_later_the_same_load_was_the_more_workers_or_as_many(
+    case: tuple[PlannerSettings, PlannerState, Observation],
+    ttft_ms: float,
+    itl_ms: float,
+    ttft_factor: float,
+    itl_factor: float,
+) -> None:
+    _, state, observation = case
+    assert observation.traffic
+    early, late = (
+        replace(observation, traffic=replace(observation.traffic, ttft_ms=ttft, itl_ms=itl))
+        for ttft, itl in ((ttft_ms, itl_ms), (ttft_factor * ttft_ms, itl_factor * itl_ms))
+    )
+    few, many = decided(PLENTY, state, early)[1].desired, decided(PLENTY, state, late)[1].desired
+    assert many.decode >= few.decode
+    assert many.prefill + many.decode >= few.prefill + few.decode
 
 
 @settings(max_examples=30, deadline=None)

@@ -72,6 +72,8 @@ def _format_of(path: Path, first_line: str) -> Format:
     for each in FORMATS:
         if each.is_first_line(first_line):
             return each
+    if not first_line:
+        raise ConfigError(f"{path} is empty", hint=_known_formats())
     shown = first_line.strip()[:80]
     raise ConfigError(f"{path}, line 1: {shown!r} begins no known trace", hint=_known_formats())
 

@@ -48,9 +48,10 @@ class Choice:
         if not self.losses:
             return f"auto: {method}, because only {self.compared} forecasts can be compared yet"
         others = (f"{name} {each:.3f}" for name, each in self.losses.items() if name != method)
+        stays = "" if self.losses[method] <= min(self.losses.values()) else "; none is clearly better"
         return (
             f"auto: {method}, weighted error {self.losses[method]:.3f} of the load over the last "
-            f"{self.compared} intervals ({', '.join(others)})"
+            f"{self.compared} intervals ({', '.join(others)}{stays})"
         )
 
 

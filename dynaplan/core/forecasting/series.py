@@ -58,4 +58,6 @@ def from_logarithms(values: Sequence[float]) -> list[float]:
 
 def joined(warm_up: Sequence[float | None], live: Sequence[float | None]) -> list[float | None]:
     """A warm-up's curve with the live one after it, which counts from its first traffic on."""
+    if not warm_up:
+        return [*live]
     return [*warm_up, *dropwhile(lambda each: not each, live)]

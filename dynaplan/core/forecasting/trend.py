@@ -7,8 +7,8 @@ least by their square root (Poisson): a change that could be such chance is not 
 from __future__ import annotations
 
 import math
-from statistics import median
 
+from dynaplan.core.forecasting.autoregression import CAP
 from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.core.forecasting.smoothing import TREND_DAMPING
 
@@ -18,14 +18,14 @@ SHORTEST, LONGEST = 2, 12
 STRAIGHT = 2.0
 """So many times what chance makes of it the squares of the residuals may be, and their own deviation more."""
 
-CLEARLY = 2.0
-"""So many times its standard deviation by chance a slope must be, to be one at all."""
+CLEARLY, MORE_CLEARLY = 2.0, 3.0
+"""So many standard deviations of chance a slope must have, to be one; more where two intervals make it."""
 
 DIFFERENCES = 10
-"""Second differences that the noise is told from, by their median: a jump makes three of them."""
+"""Second differences that the noise is told from, by their lower quartile: a jump makes large ones."""
 
-MEDIAN_TO_DEVIATION = 1 / 0.6745
-"""Of what is spread normally: the standard deviation over the median of the absolute values."""
+QUARTILE_TO_DEVIATION = 1 / 0.3186
+"""Of what is spread normally: the standard deviation over the lower quartile of the absolute values."""
 
 
 def trend(series: Series, steps: int) -> list[float]:
@@ -38,20 +38,27 @@ def trend(series: Series, steps: int) -> list[float]:
 def _ahead(recent: list[float], reach: float) -> float:
     if len(recent) <= SHORTEST:
         return recent[-1]
+    return min(max(_carried_on(recent, reach), min(recent) / CAP), CAP * max(recent))
+
+
+def _carried_on(recent: list[float], reach: float) -> float:
     variance = _variance(recent)
     width, mean, slope = _line(recent, variance)
-    if not slope:
+    square = slope * slope
+    if not square:
         return mean
     by_chance = 12 * variance / (width * (width * width - 1))
-    slope *= max(0.0, 1 - CLEARLY**2 * by_chance / (slope * slope))
+    clearly = MORE_CLEARLY if width == SHORTEST else CLEARLY
+    slope *= max(0.0, 1 - clearly**2 * by_chance / square)
     return mean + slope * ((width - 1) / 2 + reach)
 
 
 def _variance(recent: list[float]) -> float:
-    """Of one interval about its line; that of a number of requests at least."""
+    """Of one interval about its line: at least that of a number of requests. Two bends may be one jump."""
     bends = [abs(a - 2 * b + c) for a, b, c in zip(recent, recent[1:], recent[2:], strict=False)]
-    deviation = MEDIAN_TO_DEVIATION * median(bends[-DIFFERENCES:]) / math.sqrt(6)
-    return max(deviation**2, sum(recent) / len(recent), 1.0)
+    small = sorted(bends[-DIFFERENCES:])[(len(bends[-DIFFERENCES:]) - 1) // 4] if len(bends) > 2 else 0.0
+    deviation = QUARTILE_TO_DEVIATION * small / math.sqrt(6)
+    return max(deviation * deviation, sum(recent) / len(recent), 1.0)
 
 
 def _line(recent: list[float], variance: float) -> tuple[int, float, float]:
@@ -62,8 +69,8 @@ def _line(recent: list[float], variance: float) -> tuple[int, float, float]:
         mean = sum(values) / width
         squares = width * (width * width - 1) / 12
         slope = sum((place - middle) * each for place, each in enumerate(values)) / squares
-        residuals = sum((each - mean - slope * (place - middle)) ** 2 for place, each in enumerate(values))
-        freedom = width - 2
+        off = [each - mean - slope * (place - middle) for place, each in enumerate(values)]
+        residuals, freedom = sum(each * each for each in off), width - 2
         if residuals > STRAIGHT * variance * (freedom + 2 * math.sqrt(2 * freedom)):
             break
         best = (width, mean, slope)

@@ -84,7 +84,12 @@ def spending(budget: ErrorBudget, targets: SlaTargets, requests_per_s: float, wi
 
 def in_words(budget: ErrorBudget, spent: SlaTargets) -> str:
     """What is left, and what may be missed for now."""
-    return (
-        f"error budget: {budget.ttft_requests:.0f} requests may still miss the TTFT, "
-        f"{budget.itl_requests:.0f} the ITL; for now {spent.ttft_rest:.0%} and {spent.itl_rest:.0%} of all"
-    )
+    ttft = _left("TTFT", budget.ttft_requests, spent.ttft_rest)
+    return f"error budget: {ttft}; {_left('ITL', budget.itl_requests, spent.itl_rest)}"
+
+
+def _left(name: str, requests: float, rest: float) -> str:
+    may = f"{rest:.0%} may miss it for now"
+    if round(requests) < 0:
+        return f"{-requests:.0f} requests more than promised missed the {name} lately, {may}"
+    return f"{max(requests, 0.0):.0f} requests fewer than promised missed the {name} lately, {may}"

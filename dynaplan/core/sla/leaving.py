@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dynaplan.core import guards
+from dynaplan.core.sla.limits import fit
 from dynaplan.core.sla.predicting import Deployment, Outlook
 from dynaplan.domain.decisions import PlannerState
 from dynaplan.domain.fleet import Role
@@ -51,7 +52,9 @@ def steadied(
     for role in guards.SCALED:
         while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
             targets = targets.plus(role, -1)
-    if targets == sizing.targets or limits.gpus(targets) > limits.max_gpus:
+    if limits.gpus(targets) > limits.max_gpus:
+        targets = fit(targets, replace(limits, least=sizing.targets)) or sizing.targets
+    if targets == sizing.targets:
         return state, sizing
     step = Step("steady", sizing.targets, targets, "; ".join(reasons))
     return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)

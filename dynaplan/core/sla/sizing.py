@@ -48,9 +48,9 @@ def _size(outlook: Outlook, targets: SlaTargets, limits: Limits, current: Target
     steps += [Step("targets", current, current, note) for note in notes]
     wanted = _workers(outlook, reachable)
     after = replace(current, prefill=0 if outlook.is_aggregated else current.prefill, decode=wanted.decode)
-    steps.append(Step("decode", current, after, _why_decode(outlook, targets, wanted.decode)))
+    steps.append(Step("decode", current, after, _why_decode(outlook, reachable, wanted.decode)))
     if not outlook.is_aggregated:
-        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, targets, wanted)))
+        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, reachable, wanted)))
     if _is_scarce(wanted, limits):
         limits, note = _for_the_most(outlook, reachable, limits)
         steps.append(Step("scarcity", wanted, wanted, note))

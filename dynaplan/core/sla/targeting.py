@@ -45,9 +45,10 @@ def plan_for_targets(
     limits = limits_of(settings, observation, current)
     state = _after_interval(model, settings, state, observation, current)
     state, notes = _corrections(model, settings, state, observation, current)
-    foresight = observation.foresight
-    if foresight is None or not foresight.expected:
-        missing = observation.traffic.missing if observation.traffic else ""
+    foresight, traffic = observation.foresight, observation.traffic
+    is_seen = traffic is None or traffic.requests is not None
+    if foresight is None or not foresight.expected or not is_seen:
+        missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
         return state, Sizing(current, (*notes, Step("demand", current, current, why)))
     if model.formula:

@@ -101,6 +101,25 @@ def test_a_wrong_option_names_the_service(disagg: Graph) -> None:
         check(disagg, {"PrefillWorker": {"jitter": 3}})
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("router", "clever"), ("prometheus-endpoint", "nowhere"), ("slo-window", -1)]
+)
+def test_what_the_planner_would_refuse_is_refused_before_anything_starts(
+    disagg: Graph, option: str, value: object
+) -> None:
+    planner = {"policy": "sla", "profile-results-dir": "mocker", option: value}
+    with pytest.raises(ConfigError, match=rf"Planner\.{option}: {value!r}"):
+        check(disagg, {"Planner": planner})
+
+
+def test_a_recording_needs_a_directory_that_is_there(disagg: Graph, tmp_path: Path) -> None:
+    assert check(disagg, {"Frontend": {"record-traffic": str(tmp_path / "traffic.jsonl")}}) == []
+    for path in (tmp_path, tmp_path / "nowhere" / "traffic.jsonl"):
+        with pytest.raises(ConfigError, match=r"Frontend: record-traffic is"):
+            check(disagg, {"Frontend": {"record-traffic": str(path)}})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_planner_of_a_cluster_is_remarked_upon(disagg: Graph) -> None:
     (warning,) = check(disagg, {"Planner": {"environment": "kubernetes"}})
     assert "it scales this box" in warning

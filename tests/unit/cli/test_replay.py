@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from dynaplan.cli.main import group
 from dynaplan.domain.planner_settings import PlannerSettings
 from tests.unit.planner.situations import interval
+from tests.unit.planner.targets import SETTINGS, planned_interval
 from tests.unit.planner.test_replay import recorded
 
 
@@ -28,6 +29,16 @@ def test_it_shows_where_other_settings_decide_otherwise(log_dir):
     assert result.exit_code == 0
     assert result.output.count("replayed   -> prefill 1, decode 3") == 1
     assert "3 intervals, 1 decided otherwise (recorded 1 changes, replayed 2 changes)" in result.output
+
+
+def test_of_targets_it_says_how_the_size_that_stays_came_about(tmp_path):
+    seen = [planned_interval(2, 1, [20.0], at_s=10.0 * number) for number in range(2)]
+    recorded(tmp_path, SETTINGS, seen)
+    result = run(tmp_path, "--Planner.ttft=120")
+    (told,) = {line for line in result.output.splitlines() if line.startswith("  recorded   no change")}
+    assert "with 2" in told
+    assert "TTFTs are over" in told
+    assert "budget" not in told
 
 
 def test_it_takes_the_file_as_well_and_gives_json(log_dir):

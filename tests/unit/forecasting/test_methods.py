@@ -48,6 +48,13 @@ def test_a_wave_is_foretold_before_its_second_period_ends() -> None:
     assert abs(told[-1] - wave(28)) < 0.3 * abs(wave(25) - wave(28))
 
 
+def test_what_was_learnt_never_foretells_far_more_or_far_less_than_there_was_of_late() -> None:
+    for series in (curve(wave, 40), curve(lambda index: 200.0 if index % 10 < 5 else 20.0, 60)):
+        for now, told in enumerate(run("autoregression", [*series], 3, AUTO)):
+            recent = series[max(0, now - 29) : now + 1]
+            assert min(recent) / 1.5 <= told <= 1.5 * max(recent)
+
+
 def test_on_and_off_is_foretold_by_its_period() -> None:
     series = curve(lambda index: 200.0 if index % 30 < 15 else 10.0, 150, noise=0.05)
     assert mean_error("seasonal", series, 6) < 0.25 * mean_error("constant", series, 6)

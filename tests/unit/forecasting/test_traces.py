@@ -108,7 +108,7 @@ def test_requests_with_many_blocks_are_put_in_order_over_fewer_lines(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: '' begins no known trace\n.*Azure CSV.*Mooncake.*recording"),
+        ("", "is empty\n.*Azure CSV.*Mooncake.*recording"),
         ("hello\n", "line 1: 'hello' begins no known trace"),
         ('{"a": 1}\n', "line 1: .* begins no known trace"),
         (b"\x89PNG\r\n\x1a\n\xff\xff", "cannot read the trace"),

@@ -59,6 +59,13 @@ def test_no_data_changes_nothing(rate):
     assert "no frontend answered" in decision.reason
 
 
+def test_an_interval_without_data_changes_nothing_although_a_forecast_goes_on():
+    seen = replace(planned_interval(1, 1, [40.0]), traffic=traffic(None))
+    _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
+    assert decision.desired == Targets(1, 1)
+    assert "no frontend answered" in decision.reason
+
+
 def test_no_requests_need_the_minimums_only():
     assert desired(planned_interval(3, 2, [0.0])) == Targets(1, 1)
 

@@ -65,3 +65,11 @@ def test_an_answer_of_one_token_says_nothing() -> None:
 def test_the_ttft_of_lone_requests_is_the_least() -> None:
     answers = [answer(sent_s + ttft_s, 0.01, 5, sent_s=sent_s) for sent_s, ttft_s in ((0, 0.4), (1, 0.3))]
     assert alone_ttft_ms(answers) == pytest.approx(300.0)
+
+
+def test_one_that_is_alone_counts_from_its_second_token_on_however_they_arrive() -> None:
+    """A client that was not scheduled gets tokens in clumps: what is cut off at the ends may be all."""
+    times_s = (0.0, *[0.02] * 90, *[0.06] * 109)
+    together = decoded_together([Answer(0.0, times_s, 10, len(times_s))])
+    assert together is not None
+    assert together.itl_ms == pytest.approx(40.0 / 198)

@@ -107,7 +107,8 @@ async def test_a_recording_that_was_moved_away_begins_anew(tmp_path: Path) -> No
         here.ended(exchange(float(number)), Usage(1, 1), is_answered=True)
         await here.write()
         path.rename(tmp_path / f"{number}.jsonl")
-    assert [lines(tmp_path / f"{number}.jsonl")[0]["arrival_s"] for number in range(2)] == [0.0, 0.0]
+    first = [lines(tmp_path / f"{number}.jsonl")[0]["arrival_s"] for number in range(2)]
+    assert [str(each) for each in first] == ["0.0", "0.0"]
 
 
 async def test_what_a_killed_writer_left_of_a_line_goes(tmp_path: Path) -> None:

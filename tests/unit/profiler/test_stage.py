@@ -1,0 +1,72 @@
+"""Which points of a stage are measured when there is a journal of the last time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.domain.profiling import DecodeMeasurement
+from dynaplan.profiler import stage as stages
+from dynaplan.profiler.configuration import Kind
+from dynaplan.profiler.deployment import Plan
+from dynaplan.profiler.facts import EngineFacts
+from dynaplan.profiler.journal import Journal
+from dynaplan.profiler.stage import Stage, run_stage
+
+LOAD = DecodeLoad(200, 200, 1)
+FACTS = EngineFacts("m", context_tokens=4096, max_kv_tokens=40_000, request_slots=64)
+MEASURED = DecodeMeasurement(200, 200, 1, itl_ms=5.0, output_tokens_per_s=200.0).to_document()
+
+
+class Started(Exception):
+    """A deployment would have been started."""
+
+
+class NoDeployment:
+    """In the place of one: nobody may start it who has nothing to measure."""
+
+    def __init__(self, plan: Plan) -> None:
+        pass
+
+    async def __aenter__(self) -> NoDeployment:
+        raise Started
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None: ...
+
+
+class Quiet:
+    """Says nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def stage(self, label: str, points: int) -> Any: ...
+
+
+def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "MeasuredDeployment", NoDeployment)
+    plan = Plan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
+    stage = Stage(Kind.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
+    journal = Journal(directory)
+    journal.add(stage.key(engine=True), FACTS.to_document())
+    journal.add(stage.key(**LOAD._asdict()), values)
+    asyncio.run(run_stage(stage, lambda _: [LOAD], journal, Quiet()))
+
+
+def test_a_point_that_could_not_be_measured_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Started):
+        run(tmp_path, {}, monkeypatch)
+
+
+def test_nothing_is_started_where_every_point_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, MEASURED, monkeypatch)
