@@ -18,6 +18,10 @@ from dynaplan.domain.traffic import Demand, Traffic
 MOST = 6.0
 """So many times what is promised may be missed for a while, however much is left."""
 
+BETWEEN_RISES_S = 1800.0
+"""Between two rises of load that no forecast had told, so that for a start-up everybody is late. They are
+the likelier in that time the longer it is, and cost the more: four minutes are too long to take the risk."""
+
 
 def missed(
     deployment: Deployment, traffic: Traffic, serving: Targets, targets: SlaTargets
@@ -68,12 +72,23 @@ def after(
     return ErrorBudget(ttft, itl)
 
 
-def spending(budget: ErrorBudget, targets: SlaTargets, requests_per_s: float, within_s: float) -> SlaTargets:
-    """The targets, with what may be missed on top for the budget to be spent within that time."""
+def spending(
+    budget: ErrorBudget,
+    targets: SlaTargets,
+    requests_per_s: float,
+    within_s: float,
+    startup_s: float = 0.0,
+) -> SlaTargets:
+    """The targets, with what may be missed on top for the budget to be spent within that time.
+
+    With a ``startup_s`` that help takes to come, what a rise that nobody foretold may cost is kept back: all
+    requests until then, as often as such rises come.
+    """
     coming = max(requests_per_s * within_s, 1.0)
+    kept_back = requests_per_s * startup_s * min(1.0, startup_s / BETWEEN_RISES_S)
 
     def on_top(left: float, percentile: float) -> float:
-        return min(max(left / coming, 0.0), (MOST - 1) * (1 - percentile / 100))
+        return min(max((left - kept_back) / coming, 0.0), (MOST - 1) * (1 - percentile / 100))
 
     return replace(
         targets,

@@ -170,7 +170,7 @@ def _promises(
         return targets, targets, []
     soon_s = lookahead(observation.startup_s, settings.adjustment_interval_s).until_s
     rate = requests / foresight.interval_s
-    hurried = error_budget.spending(state.error_budget, targets, rate, soon_s)
+    hurried = error_budget.spending(state.error_budget, targets, rate, soon_s, observation.startup_s)
     patient = error_budget.spending(state.error_budget, targets, rate, max(soon_s, settings.slo_window_s))
     return hurried, patient, [error_budget.in_words(state.error_budget, hurried)]
 

@@ -191,6 +191,15 @@ def test_who_misses_no_more_than_may_be_spent_keeps_the_promise_over_all_request
     assert 0.04 < late / came <= PROMISED
 
 
+def test_the_longer_help_takes_the_less_is_spent() -> None:
+    """A rise that nobody foretold costs all requests until then, and is the likelier in a longer time."""
+    budget = ErrorBudget(300.0, 300.0)
+    spare = [spending(budget, PROMISE, 10.0, 600.0, startup_s).ttft_spare for startup_s in (0, 60, 120, 240)]
+    assert spare == sorted(spare, reverse=True)
+    assert spare[0] > spare[1] > spare[2] > 0
+    assert spare[3] == 0
+
+
 def test_the_words_say_what_is_left_and_what_may_be_missed_for_now() -> None:
     budget = ErrorBudget(30.0, -4.0)
     assert in_words(budget, spending(budget, PROMISE, 10.0, 60.0)) == (
