@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.bench import lifecycle, memory, planner, policies, profiling, sla, throughput
+from tests.bench import azure, lifecycle, memory, planner, policies, profiling, sla, throughput
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -18,6 +18,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "idle": throughput.idle_rows,
     "sla": sla.rows,
     "policies": policies.rows,
+    "azure": azure.rows,
     "memory": memory.rows,
     "profiling": profiling.rows,
 }

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from dynaplan.core.sla.predicting import Deployment, Outlook
+from dynaplan.core.sla.seen import demand_seen
 from dynaplan.domain.sla import Corrections, SlaTargets
 from dynaplan.domain.targets import Targets
 from dynaplan.domain.traffic import Demand, Traffic
@@ -54,16 +55,10 @@ def corrected(
 
     They move slowly, and not at all where the comparison would say more about queues than about engines.
     """
-    obstacle = _obstacle(deployment, traffic, serving)
-    if obstacle:
+    demand = demand_seen(traffic)
+    obstacle = _obstacle(deployment, traffic, demand, serving)
+    if obstacle or demand is None:
         return before, f"corrections stay at {_words(before)}: {obstacle}"
-    assert traffic.requests and traffic.isl_tokens and traffic.osl_tokens and traffic.isl and traffic.osl
-    demand = Demand(
-        traffic.requests / traffic.interval_s,
-        traffic.isl,
-        traffic.osl,
-        burstiness=max(1.0, traffic.dispersion or 1.0),
-    )
     seen = _Seen(traffic, demand, serving)
     decode = _moved(before.decode, _decode_factor(deployment, seen))
     if deployment.prefill is None:
@@ -74,11 +69,11 @@ def corrected(
     return after, f"measured over expected: {_words(after)}{note}"
 
 
-def _obstacle(deployment: Deployment, traffic: Traffic, serving: Targets) -> str:
+def _obstacle(deployment: Deployment, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
-    lengths = traffic.isl and traffic.osl and traffic.isl_tokens and traffic.osl_tokens
-    if traffic.requests < FEWEST_REQUESTS or not lengths:
+    is_known = demand and traffic.isl_tokens and traffic.osl_tokens
+    if traffic.requests < FEWEST_REQUESTS or not is_known:
         return "there were too few requests"
     if not serving.decode or (deployment.prefill and not serving.prefill):
         return "not every role had workers"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sla.predicting import Deployment, Outlook
+from dynaplan.core.sla.predicting import Deployment
+from dynaplan.core.sla.seen import outlook_seen
 from dynaplan.domain.sla import ErrorBudget, SlaTargets
 from dynaplan.domain.targets import Targets
-from dynaplan.domain.traffic import Demand, Traffic
+from dynaplan.domain.traffic import Traffic
 
 MOST = 6.0
 """So many times what is promised may be missed for a while, however much is left."""
@@ -31,13 +32,9 @@ def missed(
     Frontends tell means, and histograms too coarse for this. So the queueing model's distribution is taken,
     stretched until its mean is the one that was measured.
     """
-    if not (traffic.requests and traffic.isl and traffic.osl and traffic.isl.total and traffic.osl.total):
+    outlook = outlook_seen(deployment, traffic, serving)
+    if outlook is None or traffic.ttft_ms is None:
         return None
-    if traffic.ttft_ms is None or not serving.decode or (deployment.prefill and not serving.prefill):
-        return None
-    burstiness = max(1.0, traffic.dispersion or 1.0)
-    demand = Demand(traffic.requests / traffic.interval_s, traffic.isl, traffic.osl, burstiness=burstiness)
-    outlook = Outlook(deployment, demand)
     expected, itl_ms = outlook.mean_times(serving), traffic.itl_ms or 0.0
     if expected is None:
         return _of_mean(traffic.ttft_ms, targets.ttft_ms), _of_mean(itl_ms, targets.itl_ms)

@@ -9,14 +9,14 @@ from itertools import pairwise
 
 from dynaplan.core import guards
 from dynaplan.core.sla.limits import fit
-from dynaplan.core.sla.predicting import Deployment, Outlook
+from dynaplan.core.sla.predicting import Deployment
+from dynaplan.core.sla.seen import outlook_seen
 from dynaplan.domain.decisions import PlannerState
 from dynaplan.domain.fleet import Role
 from dynaplan.domain.observation import Observation
 from dynaplan.domain.planner_settings import PlannerSettings
 from dynaplan.domain.sla import Limits, Sizing, SlaTargets
 from dynaplan.domain.targets import Step, Targets
-from dynaplan.domain.traffic import Demand
 
 FALLING = 0.9
 """Less than such a part, at the end of the time that is foretold, is a fall."""
@@ -87,16 +87,11 @@ def late_roles(deployment: Deployment, observation: Observation, targets: SlaTar
     role, a long ITL comes from who decodes.
     """
     traffic, load = observation.traffic, observation.load
-    if traffic is None or not (traffic.requests and traffic.isl and traffic.osl):
-        return {}
     serving = Targets(load.prefill_workers, load.decode_workers)
-    if not (traffic.isl.total and traffic.osl.total and serving.decode):
+    outlook = outlook_seen(deployment, traffic, serving) if traffic else None
+    if traffic is None or outlook is None:
         return {}
-    if deployment.prefill and not serving.prefill:
-        return {}
-    outlook = Outlook(deployment, Demand(traffic.requests / traffic.interval_s, traffic.isl, traffic.osl))
-    expected = outlook.mean_times(serving)
-    late = {}
+    expected, late = outlook.mean_times(serving), {}
     if _is_late(traffic.itl_ms, targets.itl_ms, expected and expected.mean_itl_ms):
         late[Role.DECODE] = f"the mean ITL was {traffic.itl_ms:.3g} ms"
     if _is_late(traffic.ttft_ms, targets.ttft_ms, expected and expected.mean_ttft_ms):
