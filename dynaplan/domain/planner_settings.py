@@ -28,6 +28,19 @@ POLICIES = ("load", "sla", "both")
 """By thresholds, by targets, or with the targets' number of workers as a floor that thresholds add to."""
 
 
+DECODE_SIZES: Mapping[str, str] = {
+    "max-num-seqs": "decode_max_num_seqs",
+    "max-num-batched-tokens": "decode_step_limit_tokens",
+    "kv-total-tokens": "decode_kv_total_tokens",
+    "max-model-len": "max_model_len",
+}
+PREFILL_SIZES: Mapping[str, str] = {
+    "max-num-batched-tokens": "prefill_step_limit_tokens",
+    "max-concurrent-prefills": "max_concurrent_prefills",
+}
+"""Options of the workers, by the simulated engine's names, and the planner's settings that say the same."""
+
+
 @dataclass(frozen=True)
 class PlannerSettings(ForecastSettings, SlaSettings):
     """Every option of the planner; ``option_name`` gives their names outside. Intervals are in seconds.

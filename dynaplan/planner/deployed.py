@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from dynaplan import wiring
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.planner_settings import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
+from dynaplan.domain.settings_fields import option_name
 from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
 
 ROUTED_BY = ("Frontend", "Router", "Processor", "VllmWorker")
 """Where a Frontend looks for routing and disaggregation, the strongest first."""
 
-OF_DECODE = {
-    "max-num-seqs": "decode-max-num-seqs",
-    "max-num-batched-tokens": "decode-step-limit",
-    "kv-total-tokens": "decode-kv-total",
-    "max-model-len": "max-model-len",
-}
-OF_PREFILL = {"max-num-batched-tokens": "prefill-step-limit"}
-"""An engine's sizes as options of the planner."""
-
 AT_ONCE = "max-concurrent-prefills"
+
+OPTIONS = {each.name: option_name(each) for each in fields(PlannerSettings)}
 
 
 def with_deployed(given: Mapping[str, Any], config: ServiceConfig) -> dict[str, Any]:
@@ -32,9 +27,9 @@ def with_deployed(given: Mapping[str, Any], config: ServiceConfig) -> dict[str, 
     options = {key: value for key, value in kebab_keys(given).items() if value is not None}
     decode = _section(config, options.get("decode-component") or PlannerSettings.decode_component)
     prefill = _section(config, options.get("prefill-component") or PlannerSettings.prefill_component)
-    learnt = {**_sizes(decode, OF_DECODE), **_sizes(prefill, OF_PREFILL)}
+    learnt = {**_sizes(decode, DECODE_SIZES), **_sizes(prefill, PREFILL_SIZES)}
     if prefill.get(AT_ONCE) is not None:
-        learnt[AT_ONCE] = prefill[AT_ONCE]
+        learnt[OPTIONS[PREFILL_SIZES[AT_ONCE]]] = prefill[AT_ONCE]
     routers = (_section(config, name).get("router") for name in ROUTED_BY)
     router = next((str(each) for each in routers if each is not None), None)
     if router:
@@ -50,4 +45,4 @@ def _sizes(section: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     if not section:
         return {}
     sizes = wiring.engine_sizes(str(section.get("engine") or "sim"), section)
-    return {names[name]: size for name, size in sizes.items() if name in names}
+    return {OPTIONS[names[name]]: size for name, size in sizes.items() if name in names}

@@ -15,23 +15,10 @@ from dynaplan.core.sla.predicting import Deployment
 from dynaplan.core.sla.targeting import SlaModel
 from dynaplan.core.sla.workload import WorkerKind
 from dynaplan.core.step_timing import FITTED
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.planner_settings import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
 
 WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are a formula: there is nothing to interpolate between."""
-
-DECODE = {
-    "max-num-seqs": "decode_max_num_seqs",
-    "max-num-batched-tokens": "decode_step_limit_tokens",
-    "kv-total-tokens": "decode_kv_total_tokens",
-    "max-model-len": "max_model_len",
-}
-PREFILL = {
-    "max-num-batched-tokens": "prefill_step_limit_tokens",
-    "max-model-len": "max_model_len",
-    "max-concurrent-prefills": "max_concurrent_prefills",
-}
-"""Options of an engine, and the settings that say the same."""
 
 
 def model_of(
@@ -43,8 +30,10 @@ def model_of(
     ``prefill_engine`` those of the prefill workers. What the settings say of them comes first. Raises
     ConfigError.
     """
-    engine = _told(engine, settings, DECODE)
-    prefill_engine = _told(prefill_engine, settings, PREFILL)
+    engine = _told(engine, settings, DECODE_SIZES)
+    prefill_engine = _told(
+        prefill_engine, settings, {**PREFILL_SIZES, "max-model-len": DECODE_SIZES["max-model-len"]}
+    )
     router = settings.router or router
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
     prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
