@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.load import WorkerLoad
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
+from dynaplan.domain.worker_load import WorkerLoad
 
 if TYPE_CHECKING:
-    from dynaplan.domain.decisions import Decision, DecisionRecord
-    from dynaplan.domain.forecast import Forecast
-    from dynaplan.domain.observation import FleetCounts, Sample
-    from dynaplan.domain.scaling import DesiredCounts
-    from dynaplan.domain.traffic import Traffic
+    from dynaplan.domain.planning.decisions import Decision, DecisionRecord
+    from dynaplan.domain.planning.observation import FleetCounts, Sample
+    from dynaplan.domain.planning.scaling import DesiredCounts
+    from dynaplan.domain.planning.traffic import Traffic
+    from dynaplan.domain.settings.forecasting import Forecast
 
 
 class Clock(Protocol):

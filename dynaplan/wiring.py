@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.recorders.gauges import GaugesRecorder
     from dynaplan.adapters.stores.etcd import EtcdStore
-    from dynaplan.core.engine_settings import SimOptions
-    from dynaplan.core.profiling.recommending import Recommendation
-    from dynaplan.core.sla.targeting import SlaModel
-    from dynaplan.core.step_timing import StepTiming
+    from dynaplan.core.engine.settings import SimOptions
+    from dynaplan.core.engine.timing import StepTiming
+    from dynaplan.core.planning.sla_policy import SlaModel
+    from dynaplan.core.profiling.recommendation import Recommendation
     from dynaplan.domain.engine import EngineContext
-    from dynaplan.domain.forecast import ForecastSettings
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
-    from dynaplan.domain.observation import FleetCounts
-    from dynaplan.domain.planner_settings import PlannerSettings
-    from dynaplan.domain.profiling import Measurements
+    from dynaplan.domain.measurements import Measurements
+    from dynaplan.domain.planning.observation import FleetCounts
+    from dynaplan.domain.settings.forecasting import ForecastSettings
+    from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     )
 
 ENGINES: Mapping[str, tuple[str, str]] = {
-    "sim": ("sim", "SimEngine"),
-    "llamacpp": ("llamacpp", "LlamaCppEngine"),
+    "sim": ("sim.engine", "SimEngine"),
+    "llamacpp": ("llamacpp.engine", "LlamaCppEngine"),
     "vllm": ("vllm", "VllmEngine"),
     "sglang": ("sglang", "SglangEngine"),
     "trtllm": ("trtllm", "TrtllmEngine"),
@@ -69,7 +69,7 @@ def connect_store() -> EtcdStore:
 
 async def connect_messenger() -> Messenger:
     """The messaging server that ``NATS_SERVER`` names."""
-    from dynaplan.adapters.queues.nats import NatsMessenger
+    from dynaplan.adapters.messaging.nats import NatsMessenger
 
     return await NatsMessenger.from_environment(os.environ)
 
@@ -90,8 +90,8 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     is installed.
     """
     module = _engine_module(name)
-    from dynaplan.adapters.engines.model_files import check_model
-    from dynaplan.adapters.engines.requirements import check_installed
+    from dynaplan.adapters.engines.common.model_files import check_model
+    from dynaplan.adapters.engines.common.requirements import check_installed
 
     warnings = check_model(name, options.get("model"))
     module.check(options, gpus)
@@ -104,7 +104,7 @@ def engine_sizes(name: str, options: Mapping[str, Any]) -> dict[str, int]:
 
     By the simulated engine's names of these options.
     """
-    from dynaplan.adapters.engines.sizes import sizes_of
+    from dynaplan.adapters.engines.common.sizes import sizes_of
 
     return sizes_of(name, options)
 
@@ -114,7 +114,7 @@ def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
 
     A path in ``directory`` becomes absolute; the public name is empty when the model has one already.
     """
-    from dynaplan.adapters.engines.model_files import absolute_path, public_name
+    from dynaplan.adapters.engines.common.model_files import absolute_path, public_name
 
     location = absolute_path(name, model, directory)
     return location, public_name(name, location)
@@ -236,14 +236,14 @@ def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
     """How long the steps of the simulated engine take, and how many KV tokens it has by its profile."""
-    from dynaplan.adapters.engines.profiles import timing_for
+    from dynaplan.adapters.engines.sim.profiles import timing_for
 
     return timing_for(options)
 
 
 def engine_profile(options: SimOptions) -> str:
     """The name of the profile that times the simulated engine."""
-    from dynaplan.adapters.engines.profiles import profile_name
+    from dynaplan.adapters.engines.sim.profiles import profile_name
 
     return profile_name(options)
 
@@ -263,7 +263,7 @@ def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster
 
     ConfigError when the library that ``load_predictor`` needs is not installed.
     """
-    from dynaplan.domain.forecast import OUTSIDE_PREDICTORS
+    from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS
 
     if settings.load_predictor in OUTSIDE_PREDICTORS:
         from dynaplan.adapters.forecasters.outside import OutsideForecaster, check_installed
@@ -302,7 +302,7 @@ def write_profile(
     matplotlib there are no pictures, and a warning in the log. Raises ConfigError when it cannot write.
     """
     from dynaplan.adapters.profiles import plots, writing
-    from dynaplan.core.profiling.configuring import with_recommendation
+    from dynaplan.core.profiling.configuration import with_recommendation
 
     directory = output_dir.absolute()
     sections = with_recommendation(config, recommendation, str(directory), splits_layers)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.fleet import Role
+from dynaplan.domain.lifecycle import Role
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec, ServiceSpec
+    from dynaplan.options.overrides import Sections
     from dynaplan.sdk.graph import Graph
-    from dynaplan.sdk.overrides import Sections
 
 Options = Mapping[str, Any]
 
@@ -87,14 +87,14 @@ def _found(value: object, directory: Path, is_new: bool) -> str:
 
 def _options(config: Sections, service: str) -> dict[str, Any]:
     """The service's options as its process will see them."""
-    from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
+    from dynaplan.options.service_config import ServiceConfig, kebab_keys
 
     return kebab_keys(ServiceConfig(config).get_parsed_config(service))
 
 
 def _frontend_name(config: Sections) -> str:
     """What the Frontend calls the model when its workers do not say; it reads this of Common unasked."""
-    from dynaplan.sdk.service_config import COMMON
+    from dynaplan.options.service_config import COMMON
 
     sections = (_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
@@ -102,7 +102,7 @@ def _frontend_name(config: Sections) -> str:
 
 def _spelling(key: str, section: Options) -> str:
     """The key as the section writes it, that no option is there twice."""
-    from dynaplan.sdk.options import kebab
+    from dynaplan.options.tables import kebab
 
     return next((each for each in section if kebab(each) == key), key)
 
@@ -138,7 +138,7 @@ def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> 
 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.planner.run import check_sources, settings_of
+    from dynaplan.planner.assembly import check_sources, settings_of
 
     check_sources(settings_of({**options, "namespace": graph.namespace}))
     if options.get("environment") != "kubernetes":

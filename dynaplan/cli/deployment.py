@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.locate import Deployment
+    from dynaplan.supervisor.deployments import Deployment
 
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
@@ -20,7 +20,7 @@ def connect(namespace: str | None) -> Deployment:
 
     Raises DeploymentError when none runs, or several do and none is named.
     """
-    from dynaplan.supervisor.locate import find_deployment
+    from dynaplan.supervisor.deployments import find_deployment
 
     found = find_deployment(namespace)
     os.environ.update(found.environment())

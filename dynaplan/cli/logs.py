@@ -21,7 +21,7 @@ FOLLOW_S = 0.2
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 def command(workers: Sequence[str], namespace: str | None, lines: int, follow: bool) -> None:
     """Print the end of these logs, or of all; etcd, NATS, circus and the fleet plugin have one too."""
-    from dynaplan.supervisor.locate import tail
+    from dynaplan.supervisor.deployments import tail
 
     found = connect(namespace)
     paths = [_path(found.log_dir, name) for name in workers] or sorted(found.log_dir.glob("*.log"))

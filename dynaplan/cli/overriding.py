@@ -18,7 +18,7 @@ class OverridingCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split the overrides off, then parse as usual."""
-        from dynaplan.sdk.overrides import split_overrides
+        from dynaplan.options.overrides import split_overrides
 
         overrides, rest = split_overrides(args)
         ctx.obj = list(overrides)
@@ -27,7 +27,7 @@ class OverridingCommand(click.Command):
 
 def sections_of(arguments: Sequence[str], known: Sequence[str]) -> dict[str, dict[str, Any]]:
     """``--Section.key=value`` by section, values read as YAML; ConfigError for an unknown section."""
-    from dynaplan.sdk.overrides import parse_overrides
+    from dynaplan.options.overrides import parse_overrides
 
     sections: dict[str, dict[str, Any]] = {name: {} for name in known}
     for service, section in parse_overrides(arguments).items():

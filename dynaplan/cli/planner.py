@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.settings_fields import option_name, option_type
+from dynaplan.domain.settings.fields import option_name, option_type
+from dynaplan.domain.settings.planner import PlannerSettings
 
 
 def _with_options(command: click.Command) -> click.Command:
@@ -33,7 +33,7 @@ def _with_options(command: click.Command) -> click.Command:
 def command(**options: Any) -> None:
     """Plan for a deployment: the one that runs here, or the one that ETCD_ENDPOINTS and NATS_SERVER name."""
     from dynaplan.cli.deployment import connect
-    from dynaplan.planner.run import run_planner
+    from dynaplan.planner.assembly import run_planner
 
     settings = PlannerSettings.from_options(
         {key.replace("_", "-"): value for key, value in options.items() if value is not None}

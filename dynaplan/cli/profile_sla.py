@@ -15,7 +15,7 @@ import click
 from dynaplan.cli.overriding import OverridingCommand
 
 if TYPE_CHECKING:
-    from dynaplan.profiler.run import Profiled, ProfileOptions
+    from dynaplan.profiler.session import Profiled, ProfileOptions
 
 EXIT_INTERRUPTED = 130
 LOG_FILE = "profile_sla.log"
@@ -124,9 +124,9 @@ def _log_to(path: Path) -> None:
 
 
 def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> ProfileOptions:
-    from dynaplan.core.profiling.selecting import Goal
+    from dynaplan.core.profiling.selection import Goal
     from dynaplan.domain.errors import ConfigError
-    from dynaplan.profiler.run import ProfileOptions
+    from dynaplan.profiler.session import ProfileOptions
     from dynaplan.sdk.config import find_config_file, read_config
     from dynaplan.sdk.graph import load_graph
 
@@ -168,7 +168,7 @@ def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:
     """The result; None when it was interrupted, and has ended in order."""
     import uvloop
 
-    from dynaplan.profiler.run import profile
+    from dynaplan.profiler.session import profile
 
     async def until_told() -> Profiled | None:
         task = asyncio.create_task(profile(options, bars))

@@ -13,7 +13,7 @@ import click
 from dynaplan.cli.overriding import OverridingCommand, sections_of
 
 if TYPE_CHECKING:
-    from dynaplan.domain.decisions import Decision
+    from dynaplan.domain.planning.decisions import Decision
     from dynaplan.planner.replay import Replayed
 
 

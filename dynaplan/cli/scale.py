@@ -11,13 +11,13 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.domain.errors import CapacityError, ConfigError, StoreUnavailable, TemporaryError
-from dynaplan.domain.fleet import Role
-from dynaplan.domain.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports import KeyValueStore
-    from dynaplan.supervisor.locate import Deployment
+    from dynaplan.supervisor.deployments import Deployment
 
 POLL_S = 0.1
 ATTEMPTS = 5

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.cli.simulated_graph import SimulatedGraph, read_graph
 from dynaplan.domain.errors import ConfigError
+from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "policy": ("POLICY", "{}"),
@@ -95,7 +95,7 @@ def command(
 
     Times are virtual: minutes of a trace take a second.
     """
-    from dynaplan.planner.simulate import rows, run_simulations
+    from dynaplan.simulator.shell.simulation import rows, run_simulations
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
@@ -109,7 +109,7 @@ def command(
     if json_path:
         _write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
-        from dynaplan.planner.page import page
+        from dynaplan.simulator.report.page import page
 
         _write("--html", html_path, page(options, results, table, columns_of(table)))
 
@@ -155,7 +155,7 @@ def columns_of(table: Sequence[Mapping[str, Any]]) -> Mapping[str, tuple[str, st
 
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
     """What the command line says, or the planner's option, or its default."""
-    from dynaplan.domain.planner_settings import PlannerSettings
+    from dynaplan.domain.settings.planner import PlannerSettings
 
     if given[name] is not None:
         return float(given[name])
@@ -164,8 +164,8 @@ def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) 
 
 
 def _options(policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph) -> Any:
-    from dynaplan.core.simulation.outcome import Slo
-    from dynaplan.planner.simulate import SimulateOptions
+    from dynaplan.simulator.outcome import Slo
+    from dynaplan.simulator.shell.simulation import SimulateOptions
 
     planner, routing = graph.sections["Planner"], graph.routing()
     decode, prefill = graph.engines()
@@ -194,7 +194,7 @@ DEFAULT_STARTUP_S = 60.0
 
 def _without_startup(engine: dict[str, Any]) -> float:
     """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
-    from dynaplan.core.engine_settings import SimOptions
+    from dynaplan.core.engine.settings import SimOptions
 
     startup_s = SimOptions.from_options(engine).startup_time_s
     engine.pop("startup-time", None)
@@ -202,7 +202,7 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
-    from dynaplan.domain.targets import Targets
+    from dynaplan.domain.planning.targets import Targets
 
     if text is None:
         prefill = graph.workers("PrefillWorker") if mode == "disagg" else 0

@@ -14,9 +14,9 @@ import click
 from dynaplan.cli.deployment import connect, namespace_option
 
 if TYPE_CHECKING:
-    from dynaplan.domain.fleet import Worker
-    from dynaplan.domain.load import WorkerLoad
-    from dynaplan.supervisor.locate import Deployment
+    from dynaplan.domain.lifecycle import Worker
+    from dynaplan.domain.worker_load import WorkerLoad
+    from dynaplan.supervisor.deployments import Deployment
 
 ANSWER_S = 1.0
 ENGINE_ROLES = ("decode", "prefill")
@@ -121,8 +121,8 @@ def _uptime_s(started_at: int) -> float | None:
 def _usual_start_s(found: Deployment) -> dict[str, float | None]:
     """How long each worker usually takes to start, by name; None when nobody has seen it."""
     from dynaplan import wiring
-    from dynaplan.core.startup import startup_key, usual_s
-    from dynaplan.sdk.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
+    from dynaplan.core.fleet.startup_times import startup_key, usual_s
+    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
     times = wiring.startup_times(found.statefile).read()

@@ -24,7 +24,7 @@ def command(namespace: str | None, now: bool, timeout: float) -> None:
     """Let requests finish, end every process, remove the statefile."""
     from dynaplan import wiring
     from dynaplan.domain.errors import TemporaryError
-    from dynaplan.supervisor.locate import find_deployment
+    from dynaplan.supervisor.deployments import find_deployment
 
     found = find_deployment(namespace)
     processes = wiring.processes()

@@ -16,7 +16,7 @@ from dynaplan.cli.deployment import connect, namespace_option
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan import wiring
-    from dynaplan.core.explaining import explain, is_change
+    from dynaplan.core.planning.explaining import explain, is_change
 
     found = connect(namespace)
     records = wiring.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaplan.domain.fleet import Worker
+from dynaplan.domain.lifecycle import Worker
 
 
 @dataclass(frozen=True)

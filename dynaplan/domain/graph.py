@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dynaplan.domain.fleet import Role
+from dynaplan.domain.lifecycle import Role
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.core.planning_cycle import PlanningCycle
-from dynaplan.domain.decisions import Decision, DecisionRecord
+from dynaplan.core.planning.cycle import PlanningCycle
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.observation import Observation
+from dynaplan.domain.planning.decisions import Decision, DecisionRecord
+from dynaplan.domain.planning.observation import Observation
 
 if TYPE_CHECKING:
-    from dynaplan.core.sla.targeting import SlaModel
-    from dynaplan.domain.planner_settings import PlannerSettings
-    from dynaplan.planner.foresee import TrafficWatch
-    from dynaplan.planner.observe import Observer
+    from dynaplan.core.planning.sla_policy import SlaModel
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.planner.forecasts import TrafficWatch
+    from dynaplan.planner.observer import Observer
     from dynaplan.ports import Clock, Connector, Recorder
 
 log = logging.getLogger(__name__)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan import wiring
-from dynaplan.core.planning import decide
-from dynaplan.core.sla.foresight import foresight, questions
-from dynaplan.core.sla.history import TrafficHistory
-from dynaplan.core.sla.targeting import SlaModel
-from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.core.forecasting.traffic_history import TrafficHistory
+from dynaplan.core.planning.deciding import decide
+from dynaplan.core.planning.sla_policy import SlaModel
+from dynaplan.core.sizing.demand_forecast import foresight, questions
 from dynaplan.domain.errors import ConfigError, UserError
-from dynaplan.domain.forecast import ForecastSettings
-from dynaplan.domain.observation import Observation
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.settings_fields import option_name
+from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.settings.fields import option_name
+from dynaplan.domain.settings.forecasting import ForecastSettings
+from dynaplan.domain.settings.planner import PlannerSettings
 
 IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
 """What was averaged or counted over them cannot be taken apart again."""

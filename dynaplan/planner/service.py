@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.settings_fields import option_name, option_type
+from dynaplan.domain.settings.fields import option_name, option_type
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options.tables import Kind, Option, Options
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.endpoints import async_on_start
 from dynaplan.sdk.interfaces import PlannerInterface
-from dynaplan.sdk.options import Kind, Option, Options
 from dynaplan.sdk.service import ComponentType, service
 
 _KINDS = {str: Kind.TEXT, int: Kind.INTEGER, float: Kind.NUMBER, bool: Kind.BOOLEAN}
@@ -30,6 +30,6 @@ class Planner(PlannerInterface):
     @async_on_start
     async def start(self) -> None:
         """Start the planning loop, and go on: it runs beside the endpoints, not before them."""
-        from dynaplan.planner.run import start_planner
+        from dynaplan.planner.assembly import start_planner
 
         await start_planner(dynamo_context["runtime"])

@@ -9,9 +9,9 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR
-from dynaplan.sdk.options import kebab
-from dynaplan.sdk.overrides import Sections, merge_sections
-from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
+from dynaplan.options.overrides import Sections, merge_sections
+from dynaplan.options.service_config import ServiceConfig, kebab_keys
+from dynaplan.options.tables import kebab
 
 WORKER, PREFILL_WORKER = "VllmWorker", "PrefillWorker"
 LEFT_OUT = ("Router", PREFILL_WORKER)

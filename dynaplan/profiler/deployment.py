@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Any
 
 from dynaplan import wiring
-from dynaplan.core.statefile import Document, arbiter_of, fleet_of
+from dynaplan.core.fleet.statefile import Document, arbiter_of, fleet_of
 from dynaplan.domain.errors import PermanentError, StatefileCorrupt, UserError
-from dynaplan.domain.fleet import Role, Worker, WorkerState
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 
 POLL_S = 0.05
 DRAIN_S = 5.0

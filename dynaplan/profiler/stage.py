@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.profiling import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.options.overrides import Sections
 from dynaplan.profiler.aiperf import Aiperf
 from dynaplan.profiler.configuration import Kind, engine_name
 from dynaplan.profiler.deployment import MeasuredDeployment, Plan
@@ -19,7 +20,6 @@ from dynaplan.profiler.generating import LoadGenerator
 from dynaplan.profiler.journal import Journal
 from dynaplan.profiler.streaming import CompletionClient
 from dynaplan.profiler.sweep import DecodeMeter, measure_prefill, warm_up
-from dynaplan.sdk.overrides import Sections
 
 LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
 """What to measure of an engine that says this about itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynaplan.core.profiling.sweep import PREFILL_OSL_TOKENS, DecodeLoad
-from dynaplan.domain.profiling import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.profiler.generating import LoadGenerator
 from dynaplan.profiler.prompts import Prompts
 from dynaplan.profiler.statistics import alone_ttft_ms, are_side_by_side, decoded_together

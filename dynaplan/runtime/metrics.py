@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger, Route
 from dynaplan.runtime.discovery import Discovery
 

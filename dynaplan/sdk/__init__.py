@@ -1,5 +1,6 @@
 """What a graph's author writes. Imports in milliseconds: no network, no engine, no numpy."""
 
+from dynaplan.options.service_config import ServiceConfig
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.dependency import AbstractService, Dependency, depends
 from dynaplan.sdk.endpoints import (
@@ -16,7 +17,6 @@ from dynaplan.sdk.endpoints import (
 from dynaplan.sdk.graph import Graph, load_graph
 from dynaplan.sdk.interfaces import PlannerInterface
 from dynaplan.sdk.service import ComponentType, Service, service
-from dynaplan.sdk.service_config import ServiceConfig
 
 __all__ = [
     "AbstractService",

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
+from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
-from dynaplan.sdk.overrides import Sections, merge_sections, parse_overrides, split_overrides
 from dynaplan.sdk.resolve import resolve_graph
-from dynaplan.sdk.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
 from dynaplan.sdk.validation import validate_config
 
 __all__ = [
@@ -57,7 +57,7 @@ def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
     ``DYN_DEPLOYMENT_CONFIG``, when set, takes the file's place; the overrides still apply. Raises
     ConfigError for what cannot be read. Names and types are checked by ``validate_config``.
     """
-    from dynaplan.sdk.yaml_file import read_sections, read_sections_file
+    from dynaplan.options.yaml_file import read_sections, read_sections_file
 
     text = os.environ.get(DEPLOYMENT_CONFIG_VARIABLE, "")
     if text:

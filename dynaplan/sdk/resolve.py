@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError, GraphError
-from dynaplan.domain.fleet import Role
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
+from dynaplan.options.overrides import deep_merge
+from dynaplan.options.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
 from dynaplan.sdk.graph import Graph
-from dynaplan.sdk.overrides import deep_merge
 from dynaplan.sdk.service import Service
-from dynaplan.sdk.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
 from dynaplan.sdk.validation import validate_config
 
 __all__ = ["DEFAULT_NAMESPACE", "resolve_graph", "validate_config"]

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from dynaplan.domain.fleet import Role
+from dynaplan.domain.lifecycle import Role
 from dynaplan.sdk import links
 from dynaplan.sdk.dependency import Dependency, check_interface, dependencies_of
 from dynaplan.sdk.endpoints import Endpoint, Hook, endpoints_of, hooks_of
 from dynaplan.sdk.errors import InterfaceError, LinkError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.sdk.options import Options
+    from dynaplan.options.tables import Options
 
 T = TypeVar("T")
 

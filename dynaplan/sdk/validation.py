@@ -9,12 +9,8 @@ from types import NoneType
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.sdk.errors import nearest
-from dynaplan.sdk.graph import Graph
-from dynaplan.sdk.options import Options, kebab
-from dynaplan.sdk.overrides import parse_overrides
-from dynaplan.sdk.service import Service
-from dynaplan.sdk.service_config import (
+from dynaplan.options.overrides import parse_overrides
+from dynaplan.options.service_config import (
     COMMON,
     COMMON_CONFIGS,
     SERVICE_ARGS,
@@ -22,6 +18,10 @@ from dynaplan.sdk.service_config import (
     kebab_keys,
     names_of_common,
 )
+from dynaplan.options.tables import Options, kebab
+from dynaplan.sdk.errors import nearest
+from dynaplan.sdk.graph import Graph
+from dynaplan.sdk.service import Service
 
 STOCK_SERVICES = frozenset(
     {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.core.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
+from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
 from dynaplan.domain.errors import UserError
 
 SET_BY_SERVER = (

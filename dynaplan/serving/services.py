@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dynaplan.options.stock import FRONTEND, PREFILL_WORKER, PROCESSOR, ROUTER, VLLM_WORKER
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.dependency import depends
 from dynaplan.sdk.endpoints import async_on_start
 from dynaplan.sdk.interfaces import PlannerInterface
 from dynaplan.sdk.service import ComponentType, service
-from dynaplan.serving.options import FRONTEND, PREFILL_WORKER, PROCESSOR, ROUTER, VLLM_WORKER
 
 
 @service(dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=PREFILL_WORKER)
@@ -17,7 +17,7 @@ class PrefillWorker:
     @async_on_start
     async def start(self) -> None:
         """Start the engine and the pulling."""
-        from dynaplan.serving.workers import start_prefill_worker
+        from dynaplan.serving.workers.engine_worker import start_prefill_worker
 
         await start_prefill_worker(dynamo_context["runtime"])
 
@@ -31,7 +31,7 @@ class VllmWorker:
     @async_on_start
     async def start(self) -> None:
         """Start the engine and serve its API."""
-        from dynaplan.serving.workers import start_decode_worker
+        from dynaplan.serving.workers.engine_worker import start_decode_worker
 
         await start_decode_worker(dynamo_context["runtime"])
 
@@ -67,6 +67,6 @@ class Frontend:
     @async_on_start
     async def start(self) -> None:
         """Serve the API."""
-        from dynaplan.serving.frontend import start_frontend
+        from dynaplan.serving.frontend.server import start_frontend
 
         await start_frontend(dynamo_context["runtime"])

@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from dynaplan.domain.fleet import Role
+from dynaplan.domain.lifecycle import Role
 from dynaplan.supervisor.launch import Launch
 
 

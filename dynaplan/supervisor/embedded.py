@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.core.masking import mask_secrets
 from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
+from dynaplan.domain.masking import mask_secrets
 from dynaplan.supervisor.runtime_dir import LONGEST_SOCKET_PATH_BYTES, write_private
 from dynaplan.wiring import connect_messenger, connect_store
 

@@ -18,7 +18,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 EXIT_NEVER = 78
-"""``dynaplan.domain.fleet.EXIT_NEVER``, which this file must not import."""
+"""``dynaplan.domain.lifecycle.EXIT_NEVER``, which this file must not import."""
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 

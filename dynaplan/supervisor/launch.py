@@ -11,11 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dynaplan.domain.fleet import Role
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.sdk.service_config import ServiceConfig, kebab_keys
+from dynaplan.domain.lifecycle import Role
+from dynaplan.options.service_config import ServiceConfig, kebab_keys
 
 LAUNCH_FILE = "launch.json"
 ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"

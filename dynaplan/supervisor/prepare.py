@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan import wiring
-from dynaplan.core.allocation import check_fits
-from dynaplan.core.reconcile import applied, reconcile
-from dynaplan.core.statefile import arbiter_of, with_fleet
+from dynaplan.core.fleet.allocation import check_fits
+from dynaplan.core.fleet.reconcile import applied, reconcile
+from dynaplan.core.fleet.statefile import arbiter_of, with_fleet
 from dynaplan.domain.errors import (
     DeploymentError,
     PermanentError,
@@ -30,11 +30,10 @@ from dynaplan.domain.errors import (
     StatefileUnwritable,
     TemporaryError,
 )
-from dynaplan.domain.fleet import Role, Worker
 from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.scaling import fleet_key, planner_prefix
+from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.store import Transaction
-from dynaplan.supervisor.document import new_document
 from dynaplan.supervisor.embedded import (
     ServerSpec,
     check_external_etcd,
@@ -42,7 +41,8 @@ from dynaplan.supervisor.embedded import (
     embedded_etcd,
     embedded_nats,
 )
-from dynaplan.supervisor.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.document import new_document
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, LEAVE_TIMEOUT_S, Launch
 from dynaplan.supervisor.runtime_dir import (
     CLIENTS_FILE,

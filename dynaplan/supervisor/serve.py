@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import zmq
 
 from dynaplan import wiring
-from dynaplan.core import allocation
-from dynaplan.core.statefile import fleet_of
+from dynaplan.core.fleet import allocation
+from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.fleet import Role, Worker, WorkerState
 from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.guard import guarded
@@ -120,7 +120,7 @@ class Serving:
             *(worker_watcher(launch, worker) for worker in self._prepared.workers),
         ]
         plugin = {
-            "use": "dynaplan.supervisor.plugin.FleetPlugin",
+            "use": "dynaplan.supervisor.fleet.plugin.FleetPlugin",
             "name": launch.plugin_name,
             "close_child_stdout": False,
             "close_child_stderr": False,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psutil
 from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 
-from dynaplan.domain.fleet import Role
 from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import Role
 from dynaplan.ports import Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
 

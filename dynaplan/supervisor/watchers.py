@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.core.allocation import worker_environment
-from dynaplan.domain.fleet import Worker
+from dynaplan.core.fleet.allocation import worker_environment
+from dynaplan.domain.lifecycle import Worker
 from dynaplan.supervisor.launch import Launch
 
 
@@ -34,7 +34,7 @@ class WatcherSpec:
 def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
     """The watcher of one worker, with its own GPUs in its environment."""
     service = launch.graph.service(worker.component)
-    args = ["-m", "dynaplan.supervisor.child", launch.graph.identifier]
+    args = ["-m", "dynaplan.worker.main", launch.graph.identifier]
     args += ["--service-name", worker.component, "--worker-id", "1"]
     options = {
         **_common(launch.drain_timeout_s),

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dynaplan import wiring
-from dynaplan.core.simulation.oracle_schedule import SchedulePolicy
-from dynaplan.core.simulation.outcome import Slo
-from dynaplan.core.simulation.run import Result, simulate
-from dynaplan.domain.targets import Targets
-from dynaplan.planner.simulate import SimulateOptions, run_simulations, service_settings
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.oracle.schedule import SchedulePolicy
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.run import Result, simulate
+from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations, service_settings
 from tests.bench.table import Row
 
 TRACE = Path(__file__).parent.parent / "fixtures" / "traces" / "azure_conv.csv"

@@ -19,10 +19,10 @@ from dynaplan.adapters.forecasters.outside import OutsideForecaster
 from dynaplan.adapters.traces.reading import read_trace
 from dynaplan.adapters.traces.synthetic import synthetic
 from dynaplan.core.forecasting.backtest import score
-from dynaplan.core.forecasting.forecasting import METHODS, choice_of_method, forecast, run
+from dynaplan.core.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.core.forecasting.series import Series, measured
 from dynaplan.core.forecasting.warm_start import interval_history
-from dynaplan.domain.forecast import HISTORY_INTERVALS, ForecastSettings
+from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
 
 STEPS = (1, 3, 6)
 WARM_UP = 10

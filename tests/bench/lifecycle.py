@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import aiohttp
 
 from dynaplan.domain.discovery import SERVICES_PREFIX
-from dynaplan.domain.scaling import planner_prefix
+from dynaplan.domain.planning.scaling import planner_prefix
 from dynaplan.domain.store import Transaction
 from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving
 from tests.bench.table import Row

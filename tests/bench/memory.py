@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dynaplan.core.simulation.outcome import Slo
-from dynaplan.planner.simulate import SimulateOptions, run_simulations
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
 from tests.bench.table import Row
 
 RATE = 100

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynaplan.core.simulation.outcome import Slo
-from dynaplan.planner.page import picture
-from dynaplan.planner.simulate import SimulateOptions, run_simulations
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.report.page import picture
+from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 

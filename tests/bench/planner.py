@@ -12,7 +12,7 @@ from tests.bench.table import Row
 IMPORT = """
 import resource, time
 started_s = time.perf_counter()
-import dynaplan.planner.run, dynaplan.planner.loop
+import dynaplan.planner.assembly, dynaplan.planner.loop
 seconds = time.perf_counter() - started_s
 print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
@@ -37,10 +37,10 @@ def _imported() -> tuple[float, float]:
 
 def _step_ms() -> float:
     """One decision, of a fleet that is neither idle nor full."""
-    from dynaplan.core.planning import decide
-    from dynaplan.domain.decisions import PlannerState
-    from dynaplan.domain.planner_settings import PlannerSettings
-    from tests.unit.planner.situations import interval
+    from dynaplan.core.planning.deciding import decide
+    from dynaplan.domain.planning.decisions import PlannerState
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from tests.unit.core.planning.situations import interval
 
     settings, state, seen = PlannerSettings(), PlannerState(), interval(2, 3, 0.7, [1.0] * 31)
     started_s = time.perf_counter()

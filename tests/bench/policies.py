@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
 
-from dynaplan.core.simulation.outcome import Slo
-from dynaplan.core.simulation.run import Result
-from dynaplan.domain.targets import Targets
-from dynaplan.planner.simulate import SimulateOptions, run_simulations
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.run import Result
+from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
 from tests.bench.table import Row
 
 WAVE = "sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150"

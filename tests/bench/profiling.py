@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import uvloop
 
-from dynaplan.adapters.engines.profiles import timing_for
-from dynaplan.core.engine_settings import SimOptions
+from dynaplan.adapters.engines.sim.profiles import timing_for
+from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.profiler.streaming import CompletionClient
 from dynaplan.profiler.sweep import DecodeMeter

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dynaplan.adapters.engines.profiles import timing_for
-from dynaplan.core.engine_settings import SimOptions
-from dynaplan.core.sla.predicting import Deployment, Outlook
-from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.sla import SlaTargets
-from dynaplan.domain.targets import Targets
+from dynaplan.adapters.engines.sim.profiles import timing_for
+from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.sla import SlaTargets
 from tests.bench.table import Row
-from tests.unit.sla.engine_pools import (
+from tests.unit.core.sizing.engine_pools import (
     Arrival,
     Shape,
     arrivals,

@@ -10,11 +10,11 @@ import pytest
 from dynaplan.adapters.connectors.memory import MemoryConnector
 from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.decisions import Decision
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
-from dynaplan.domain.observation import FleetCounts, WorkerCounts
-from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.targets import Targets
+from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.targets import Targets
 from tests.fakes.polling import eventually
 
 NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from dynaplan.adapters.metrics.http import HttpMetrics
 from dynaplan.adapters.metrics.memory import MemoryMetrics
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 
 LOAD = WorkerLoad(2, 8, 3, 40, 100, 0.4, 0.1)
 

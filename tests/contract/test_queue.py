@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.queues.memory import MemoryMessenger, matches
-from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.adapters.messaging.memory import MemoryMessenger, matches
+from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
 from tests.fakes.polling import eventually

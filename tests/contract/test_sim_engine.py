@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from dynaplan import wiring
-from dynaplan.adapters.engines.sim_handoff import HandOffs
-from dynaplan.core.tokens import count_tokens
+from dynaplan.adapters.engines.sim.handoff import HandOffs
+from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.prefill import RemotePrefillRequest
@@ -253,7 +253,7 @@ async def test_stopping_waits_until_hand_offs_are_taken(start_worker: StartWorke
 async def test_a_hand_off_that_nobody_takes_expires(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.sim_handoff.HOLD_S", 0.02)
+    monkeypatch.setattr("dynaplan.adapters.engines.sim.handoff.HOLD_S", 0.02)
     prefill = await start_worker(speedup_ratio=0)
     await prefilled(prefill, RemotePrefillRequest("r1", prompt_token_ids=(1, 2, 3)))
     await prefill.engine.stop()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.core.simulation.outcome import Spread
-from dynaplan.core.simulation.run import Result
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.outcome import Spread
+from dynaplan.simulator.run import Result
 from tests.e2e.deployment import Deployment
 from tests.e2e.replay import percentile
 from tests.e2e.two_fleets import Event, Live, TwoFleets

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.prefill import prefill_stream
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole

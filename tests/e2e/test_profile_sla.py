@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.core.step_timing import MeasuredProfile
+from dynaplan.core.engine.timing import MeasuredProfile
 from tests.e2e.deployment import REPOSITORY, dynaplan
 from tests.fakes.polling import wait_until
 from tests.fakes.tiny_models import tiny_gguf

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.core.simulation.run import Result
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.planner.simulate import SimulateOptions, run_simulations
+from dynaplan.simulator.run import Result
+from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.replay import Seen, percentile, replay
 from tests.fakes.polling import eventually

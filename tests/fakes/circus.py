@@ -6,7 +6,7 @@ from typing import Any
 
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.supervisor.circus_client import CommandRefused
 
 

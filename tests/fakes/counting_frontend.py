@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynaplan.serving.frontend_metrics import FrontendMetrics
-from dynaplan.serving.stream_tokens import Usage
+from dynaplan.serving.frontend.metrics import FrontendMetrics
+from dynaplan.serving.frontend.stream_tokens import Usage
 
 
 class CountingFrontend:

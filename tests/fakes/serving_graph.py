@@ -17,7 +17,7 @@ from aiohttp import web
 
 from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.ports import Route
 from dynaplan.sdk import async_on_start, dynamo_context, service
 
@@ -98,7 +98,7 @@ class ServingEngine:
 class Serving:
     @async_on_start
     async def begin(self) -> None:
-        from dynaplan.serving.workers import start_decode_worker
+        from dynaplan.serving.workers.engine_worker import start_decode_worker
 
         wiring.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
         await start_decode_worker(dynamo_context["runtime"])

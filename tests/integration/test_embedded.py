@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import UserError
 from dynaplan.supervisor import embedded

@@ -410,8 +410,8 @@ async def test_two_frontends_share_a_port() -> None:
 RECORD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from dynaplan.serving.frontend_metrics import FrontendMetrics
-from dynaplan.serving.stream_tokens import Usage
+from dynaplan.serving.frontend.metrics import FrontendMetrics
+from dynaplan.serving.frontend.stream_tokens import Usage
 metrics = FrontendMetrics("ns", lambda: 0.0, Path(sys.argv[1]))
 record = metrics.record("m", "completions", True)
 record.finished("", 7, Usage(7, 5))

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install 'dynaplan[llamacpp]'")
 
-from dynaplan.adapters.engines.llamacpp import LlamaCppEngine
+from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.prefill import RemotePrefillRequest
@@ -305,7 +305,7 @@ async def test_signals_still_reach_the_process_s_own_handlers(start_worker: Star
 CUT = """
 import asyncio, sys
 import aiohttp
-from dynaplan.adapters.engines.llamacpp import LlamaCppEngine
+from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
 from dynaplan.domain.engine import EngineContext
 
 async def main():
@@ -412,7 +412,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.llamacpp.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.adapters.engines.llamacpp.engine.READ_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
     os.kill(worker.engine._host._child.pid, signal.SIGSTOP)

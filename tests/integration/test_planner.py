@@ -10,11 +10,11 @@ from aiohttp import web
 
 from dynaplan import wiring
 from dynaplan.domain.discovery import Instance
-from dynaplan.domain.load import WorkerLoad
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.prefill import prefill_stream
-from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.planner.run import planner_log_root, run_planner
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.planner.assembly import planner_log_root, run_planner
 from tests.fakes.polling import eventually
 from tests.fakes.servers import etcd, nats, runtime_dir  # noqa: F401
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.queues.nats import NatsMessenger
+from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream

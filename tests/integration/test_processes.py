@@ -24,7 +24,7 @@ from dynaplan.adapters.local.processes import (
     session_members,
     sweep,
 )
-from dynaplan.core.statefile import Document
+from dynaplan.core.fleet.statefile import Document
 from dynaplan.domain.identity import ProcessIdentity
 from tests.fakes.polling import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan import wiring
-from tests.unit.profiling.known import TIMINGS, recommended, swept
+from tests.unit.core.profiling.known import TIMINGS, recommended, swept
 
 pytest.importorskip("matplotlib", reason="an extra: pip install 'dynaplan[plots]'")
 

@@ -20,9 +20,9 @@ import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.scaling import DesiredCounts, planner_prefix
+from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Transaction
-from dynaplan.supervisor.locate import find_deployment
+from dynaplan.supervisor.deployments import find_deployment
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
 from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
 

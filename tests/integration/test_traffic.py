@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.adapters.metrics.frontends import FrontendsTraffic
-from dynaplan.core.tokens import count_tokens
+from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.discovery import Instance, public_urls
 from dynaplan.domain.errors import ConfigError
 from dynaplan.wiring import read_requests

@@ -71,7 +71,7 @@ class Worker:
             **environment,
         }
         self.command = [
-            *(sys.executable, "-m", "dynaplan.supervisor.child", graph),
+            *(sys.executable, "-m", "dynaplan.worker.main", graph),
             *("--service-name", service, "--worker-id", "1"),
         ]
         self.process: subprocess.Popen[bytes] | None = None

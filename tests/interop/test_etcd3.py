@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.discovery import Instance
-from dynaplan.domain.scaling import DesiredCounts, planner_prefix
+from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server, etcd, runtime_dir  # noqa: F401

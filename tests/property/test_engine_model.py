@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dynaplan.core.engine_model import EngineModel
-from dynaplan.core.engine_request import EngineRequest, RequestState, StepResult
-from dynaplan.core.engine_settings import EngineSettings
-from dynaplan.core.kv_blocks import chain_hashes
-from dynaplan.core.step_timing import StepTiming
+from dynaplan.core.engine.kv_blocks import chain_hashes
+from dynaplan.core.engine.model import EngineModel
+from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult
+from dynaplan.core.engine.settings import EngineSettings
+from dynaplan.core.engine.timing import StepTiming
 
 BLOCK_TOKENS = 4
 

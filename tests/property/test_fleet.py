@@ -6,15 +6,15 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynaplan.core.reconcile import applied, reconcile
-from dynaplan.core.restarting import after_exit
-from dynaplan.core.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
+from dynaplan.core.fleet.reconcile import applied, reconcile
+from dynaplan.core.fleet.restarting import after_exit
+from dynaplan.core.fleet.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
 from dynaplan.domain.actions import Action, Drain, Remove, Restart, Start, Waiting
 from dynaplan.domain.errors import StatefileCorrupt
-from dynaplan.domain.fleet import COUNTS, EXIT_NEVER, HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import COUNTS, EXIT_NEVER, HOLDS_GPUS, Role, Worker, WorkerState
 
 INVENTORY = tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(6))
 WITH_PROCESS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})

@@ -7,11 +7,11 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.forecasting.forecasting import METHODS, choice_of_method, forecast, run
+from dynaplan.core.forecasting.forecaster import METHODS, choice_of_method, forecast, run
 from dynaplan.core.forecasting.series import joined, measured
 from dynaplan.core.forecasting.trend import trend
 from dynaplan.core.forecasting.warm_start import interval_history
-from dynaplan.domain.forecast import PREDICTORS, ForecastSettings
+from dynaplan.domain.settings.forecasting import PREDICTORS, ForecastSettings
 from dynaplan.domain.trace import TracedRequest
 
 anything = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))

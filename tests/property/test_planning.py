@@ -9,15 +9,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core import guards
-from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.domain.fleet import Role
-from dynaplan.domain.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.scaling import DesiredCounts
-from dynaplan.domain.targets import Targets
-from tests.unit.planner.situations import interval
+from dynaplan.core.planning import guards
+from dynaplan.core.planning.deciding import decide
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+from tests.unit.core.planning.situations import interval
 
 counts = st.integers(min_value=0, max_value=6)
 amounts = st.one_of(st.none(), st.floats())

@@ -10,17 +10,17 @@ from functools import cache
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core import guards
-from dynaplan.core.planning import decide
-from dynaplan.core.sla.targeting import SlaModel
-from dynaplan.domain.decisions import Decision, PlannerState
-from dynaplan.domain.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.scaling import DesiredCounts
-from dynaplan.domain.sla import Corrections, ErrorBudget
-from dynaplan.domain.targets import Targets
-from dynaplan.domain.traffic import Expected, Foresight, Lengths, Traffic
-from tests.unit.planner import targets
+from dynaplan.core.planning import guards
+from dynaplan.core.planning.deciding import decide
+from dynaplan.core.planning.sla_policy import SlaModel
+from dynaplan.domain.planning.decisions import Decision, PlannerState
+from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths, Traffic
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.sla import Corrections, ErrorBudget
+from tests.unit.core.planning import targets
 
 
 def amounts(most: float) -> st.SearchStrategy[float | None]:

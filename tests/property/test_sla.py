@@ -7,15 +7,15 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core.sla.ahead import plan
-from dynaplan.core.sla.limits import fit
-from dynaplan.core.sla.predicting import Deployment
-from dynaplan.core.sla.sizing import size
-from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.domain.sla import Limits, Sizing, SlaTargets
-from dynaplan.domain.targets import Targets
-from dynaplan.domain.traffic import Demand, Lengths
-from tests.unit.sla.test_against_engine import FITTED, H200, kind
+from dynaplan.core.sizing.gpu_budget import fit
+from dynaplan.core.sizing.look_ahead import plan
+from dynaplan.core.sizing.pool_sizes import size
+from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Demand, Lengths
+from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
+from tests.unit.core.sizing.test_queueing_model_against_engine import FITTED, H200, kind
 
 counts = st.integers(0, 40)
 widths = st.sampled_from([1, 2, 3, 4, 8])

@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 from dynaplan.cli.main import COMMANDS, group
-from dynaplan.domain.fleet import HOLDS_GPUS, LIFECYCLE
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.settings_fields import option_name
+from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
+from dynaplan.domain.settings.fields import option_name
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options import stock as options
+from dynaplan.options.tables import kebab
 from dynaplan.planner.service import PLANNER
-from dynaplan.sdk.options import kebab
-from dynaplan.serving import options
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = sorted((REPOSITORY / "dynaplan").rglob("*.py")) + sorted((REPOSITORY / "graphs").glob("*.py"))
@@ -204,7 +204,8 @@ def test_every_option_in_a_guide_exists() -> None:
 
 def flags_of_the_engine(guide: Path) -> set[str]:
     """Flags that a guide of one engine may name: those in the modules of the engine's adapter."""
-    modules = (REPOSITORY / "dynaplan/adapters/engines").glob(f"{guide.stem}*.py")
+    engines = REPOSITORY / "dynaplan/adapters/engines"
+    modules = [*engines.glob(f"{guide.stem}.py"), *engines.glob(f"{guide.stem}/*.py")]
     return set(re.findall(r"[a-z]+(?:-[a-z]+)*", text_of(*modules)))
 
 

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from dynaplan.adapters.connectors.virtual import refuse_when_changed
-from dynaplan.domain.decisions import Decision
 from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.domain.observation import FleetCounts
-from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.scaling import DesiredCounts
 
 
 class MemoryConnector:

@@ -1,6 +1,7 @@
 """The virtual connector: decisions as keys that anybody may carry out.
 
-Source: the VirtualConnector of the SLA planner's documentation; the keys are in ``dynaplan.domain.scaling``.
+Source: the VirtualConnector of the SLA planner's documentation; the keys are in
+``dynaplan.domain.planning.scaling``.
 On one box the fleet plugin is at the other end.
 """
 
@@ -10,12 +11,12 @@ import json
 import logging
 from collections.abc import Callable
 
-from dynaplan.domain.decisions import Decision
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
-from dynaplan.domain.observation import FleetCounts
-from dynaplan.domain.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.store import KeyValue, Transaction
-from dynaplan.domain.targets import Targets
 from dynaplan.ports import Clock, KeyValueStore
 
 log = logging.getLogger(__name__)

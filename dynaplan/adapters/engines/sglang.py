@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.adapters.engines.kinds import (
+from dynaplan.adapters.engines.common.kinds import (
     Ask,
     EngineKind,
     Launch,
@@ -24,19 +24,19 @@ from dynaplan.adapters.engines.kinds import (
     hub_token,
     loopback_transport,
 )
-from dynaplan.adapters.engines.model_files import public_name
-from dynaplan.adapters.engines.server_engine import ServerEngine
-from dynaplan.adapters.engines.signals import SignalNames
-from dynaplan.core.engine_flags import (
+from dynaplan.adapters.engines.common.model_files import public_name
+from dynaplan.adapters.engines.common.server_engine import ServerEngine
+from dynaplan.adapters.engines.common.signals import SignalNames
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.options.engine_flags import (
     FlagStyle,
     engine_flags,
     gone_options,
     memory_fraction,
 )
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.engines.kinds import (
+from dynaplan.adapters.engines.common.kinds import (
     Ask,
     EngineKind,
     Launch,
@@ -27,18 +27,18 @@ from dynaplan.adapters.engines.kinds import (
     hub_token,
     prefill_body,
 )
-from dynaplan.adapters.engines.server_engine import HoldingServerEngine
-from dynaplan.adapters.engines.signals import SignalNames
-from dynaplan.core.engine_flags import (
+from dynaplan.adapters.engines.common.server_engine import HoldingServerEngine
+from dynaplan.adapters.engines.common.signals import SignalNames
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.parallelism import DATA, TENSOR, tensor_parallel_size
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.options.engine_flags import (
     FlagStyle,
     engine_flags,
     gone_options,
     memory_fraction,
 )
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, TemporaryError
-from dynaplan.domain.parallelism import DATA, TENSOR, tensor_parallel_size
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)

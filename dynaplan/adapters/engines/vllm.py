@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.adapters.engines.kinds import (
+from dynaplan.adapters.engines.common.kinds import (
     EngineKind,
     Launch,
     Options,
@@ -28,17 +28,17 @@ from dynaplan.adapters.engines.kinds import (
     real_gpus,
     sequential,
 )
-from dynaplan.adapters.engines.server_engine import HoldingServerEngine
-from dynaplan.adapters.engines.signals import SignalNames
-from dynaplan.core.engine_flags import (
+from dynaplan.adapters.engines.common.server_engine import HoldingServerEngine
+from dynaplan.adapters.engines.common.signals import SignalNames
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
+from dynaplan.options.engine_flags import (
     FlagStyle,
     engine_flags,
     gone_options,
     memory_fraction,
 )
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.core.forecasting.forecasting import forecast
-from dynaplan.domain.forecast import Forecast, ForecastSettings
+from dynaplan.core.forecasting.forecaster import forecast
+from dynaplan.domain.settings.forecasting import Forecast, ForecastSettings
 
 
 class InlineForecaster:

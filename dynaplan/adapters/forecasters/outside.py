@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from dynaplan.adapters.forecasters.libraries import MODULES
 from dynaplan.adapters.forecasters.process import ForecastingProcess
-from dynaplan.core.forecasting.forecasting import last_known
+from dynaplan.core.forecasting.forecaster import last_known
 from dynaplan.core.forecasting.series import Series, measured
 from dynaplan.domain.errors import ConfigError, TemporaryError
-from dynaplan.domain.forecast import HISTORY_INTERVALS, Forecast, ForecastSettings
+from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS, Forecast, ForecastSettings
 
 log = logging.getLogger(__name__)
 

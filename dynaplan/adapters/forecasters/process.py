@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.adapters.engines.child import SECRETS
+from dynaplan.adapters.engines.common.child import SECRETS
 from dynaplan.domain.errors import TemporaryError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

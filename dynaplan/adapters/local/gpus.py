@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dynaplan.core.allocation import visible_gpus
+from dynaplan.core.fleet.allocation import visible_gpus
 from dynaplan.domain.errors import CapacityError, ConfigError
 from dynaplan.domain.gpus import Gpu
 

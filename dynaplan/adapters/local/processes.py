@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from dynaplan.core.statefile import Document, arbiter_of
+from dynaplan.core.fleet.statefile import Document, arbiter_of
 from dynaplan.domain.identity import ProcessIdentity
 
 _PROC = Path("/proc")

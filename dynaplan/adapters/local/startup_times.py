@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from dynaplan.core.startup import Times, learnt, times_from_json
+from dynaplan.core.fleet.startup_times import Times, learnt, times_from_json
 
 log = logging.getLogger(__name__)
 

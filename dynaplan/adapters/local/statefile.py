@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynaplan.core.statefile import Document, from_json, to_json
+from dynaplan.core.fleet.statefile import Document, from_json, to_json
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from dynaplan.domain.traffic import Lengths, Traffic
+from dynaplan.domain.planning.traffic import Lengths, Traffic
 
 DEFAULT_PREFIX = "dynamo_frontend"
 """What the names begin with, unless ``DYN_METRICS_PREFIX`` says otherwise."""

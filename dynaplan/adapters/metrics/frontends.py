@@ -20,7 +20,7 @@ from dynaplan.adapters.metrics.exposition import (
     increase,
     traffic_of,
 )
-from dynaplan.domain.traffic import Traffic
+from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.ports import Clock
 
 log = logging.getLogger(__name__)

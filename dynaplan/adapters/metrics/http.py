@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from dynaplan.adapters.metrics.exposition import (
     traffic_of,
 )
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.traffic import Traffic
+from dynaplan.domain.planning.traffic import Traffic
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.adapters.engines.profiles import timing_for
+from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.adapters.profiles.opening import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
-from dynaplan.core.engine_settings import SimOptions, concurrent_prefills
-from dynaplan.core.sla.formula import Formula
-from dynaplan.core.sla.predicting import Deployment
-from dynaplan.core.sla.targeting import SlaModel
-from dynaplan.core.sla.workload import WorkerKind
-from dynaplan.core.step_timing import FITTED
-from dynaplan.domain.planner_settings import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
+from dynaplan.core.engine.settings import SimOptions, concurrent_prefills
+from dynaplan.core.engine.timing import FITTED
+from dynaplan.core.planning.sla_policy import SlaModel
+from dynaplan.core.sizing.formula import Formula
+from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.settings.planner import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
 
 WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are a formula: there is nothing to interpolate between."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynaplan.adapters.engines.profiles import known_profiles, load_profile
-from dynaplan.core.step_timing import MeasuredProfile
+from dynaplan.adapters.engines.sim.profiles import known_profiles, load_profile
+from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
 
 PRE_SWEPT = "use-pre-swept-results:"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.profiles.writing import selected_dir
-from dynaplan.core.profiling.recommending import Recommendation
-from dynaplan.core.profiling.selecting import DecodeChoice, Goal, decode_choices, prefill_choices
-from dynaplan.core.step_timing import MeasuredProfile
-from dynaplan.domain.profiling import Measurements
+from dynaplan.core.engine.timing import MeasuredProfile
+from dynaplan.core.profiling.recommendation import Recommendation
+from dynaplan.core.profiling.selection import DecodeChoice, Goal, decode_choices, prefill_choices
+from dynaplan.domain.measurements import Measurements
 
 MISSING = "no plots: matplotlib is not installed (pip install 'dynaplan[plots]')"
 

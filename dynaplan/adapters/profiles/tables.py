@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaplan.core.step_timing import MeasuredProfile
+from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.profile import DecodeTable, Piece, PrefillTable, ProfileTables
 

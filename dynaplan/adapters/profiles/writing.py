@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.engines.profiles import DECODE_KEYS, PREFILL_KEYS
-from dynaplan.core.profiling.selecting import Goal
-from dynaplan.core.step_timing import MeasuredProfile
+from dynaplan.adapters.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS
+from dynaplan.core.engine.timing import MeasuredProfile
+from dynaplan.core.profiling.selection import Goal
 
 HALVES = {"prefill": PREFILL_KEYS, "decode": DECODE_KEYS}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.core.curves import curves_of
-from dynaplan.domain.decisions import DecisionRecord
-from dynaplan.domain.observation import Sample
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.core.planning.curves import curves_of
+from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.domain.planning.observation import Sample
+from dynaplan.domain.settings.planner import PlannerSettings
 
 PREFIX = "dynamo_planner_"
 

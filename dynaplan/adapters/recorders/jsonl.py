@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.recorders.appending import AppendingFile
-from dynaplan.domain.decisions import DecisionRecord
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.observation import Sample
+from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.domain.planning.observation import Sample
 
 FILE_NAME = "decisions.jsonl"
 POINTER_NAME = "current"

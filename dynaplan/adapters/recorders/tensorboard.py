@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dynaplan.adapters.recorders import event_file
 from dynaplan.adapters.recorders.appending import AppendingFile
-from dynaplan.core.curves import curves_of
-from dynaplan.domain.decisions import DecisionRecord
-from dynaplan.domain.observation import Sample
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.core.planning.curves import curves_of
+from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.domain.planning.observation import Sample
+from dynaplan.domain.settings.planner import PlannerSettings
 
 
 class TensorBoardRecorder:

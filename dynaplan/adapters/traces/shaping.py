@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from dynaplan.core.engine_request import splitmix64
+from dynaplan.core.engine.request import splitmix64
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.trace import TracedRequest
 

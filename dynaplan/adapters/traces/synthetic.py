@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dynaplan.core.engine_request import splitmix64
+from dynaplan.core.engine.request import splitmix64
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.trace import TracedRequest
 

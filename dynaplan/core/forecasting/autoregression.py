@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import mul
 
 from dynaplan.core.forecasting.series import Series, carried_on
-from dynaplan.domain.forecast import ForecastSettings
+from dynaplan.domain.settings.forecasting import ForecastSettings
 
 LAGS = 4
 FORGETTING = 0.99

@@ -6,7 +6,7 @@ from operator import add
 
 from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.core.forecasting.smoothing import level
-from dynaplan.domain.forecast import ForecastSettings
+from dynaplan.domain.settings.forecasting import ForecastSettings
 
 SHORTEST_PERIOD = 4
 LONGEST_PERIOD = 100

@@ -8,7 +8,7 @@ its back-test.
 from __future__ import annotations
 
 from dynaplan.core.forecasting.series import Series, carried_on
-from dynaplan.domain.forecast import ForecastSettings
+from dynaplan.domain.settings.forecasting import ForecastSettings
 
 LEVEL_GAIN = 0.3
 TREND_DAMPING = 0.9

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
-from dynaplan.core.step_timing import MeasuredProfile
+from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.profiling import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 NEAR_STEPS = 0.25
 """Prompt lengths that are nearer than this part of the mean distance are one: noise would bend a curve."""

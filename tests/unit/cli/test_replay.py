@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
-from dynaplan.domain.planner_settings import PlannerSettings
-from tests.unit.planner.situations import interval
-from tests.unit.planner.targets import SETTINGS, planned_interval
+from dynaplan.domain.settings.planner import PlannerSettings
+from tests.unit.core.planning.situations import interval
+from tests.unit.core.planning.targets import SETTINGS, planned_interval
 from tests.unit.planner.test_replay import recorded
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import status
-from dynaplan.domain.fleet import Role, Worker
-from dynaplan.domain.load import WorkerLoad
-from tests.unit.supervisor.graphs import DRAINING, READY, STARTING, worker
+from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.worker_load import WorkerLoad
+from tests.unit.core.fleet.graphs import DRAINING, READY, STARTING, worker
 
 
 @pytest.fixture(autouse=True)

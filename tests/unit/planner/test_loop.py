@@ -9,15 +9,15 @@ import pytest
 
 from dynaplan.adapters.connectors.memory import MemoryConnector
 from dynaplan.adapters.metrics.memory import MemoryMetrics
-from dynaplan.domain.decisions import DecisionRecord
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
-from dynaplan.domain.load import WorkerLoad
-from dynaplan.domain.observation import FleetCounts, Sample, WorkerCounts
-from dynaplan.domain.planner_settings import PlannerSettings
-from dynaplan.domain.scaling import DesiredCounts
+from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.planner.loop import PlannerLoop
-from dynaplan.planner.observe import Observer
+from dynaplan.planner.observer import Observer
 
 
 class SteppingClock:

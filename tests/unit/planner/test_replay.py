@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from dynaplan import wiring
-from dynaplan.core.planning import decide
-from dynaplan.domain.decisions import DecisionRecord, PlannerState
+from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.observation import Observation
-from dynaplan.domain.planner_settings import PlannerSettings
+from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.planner.replay import replay
-from tests.unit.planner.situations import interval
-from tests.unit.planner.targets import SETTINGS, model, planned_interval
+from tests.unit.core.planning.situations import interval
+from tests.unit.core.planning.targets import SETTINGS, model, planned_interval
 
 RATES = (2.0, 2.0, 20.0, 40.0, 40.0, 5.0, 2.0)
 

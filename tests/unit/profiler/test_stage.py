@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.core.profiling.sweep import DecodeLoad
-from dynaplan.domain.profiling import DecodeMeasurement
+from dynaplan.domain.measurements import DecodeMeasurement
 from dynaplan.profiler import stage as stages
 from dynaplan.profiler.configuration import Kind
 from dynaplan.profiler.deployment import Plan

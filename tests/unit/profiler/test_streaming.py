@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dynaplan.core.tokens import count_tokens
+from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.errors import PermanentError
 from dynaplan.profiler.prompts import Prompts
 from dynaplan.profiler.streaming import Answer, CompletionClient

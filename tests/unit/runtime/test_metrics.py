@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.runtime.metrics import load_gauges, render
 
 

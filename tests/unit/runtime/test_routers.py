@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.load import WorkerLoad
+from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.runtime.routers import SILENT_S, RoutedRequests, RoutersWatch

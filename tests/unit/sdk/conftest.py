@@ -1,42 +1,7 @@
-"""A place to write graph modules to, forgotten after each test."""
+"""The fixtures of tests that write graph modules."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from textwrap import dedent
+from tests.fakes.graph_files import _no_configuration, write
 
-import pytest
-
-from dynaplan.sdk import ServiceConfig
-
-Write = Callable[[str, str], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a file below ``tmp_path``; modules imported during the test are forgotten after it."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-
-    def write_file(name: str, text: str) -> Path:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dedent(text))
-        return file
-
-    yield write_file
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def _no_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins and ends without a configuration in the environment."""
-    monkeypatch.delenv("DYNAMO_SERVICE_CONFIG", raising=False)
-    monkeypatch.delenv("DYN_DEPLOYMENT_CONFIG", raising=False)
-    ServiceConfig.reset()
-    yield
-    ServiceConfig.reset()
+__all__ = ["_no_configuration", "write"]

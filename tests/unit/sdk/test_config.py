@@ -11,7 +11,7 @@ import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import ServiceConfig, load_graph
 from dynaplan.sdk.config import dry_run_text, export_config, find_config_file, read_config
-from tests.unit.sdk.conftest import Write
+from tests.fakes.graph_files import Write
 
 
 def test_the_command_line_wins_over_the_yaml_and_keeps_what_it_does_not_name(write: Write) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dynaplan.domain.errors import GraphError
 from dynaplan.sdk import Graph, load_graph
-from tests.unit.sdk.conftest import Write
+from tests.fakes.graph_files import Write
 
 SERVICES = """
     from dynaplan.sdk import depends, service

@@ -12,7 +12,7 @@ from dynaplan.domain.errors import ConfigError, GraphError
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.sdk.resolve import resolve_graph
-from tests.unit.sdk.conftest import Write
+from tests.fakes.graph_files import Write
 
 WORKER = """
     from dynaplan.sdk import service

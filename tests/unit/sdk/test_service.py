@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.domain.errors import GraphError
-from dynaplan.domain.fleet import Role
+from dynaplan.domain.lifecycle import Role
 from dynaplan.sdk import (
     AbstractService,
     DynamoTransport,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.fleet import Role, Worker
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.runtime_dir import make_runtime_directory, runtime_directory, write_private
@@ -59,7 +59,7 @@ def test_a_worker_watcher_restarts_nothing_and_holds_only_what_differs() -> None
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert watcher.command_line.endswith(
-        "-m dynaplan.supervisor.child graphs.disagg:Frontend --service-name VllmWorker --worker-id 1"
+        "-m dynaplan.worker.main graphs.disagg:Frontend --service-name VllmWorker --worker-id 1"
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dynaplan.adapters.local.startup_times import FILE_NAME, StartupTimes
-from dynaplan.core.startup import startup_key, usual_s
+from dynaplan.core.fleet.startup_times import startup_key, usual_s
 from dynaplan.sdk.resolve import NAMESPACE
 from dynaplan.supervisor.scratch import remove_files_of, scratch_directory
-from tests.unit.supervisor.graphs import worker
+from tests.unit.core.fleet.graphs import worker
 
 
 @pytest.fixture

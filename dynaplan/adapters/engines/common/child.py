@@ -1,0 +1,273 @@
+"""An engine's server as a child process of the worker, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dynaplan.adapters.engines.common.server_client import ServerClient
+from dynaplan.adapters.local.processes import TRACKERS_WITHIN_S, group_members, kill_but_trackers
+from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.masking import MASK
+
+log = logging.getLogger(__name__)
+
+SECRETS = ("DYNAPLAN_WORKER_TOKEN", "DYNAPLAN_API_KEY", "DYNAMO_SERVICE_CONFIG", "NATS_AUTH_", "ETCD_AUTH_")
+"""How the names begin of what an engine does not need; the configuration may hold keys."""
+
+KEPT_LINES = 30
+LONGEST_LINE_BYTES = 65536
+POLL_S = 0.02
+READY_POLL_S = 0.1
+GONE_WITHIN_S = 10.0
+"""How long the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
+
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the worker is gone")
+try:
+    os.execvpe(sys.argv[2], sys.argv[2:], os.environ)
+except OSError as error:
+    sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
+"""
+"""Asks to be killed with the worker (PR_SET_PDEATHSIG is 1), then becomes the engine.
+
+A process of its own rather than a ``preexec_fn``: running Python between fork and exec may deadlock.
+"""
+
+
+class EngineChild:
+    """One engine process and its children, in a process group of their own within the worker's session.
+
+    The leader is killed when the worker dies, or the thread that spawned it: spawn from the main thread.
+    What it prints goes to standard error, which is the worker's log. Its pid is nobody else's before
+    ``stop`` returns.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pidfd: int, output: int, hidden: bytes = b""
+    ) -> None:
+        self._process = process
+        self._pidfd = pidfd
+        self._output = output
+        self._hidden = hidden
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._begun_line = b""
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(pidfd, self._note_exit)
+        self._loop.add_reader(output, self._pass_on)
+
+    @classmethod
+    def spawn(
+        cls,
+        argv: Sequence[str],
+        extra: Mapping[str, str],
+        pass_descriptors: Sequence[int] = (),
+        hidden: str = "",
+    ) -> EngineChild:
+        """Start it: our environment without our secrets, plus ``extra``; nothing on its standard input.
+
+        ``hidden`` is masked in what it prints: SGLang begins with its settings, the API key among them.
+        """
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)} | dict(
+            extra
+        )
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(theirs, True)
+        try:
+            process = subprocess.Popen(
+                launcher,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+                process_group=0,
+                pass_fds=tuple(pass_descriptors),
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, os.pidfd_open(process.pid), ours, hidden.encode())
+
+    @property
+    def pid(self) -> int:
+        """The leader's pid, which is its group's number."""
+        return self._process.pid
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the leader has ended."""
+        return self._exit.done()
+
+    async def exited(self) -> int:
+        """Return when the leader has ended: its exit code, or the negative number of the signal."""
+        return await asyncio.shield(self._exit)
+
+    async def lost_part(self, marks: Sequence[str]) -> str:
+        """Return when one of the processes that are in the group now has ended; what its command line was.
+
+        Only those whose command line holds one of these texts; when there is none it never returns.
+        """
+        ended: asyncio.Future[str] = self._loop.create_future()
+        watched: list[int] = []
+        try:
+            for pid, command in _commands(group_members(self.pid)):
+                if pid == self.pid or not any(mark in command for mark in marks):
+                    continue
+                with suppress(ProcessLookupError):
+                    watched.append(os.pidfd_open(pid))
+                    self._loop.add_reader(watched[-1], _settle, ended, command)
+            return await ended
+        finally:
+            for descriptor in watched:
+                self._loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+    def last_lines(self) -> str:
+        """The last lines that it printed."""
+        self._pass_on()
+        begun = self._shown(self._begun_line).decode(errors="replace")
+        return "\n".join([*self._lines, *([begun] if begun else [])])
+
+    async def stop(self, term_deadline_s: float) -> None:
+        """SIGTERM to the leader, SIGKILL to the whole group at the deadline; return when the group is gone.
+
+        A deadline of 0 kills at once. Calling it again, or after the end, does no harm.
+        """
+        try:
+            if not self.has_exited and term_deadline_s > 0:
+                self._process.send_signal(signal.SIGTERM)
+                await asyncio.wait({self._exit}, timeout=term_deadline_s)
+                if not self.has_exited:
+                    log.error("the engine did not end within %g s of SIGTERM: killing it", term_deadline_s)
+        finally:
+            self.kill()
+            await self._gone()
+
+    def kill(self, *, spares_trackers: bool = True) -> None:
+        """SIGKILL to the whole group, what its leader left behind included; never blocks.
+
+        Python's resource trackers in it are left to remove the engine's shared memory and end by themselves,
+        unless not even they are spared.
+        """
+        if self._process.returncode is None:  # not reaped: the number is still this group's
+            if spares_trackers and kill_but_trackers(group_members(self.pid)):
+                return
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _gone(self) -> None:
+        """Wait for the group's end, then reap the leader: only after that may its number be used again."""
+        if self._process.returncode is not None:
+            return
+        begun_s = time.monotonic()
+        while not self.has_exited or group_members(self.pid):
+            waited_s = time.monotonic() - begun_s
+            self.kill(spares_trackers=waited_s < TRACKERS_WITHIN_S)
+            if waited_s > GONE_WITHIN_S:
+                log.error("processes of the engine's group %d resist SIGKILL", self.pid)
+                return
+            await asyncio.sleep(POLL_S)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what the ended process left in this one."""
+        if self._process.poll() is None or self._pidfd < 0:
+            return
+        self._pass_on()
+        self._write(len(self._begun_line))
+        for descriptor in (self._pidfd, self._output):
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._pidfd = self._output = -1
+
+    def _note_exit(self) -> None:
+        """The leader has ended; it stays a zombie, which keeps its number from being used again."""
+        self._loop.remove_reader(self._pidfd)
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if not self._exit.done():
+            is_exit = result is not None and result.si_code == os.CLD_EXITED
+            status = result.si_status if result is not None else 0
+            self._exit.set_result(status if is_exit else -status)
+
+    def _pass_on(self) -> None:
+        """What it has printed so far, into the log and into the last lines."""
+        while self._output >= 0:
+            try:
+                data = os.read(self._output, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.remove_reader(self._output)
+                return
+            self._begun_line += data
+            end = 1 + max(self._begun_line.rfind(b"\n"), self._begun_line.rfind(b"\r"))
+            self._write(len(self._begun_line) if len(self._begun_line) > LONGEST_LINE_BYTES else end)
+
+    def _write(self, end: int) -> None:
+        """Into the log, up to there: whole lines, so that nothing hidden comes in two parts."""
+        text, self._begun_line = self._shown(self._begun_line[:end]), self._begun_line[end:]
+        self._lines.extend(text.decode(errors="replace").splitlines())
+        with suppress(OSError):  # a full disk must not end the worker
+            os.write(2, text)
+
+    def _shown(self, text: bytes) -> bytes:
+        return text.replace(self._hidden, MASK.encode()) if self._hidden else text
+
+
+async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, timeout_s: float) -> bool:
+    """True when the child's server answers 200 at that path, False when the child has ended before.
+
+    Raises TemporaryError with its last lines when neither happens within ``timeout_s``.
+    """
+    exited = asyncio.create_task(child.exited())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not exited.done():
+                if await client.is_ready(path) and not child.has_exited:
+                    return True
+                await asyncio.wait({exited}, timeout=READY_POLL_S)
+    except TimeoutError:
+        message = f"{name} was not ready within {timeout_s:g} s (start-timeout); its last lines:"
+        raise TemporaryError(f"{message}\n{child.last_lines()}") from None
+    finally:
+        exited.cancel()
+    return False
+
+
+def _commands(pids: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """The command lines of those that are still there."""
+    for pid in pids:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, command.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _settle(future: asyncio.Future[str], result: str) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def exit_words(code: int) -> str:
+    """``exited with 3``, or ``was killed by SIGKILL``."""
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

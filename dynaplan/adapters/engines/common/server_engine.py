@@ -1,0 +1,281 @@
+"""An engine that runs as a server of its own: a child of the worker, driven by what its kind says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.engines.common.child import EngineChild, exit_words, is_up
+from dynaplan.adapters.engines.common.holds import Holds
+from dynaplan.adapters.engines.common.kinds import EngineKind, Launch, Options, real_gpus
+from dynaplan.adapters.engines.common.server_client import ServerClient
+from dynaplan.adapters.engines.common.signals import Signals, read_signals
+from dynaplan.adapters.engines.common.watch import EngineWatch
+from dynaplan.adapters.local.claims import node_dir
+from dynaplan.adapters.local.port_leases import PortLease, lease_ports
+from dynaplan.adapters.local.start_gate import start_gate
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.ports import HandOver, Route
+
+log = logging.getLogger(__name__)
+
+HANG_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 1800.0
+EXIT_USAGE = 2
+"""The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
+
+
+class ServerEngine:
+    """``dynaplan.ports.Engine`` for an engine with an HTTP server of its own, on a port of 127.0.0.1.
+
+    Raises ConfigError for an option that is wrong.
+    """
+
+    def __init__(self, kind: EngineKind, options: Options, context: EngineContext) -> None:
+        kind.check(options, context.gpus)
+        self._kind = kind
+        self._options = options
+        self._context = context
+        self._client = ServerClient("", context.token)
+        self._child: EngineChild | None = None
+        self._lease: PortLease | None = None
+        self._files: tuple[Path, ...] = ()
+        self._holds = Holds()
+        self._model: Mapping[str, Any] = {}
+        self._is_stopping = False
+        hang_timeout_s = number_option(options, "hang-timeout", HANG_TIMEOUT_S)
+        slots = options.get(kind.slots_option)
+        self._watch = EngineWatch(
+            self._read,
+            SystemClock(),
+            hang_timeout_s,
+            request_slots=slots if isinstance(slots, int) else 0,
+            # The other side of a hand-off may take its time: to compute, or to fetch what fills the KV cache.
+            waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
+        )
+
+    async def start(self) -> None:
+        """Start the server and return when it answers.
+
+        Raises WorkerStartFailed when it says that it never will (exit code 2), TemporaryError with its last
+        lines when it ends or takes longer than ``start-timeout``.
+        """
+        try:
+            if not await self._try_to_start():
+                log.warning("the engine's port was taken meanwhile: trying another one")
+                if not await self._try_to_start():
+                    raise TemporaryError(f"{self._kind.name} found its port taken twice")
+            self._model = await self._first_model()
+            await self._watch.poll()
+            self._watch.start()
+        except BaseException:
+            await self._end(0)
+            raise
+
+    def routes(self) -> Sequence[Route]:
+        """Nothing: the engine serves its API itself."""
+        return ()
+
+    def card(self) -> Mapping[str, Any]:
+        """The model as the engine calls it, its context in tokens (0: not told), the tokens of a KV block."""
+        options, kind = self._options, self._kind
+        context = self._model.get("max_model_len") or options.get(kind.context_option)
+        block = self._watch.signals.block_tokens or options.get("block-size")
+        own = "" if kind.takes_any_name else self._model.get("id")
+        names = (own, options.get("served-model-name"), self._model.get("id"), options.get("model"))
+        model = next((str(name) for name in names if name), "")
+        return {
+            "model": model,
+            "context_tokens": context if isinstance(context, int) else 0,
+            "tokenizer": str(options.get("tokenizer") or options.get("model")),
+            "kv_block_tokens": block if isinstance(block, int) else 0,
+            "engine": kind.name,
+            "role": self._context.role,
+            **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
+        }
+
+    def load(self) -> WorkerLoad:
+        """The load when the engine last told, at most about a second ago."""
+        return self._watch.load()
+
+    @property
+    def url(self) -> str:
+        """The base address of the engine's OpenAI API."""
+        return self._client.url
+
+    async def requests(self) -> int:
+        """How many requests it has now; raises TemporaryError when it does not tell."""
+        if not self._kind.tells_requests:
+            raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
+        return await self._watch.requests()
+
+    def metrics(self) -> Mapping[str, float]:
+        """The engine's own samples, and the hand-offs that wait to be taken."""
+        holds = {
+            "dynaplan:kv_hand_offs_held": float(self._holds.held),
+            "dynaplan:kv_hand_offs_expired_total": float(self._holds.expired),
+        }
+        return {**self._watch.metrics(), **(holds if self._context.role == "prefill" else {})}
+
+    async def died(self) -> None:
+        """Raises PermanentError once the engine has ended unasked or is hung; its remains are killed."""
+        child = self._running()
+        way = await first_of(child.exited(), self._hangs(), self._loses_a_part(child))
+        if self._is_stopping:  # it was told to end
+            await asyncio.Event().wait()
+        why = exit_words(way) if isinstance(way, int) else way
+        child.kill()
+        raise PermanentError(f"{self._kind.name} {why}\n{child.last_lines()}")
+
+    async def _hangs(self) -> str:
+        return f"hangs: {await self._watch.hung()}"
+
+    async def _loses_a_part(self, child: EngineChild) -> str:
+        return f"has lost a process: {await child.lost_part(self._kind.parts)}"
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.Engine``.
+
+        Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
+        """
+        prefilling = self._kind.prefilling
+        if prefilling is None or self._lease is None:
+            raise PermanentError(f"{self._kind.name} does not prefill for others")
+
+        async def hand_over_and_hold(fields: Mapping[str, Any]) -> None:
+            """Held before it is told: the release may come before the telling has ended."""
+            if prefilling.holds:
+                self._holds.hold(request.request_id)
+            try:
+                await hand_over(fields)
+            except BaseException:
+                self._holds.release(request.request_id)
+                raise
+
+        await prefilling.run(request, hand_over_and_hold, self._ask, self._lease.ports)
+
+    async def stop(self) -> None:
+        """Wait until held hand-offs have been taken or have expired, then end the server.
+
+        Cancelled, it kills the server at once.
+        """
+        grace_s = 0.0
+        try:
+            if self._child is not None and self._holds.held:
+                await first_of(self._holds.wait_empty(), self._child.exited())
+            grace_s = self._kind.term_grace_s
+        finally:
+            self._is_stopping = True
+            await self._end(grace_s)
+
+    async def _try_to_start(self) -> bool:
+        """False when the engine ended because its port was taken."""
+        kind, directory = self._kind, node_dir(os.environ)
+        self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
+        self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
+        launch = kind.command(self._options, self._context, self._lease.ports)
+        async with start_gate(real_gpus(os.environ) or ["host"], directory):
+            self._write(launch)
+            log.info("starting %s: %s", kind.name, " ".join(mask_secrets(launch.argv)))
+            child = EngineChild.spawn(
+                launch.argv, launch.environment, self._lease.descriptors, self._context.token
+            )
+            self._child = child
+            if await self._is_up(child):
+                return True
+        lines = child.last_lines()
+        code = await child.exited()
+        await self._end(0)
+        if any(text in lines for text in kind.address_in_use):
+            return False
+        failed = WorkerStartFailed if code == EXIT_USAGE else TemporaryError
+        raise failed(f"{kind.name} {exit_words(code)} while starting; its last lines:\n{lines}")
+
+    async def _is_up(self, child: EngineChild) -> bool:
+        """True when it answers, False when it has ended; TemporaryError when it takes too long."""
+        timeout_s = number_option(self._options, "start-timeout", START_TIMEOUT_S)
+        return await is_up(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
+
+    async def _first_model(self) -> Mapping[str, Any]:
+        """What the engine says about the model that it serves; nothing when it does not."""
+        try:
+            models = (await self._client.json("/v1/models")).get("data")
+        except TemporaryError as error:
+            log.warning("the engine does not say what it serves: %s", error)
+            return {}
+        return models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+
+    async def _read(self) -> Signals:
+        kind = self._kind
+        return read_signals(await self._client.text(kind.metrics_path, kind.metrics_timeout_s), kind.signals)
+
+    async def _ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        """The engine knows its model by one name, whatever the client called it."""
+        return await self._client.ask(path, {**body, "model": self.card()["model"]}, request_id)
+
+    async def _end(self, grace_s: float) -> None:
+        """Let go of everything; the leases last, when nobody listens there any more."""
+        await self._watch.stop()
+        child, self._child = self._child, None
+        try:
+            if child is not None:
+                await child.stop(grace_s)
+        finally:
+            for file in self._files:
+                file.unlink(missing_ok=True)
+            self._files = ()
+            if self._lease is not None:
+                self._lease.close()
+                self._lease = None
+            await self._client.close()
+
+    def _write(self, launch: Launch) -> None:
+        self._files = tuple(launch.files)
+        for path, text in launch.files.items():
+            path.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(path, flags, 0o600), "w") as file:
+                file.write(text)
+
+    def _running(self) -> EngineChild:
+        if self._child is None:
+            raise PermanentError(f"{self._kind.name} does not run")
+        return self._child
+
+
+class HoldingServerEngine(ServerEngine):
+    """One that keeps the KV entries of a prefill until the decode side has taken them."""
+
+    def release(self, request_id: str) -> None:
+        """The decode side has taken the hand-off, or never will; an unknown one is no error."""
+        self._holds.release(request_id)
+
+    def abandon(self) -> None:
+        """Nobody is left who could take a hand-off."""
+        self._holds.release_all()
+
+
+async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
+    """The result of whichever ends first; the others are cancelled."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def number_option(options: Options, key: str, default: float) -> float:
+    """A number of seconds that was checked already."""
+    value = options.get(key)
+    return default if value is None else float(value)

@@ -1,0 +1,1 @@
+"""llama.cpp, in process through xllamacpp or as a llama-server binary."""

@@ -1,0 +1,1 @@
+"""A simulated engine: answers in the time that a measured profile says."""

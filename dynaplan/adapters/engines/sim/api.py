@@ -1,0 +1,227 @@
+"""The OpenAI API of the simulated engine: reading requests, rendering answers as bytes.
+
+Every answer is the same text, a sentence that says what this is and then filler words, cut into pieces of
+four characters: one piece is one token, as the tokenizer counts. The filler starts at a place that the prompt
+decides, so answers to different prompts differ, and the same prompt gets the same answer from every worker.
+A streamed token is one event; the pieces are JSON-encoded once, and the rest of the event once per request.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.core.engine.request import splitmix64
+from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
+from dynaplan.domain.errors import UserError
+
+INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
+FILLER_TEXT = (
+    "amber birch cedar delta ember fjord grove haven inlet jetty kelp lagoon meadow north ocean pebble "
+    "quartz river stone tundra upland valley willow xenon yonder zephyr"
+)
+FILLER_TOKENS = 4096
+LEAST_NATURAL_TOKENS = 48
+NATURAL_SPREAD_TOKENS = 64
+DONE = b"data: [DONE]\n\n"
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteKv:
+    """Where the KV entries of a prompt wait to be taken."""
+
+    host: str
+    port: int
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One OpenAI request, checked. ``ends_with`` is the answer's finish reason."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    ends_with: str
+    model: str
+    is_chat: bool
+    is_stream: bool = False
+    is_usage_included: bool = False
+    remote_kv: RemoteKv | None = None
+
+
+def read_ask(body: object, *, is_chat: bool, model: str, context_tokens: int) -> Ask:
+    """Check a request's body; raises UserError saying what is wrong with it."""
+    if not isinstance(body, Mapping):
+        raise UserError("the request body must be a JSON object")
+    if body.get("n") not in (None, 1):
+        raise UserError(f"'n' is {body['n']!r}: this engine gives one answer per request (n = 1)")
+    prompt = prompt_token_ids(body, is_chat=is_chat)
+    room = context_tokens - len(prompt)
+    if room < 1:
+        raise UserError(
+            f"this model's context is {context_tokens} tokens; the prompt of {len(prompt)} leaves no room"
+        )
+    max_tokens, ends_with = _answer_tokens(body, prompt, room)
+    options = body.get("stream_options")
+    return Ask(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        ends_with=ends_with,
+        model=str(body.get("model") or model),
+        is_chat=is_chat,
+        is_stream=body.get("stream") is True,
+        is_usage_included=isinstance(options, Mapping) and options.get("include_usage") is True,
+        remote_kv=_remote_kv(body.get("kv_transfer_params")),
+    )
+
+
+def _answer_tokens(body: Mapping[str, Any], prompt: Sequence[int], room: int) -> tuple[int, str]:
+    """How long the answer is, and why it ends: by itself when no limit is given."""
+    limit = _token_count(body, "max_completion_tokens", 1) or _token_count(body, "max_tokens", 1)
+    if limit is not None:
+        if limit > room:
+            raise UserError(
+                f"{limit} answer tokens are asked for; the prompt of {len(prompt)} leaves room for {room}"
+            )
+        return limit, "length"
+    if body.get("ignore_eos") is True:
+        return room, "length"
+    natural = LEAST_NATURAL_TOKENS + hash(prompt) % NATURAL_SPREAD_TOKENS
+    natural = max(natural, _token_count(body, "min_tokens", 0) or 0)
+    return (natural, "stop") if natural <= room else (room, "length")
+
+
+def _token_count(body: Mapping[str, Any], key: str, least: int) -> int | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or value < least:
+        raise UserError(f"'{key}' is {value!r}: expected a whole number, at least {least}")
+    return value
+
+
+def _remote_kv(params: object) -> RemoteKv | None:
+    if not isinstance(params, Mapping) or params.get("do_remote_prefill") is not True:
+        return None
+    host, port, request_id = (params.get(f"remote_{key}") for key in ("host", "port", "request_id"))
+    if host not in LOOPBACK_HOSTS or type(port) is not int or not 0 < port < 65536:
+        raise UserError("'kv_transfer_params' names no worker of this machine")
+    tokens = params.get("remote_num_tokens")
+    return RemoteKv(str(host), port, str(request_id), tokens if type(tokens) is int else 0)
+
+
+class AnswerText:
+    """The pieces of every answer, JSON-encoded without their quotes."""
+
+    def __init__(self, seed: int) -> None:
+        self._introduction = _pieces(INTRODUCTION)
+        numbers = splitmix64(seed)
+        vocabulary = FILLER_TEXT.split()
+        words: list[str] = []
+        length = 0
+        while length < FILLER_TOKENS * BYTES_PER_TOKEN:
+            words.append(vocabulary[int(next(numbers) * len(vocabulary))])
+            length += len(words[-1]) + 1
+        self._filler = _pieces(" ".join(words))[:FILLER_TOKENS]
+
+    def pieces(self, offset: int, start: int, stop: int) -> list[bytes]:
+        """The tokens from start to before stop of the answer whose filler begins at offset."""
+        introduction, filler = self._introduction, self._filler
+        pieces = introduction[start:stop]
+        shift = offset - len(introduction)
+        first = start + len(pieces)
+        while first < stop:
+            place = (first + shift) % FILLER_TOKENS
+            chunk = filler[place : place + stop - first]
+            pieces += chunk
+            first += len(chunk)
+        return pieces
+
+
+def _pieces(text: str) -> list[bytes]:
+    size = BYTES_PER_TOKEN
+    padded = text + " " * (-len(text) % size)
+    return [json.dumps(padded[i : i + size])[1:-1].encode() for i in range(0, len(padded), size)]
+
+
+class Rendering:
+    """The answer to one request as bytes. ``number`` makes its id unique."""
+
+    __slots__ = ("_ask", "_head", "_last_tail", "_offset", "_start", "_tail", "_text")
+
+    def __init__(self, ask: Ask, text: AnswerText, number: str) -> None:
+        self._ask = ask
+        self._text = text
+        self._offset = hash(ask.prompt) % FILLER_TOKENS
+        created_s = int(time.time())  # the API's only wall-clock value
+        prefix, kind = ("chatcmpl", "chat.completion") if ask.is_chat else ("cmpl", "text_completion")
+        if ask.is_chat and ask.is_stream:
+            kind += ".chunk"
+        self._start = (
+            f'{{"id":"{prefix}-{number}","object":"{kind}","created":{created_s},'
+            f'"model":{json.dumps(ask.model)},"choices":['
+        ).encode()
+        inner, close = (b'"delta":{"content":"', b'"}') if ask.is_chat else (b'"text":"', b'"')
+        self._head = b"data: " + self._start + b'{"index":0,' + inner
+        self._tail = close + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._last_tail = close + _finish(ask.ends_with) + b"}]}\n\n"
+
+    def events(self, start: int, stop: int, *, is_last: bool) -> bytes:
+        """The events of the tokens from start to before stop; the very last tells the finish reason."""
+        first = self._head
+        if start == 0 and self._ask.is_chat:
+            first = first.replace(b'"delta":{', b'"delta":{"role":"assistant",')
+        pieces = self._text.pieces(self._offset, start, stop)
+        return first + (self._tail + self._head).join(pieces) + (self._last_tail if is_last else self._tail)
+
+    def ending(self, emitted: int, cached: int) -> bytes:
+        """What follows the tokens: the usage, if asked for, and the end of the stream."""
+        if not self._ask.is_usage_included:
+            return DONE
+        return b'data: %b],"usage":%b}\n\n%b' % (self._start, self._usage(emitted, cached), DONE)
+
+    def document(self, emitted: int, cached: int) -> bytes:
+        """The whole answer as one JSON document."""
+        content = b'"%b"' % b"".join(self._text.pieces(self._offset, 0, emitted))
+        if self._ask.is_chat:
+            inner = b'"message":{"role":"assistant","content":%b}' % content
+        else:
+            inner = b'"text":%b' % content
+        end, usage = _finish(self._ask.ends_with), self._usage(emitted, cached)
+        return b'%b{"index":0,%b%b}],"usage":%b}' % (self._start, inner, end, usage)
+
+    def _usage(self, emitted: int, cached: int) -> bytes:
+        prompt = len(self._ask.prompt)
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": emitted,
+            "total_tokens": prompt + emitted,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        return json.dumps(usage).encode()
+
+
+def _finish(reason: str) -> bytes:
+    return f',"logprobs":null,"finish_reason":"{reason}"'.encode()
+
+
+def error_document(message: str, kind: str) -> bytes:
+    """An error as OpenAI's API tells it."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
+
+
+def models_document(model: str, context_tokens: int) -> dict[str, Any]:
+    """The answer of ``GET /v1/models``."""
+    card = {
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "dynaplan",
+        "max_model_len": context_tokens,
+    }
+    return {"object": "list", "data": [card]}

@@ -1,0 +1,365 @@
+"""The simulated engine: the engine model in real time behind the OpenAI API, in the worker's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from dynaplan.adapters.engines.sim.api import (
+    AnswerText,
+    Ask,
+    Rendering,
+    error_document,
+    models_document,
+    read_ask,
+)
+from dynaplan.adapters.engines.sim.driver import StepDriver
+from dynaplan.adapters.engines.sim.handoff import HandOffs, KvFetcher
+from dynaplan.adapters.engines.sim.profiles import timing_for
+from dynaplan.core.engine.kv_blocks import chain_hashes
+from dynaplan.core.engine.model import EngineModel
+from dynaplan.core.engine.request import EngineRequest, RequestState
+from dynaplan.core.engine.settings import SimOptions
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import PermanentError, UserError
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.ports import HandOver, Route
+
+log = logging.getLogger(__name__)
+
+CHECK_CLIENTS_S = 0.25
+JSON_HEADERS = {"Content-Type": "application/json"}
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class _Answer:
+    """One request on its way: what the model has emitted and what is due to be written."""
+
+    __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "transport", "waiter")
+
+    def __init__(
+        self, request: EngineRequest, *, is_streamed: bool, transport: asyncio.BaseTransport | None
+    ) -> None:
+        self.request = request
+        self.is_streamed = is_streamed
+        self.transport = transport
+        self.ready_tokens = 0
+        self.is_finished = False
+        self.failure: Exception | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def progress(self, seen_tokens: int) -> None:
+        """Return when there are more tokens than those seen (a stream), or all; raises the failure."""
+        while not self.is_finished and not (self.is_streamed and self.ready_tokens > seen_tokens):
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        if self.failure is not None:
+            raise self.failure
+
+    def advance(self, tokens: int) -> None:
+        """There are so many tokens now."""
+        self.ready_tokens = tokens
+        self.is_finished = self.request.state >= RequestState.HELD
+        if self.is_finished or self.is_streamed:
+            self._wake()
+
+    def fail(self, failure: Exception) -> None:
+        """There will be no more tokens."""
+        self.failure = failure
+        self.is_finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class SimEngine:
+    """``dynaplan.ports.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+
+    Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
+    ConfigError for a wrong option.
+    """
+
+    def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
+        self._options = checked = SimOptions.from_options(options)
+        timing, kv_tokens = timing_for(checked)
+        self._settings = checked.settings(kv_tokens)
+        self._model = EngineModel(self._settings, timing)
+        self._text = AnswerText(checked.seed)
+        self._role = context.role
+        self._numbers = 0
+        self._id_prefix = os.urandom(6).hex()
+        self._live: dict[str, _Answer] = {}
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
+        self._client_check: asyncio.TimerHandle | None = None
+        self._driver: StepDriver | None = None
+        self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
+        self._hand_offs = HandOffs(context.worker_name, context.address, self._release)
+
+    async def start(self) -> None:
+        """Return after the start-up time."""
+        if self._options.startup_time_s:
+            await asyncio.sleep(self._options.startup_time_s)
+        self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
+
+    async def stop(self) -> None:
+        """Wait for held hand-offs, then end whatever else there is; a failed engine has none to give."""
+        try:
+            if self._failure is None:
+                await self._hand_offs.drained()
+        finally:
+            if self._driver is not None:
+                self._driver.stop()
+            for answer in list(self._live.values()):
+                self._close(answer, "the engine stops")
+            await self._fetcher.close()
+
+    def abandon(self) -> None:
+        """Nobody is left who could take a computed prompt."""
+        self._hand_offs.drop_all()
+
+    async def died(self) -> None:
+        """Raises PermanentError when the engine has failed; until then it does not return."""
+        await self._failed.wait()
+        raise PermanentError(f"the engine failed: {self._failure!r}")
+
+    def routes(self) -> Sequence[Route]:
+        """The OpenAI API, and the hand-over of computed prompts to other workers."""
+        return (
+            Route("POST", "/v1/chat/completions", self._chat_completions),
+            Route("POST", "/v1/completions", self._completions),
+            Route("GET", "/v1/models", self._models, is_work=False),
+            Route(
+                "POST", "/kv/{request_id}/take", self._hand_offs.take, is_work=False
+            ),  # a drain waits for it
+        )
+
+    def card(self) -> Mapping[str, Any]:
+        """The model, its context, and how to count and hash its tokens (``dynaplan.core.engine.tokens``)."""
+        return {
+            "model": self._options.model,
+            "context_tokens": self._settings.context_tokens,
+            "tokenizer": "sim",
+            "kv_block_tokens": self._settings.block_tokens,
+            "engine": "sim",
+            "role": self._role,
+        }
+
+    def load(self) -> WorkerLoad:
+        """The model's load; requests whose KV entries are on their way here count as waiting."""
+        load = self._model.load()
+        on_the_way = self._fetcher.on_the_way
+        return replace(load, waiting_requests=load.waiting_requests + on_the_way) if on_the_way else load
+
+    @property
+    def held_requests(self) -> int:
+        """Computed prompts that wait to be taken."""
+        return self._hand_offs.held
+
+    def metrics(self) -> Mapping[str, float]:
+        """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
+        load, totals, fetcher = self.load(), self._model.totals, self._fetcher
+        return {
+            "vllm:num_requests_running": load.running_requests,
+            "vllm:num_requests_waiting": load.waiting_requests,
+            "vllm:kv_cache_usage_perc": load.kv_usage,
+            "vllm:prompt_tokens_total": totals.prompts,
+            "vllm:generation_tokens_total": totals.generated,
+            "vllm:num_preemptions_total": totals.preemptions,
+            "vllm:prefix_cache_queries_total": totals.prefix_queries,
+            "vllm:prefix_cache_hits_total": totals.cached,
+            "vllm:external_prefix_cache_queries_total": fetcher.asked_tokens,
+            "vllm:external_prefix_cache_hits_total": totals.external,
+            "vllm:request_success_total": totals.finished_requests,
+            "dynaplan:remote_prefills_taken_total": fetcher.taken,
+            "dynaplan:remote_prefill_fallbacks_total": fetcher.fallbacks,
+            "dynaplan:kv_transfer_seconds_total": fetcher.transfer_s,
+            "dynaplan:kv_hand_offs_held": self._hand_offs.held,
+            "dynaplan:kv_hand_offs_expired_total": self._hand_offs.expired,
+        }
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt and hold its blocks until they are taken, at most 30 s.
+
+        Raises PermanentError for a prompt that this engine cannot serve.
+        """
+        prompt = request.prompt_token_ids
+        if not prompt:
+            try:
+                is_chat = request.path.endswith("/chat/completions")
+                prompt = self._read(request.body, is_chat=is_chat).prompt
+            except UserError as error:
+                raise PermanentError(f"remote prefill {request.request_id}: {error}") from error
+        hand_off_id = f"{request.request_id}.{self._next_number()}"
+        held = EngineRequest(hand_off_id, len(prompt), 1, self._hashes(prompt), is_held=True)
+        answer = self._submit(_Answer(held, is_streamed=False, transport=None))
+        try:
+            await answer.progress(0)
+            blocks = self._settings.blocks_for(len(prompt))
+            params = self._hand_offs.hold(hand_off_id, len(prompt), blocks)
+        except BaseException:
+            self._model.cancel(hand_off_id)
+            raise
+        finally:
+            self._close(answer)
+        await hand_over({"kv_transfer_params": params})
+
+    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._complete(http, is_chat=True)
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._complete(http, is_chat=False)
+
+    async def _models(self, _http: web.Request) -> web.Response:
+        return web.json_response(models_document(self._options.model, self._settings.context_tokens))
+
+    async def _complete(self, http: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        try:
+            ask = self._read(json.loads(await http.read()), is_chat=is_chat)
+        except UserError as error:
+            return _error(str(error), 400)
+        except ValueError as error:
+            return _error(f"the request body is not JSON: {error}", 400)
+        is_remote = ask.remote_kv is not None and await self._fetcher.fetch(ask.remote_kv, len(ask.prompt))
+        number = self._next_number()
+        request = EngineRequest(
+            number,
+            len(ask.prompt),
+            ask.max_tokens,
+            self._hashes(ask.prompt),
+            is_remote=is_remote,
+            finish_reason=ask.ends_with,
+        )
+        answer = _Answer(request, is_streamed=ask.is_stream, transport=http.transport)
+        try:
+            self._submit(answer)
+            return await self._respond(http, answer, ask, Rendering(ask, self._text, number))
+        except PermanentError as error:
+            return _error(str(error), 500)
+        finally:
+            self._close(answer)
+
+    async def _respond(
+        self, http: web.Request, answer: _Answer, ask: Ask, rendering: Rendering
+    ) -> web.StreamResponse:
+        await answer.progress(0)
+        tokens, cached_tokens = answer.ready_tokens, answer.request.cached_tokens
+        if not ask.is_stream:
+            return web.Response(body=rendering.document(tokens, cached_tokens), headers=JSON_HEADERS)
+        if not answer.is_finished:
+            return await self._stream(http, answer, rendering)
+        # all of it is here before anything was written: one write does
+        body = rendering.events(0, tokens, is_last=True) + rendering.ending(tokens, cached_tokens)
+        return web.Response(body=body, headers=STREAM_HEADERS)
+
+    async def _stream(self, http: web.Request, answer: _Answer, rendering: Rendering) -> web.StreamResponse:
+        """Write the tokens as they come. A failure cuts the connection: nobody takes that for an end."""
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        try:
+            await response.prepare(http)
+            written = 0
+            while not answer.is_finished:
+                written, start = answer.ready_tokens, written
+                await response.write(rendering.events(start, written, is_last=False))
+                await answer.progress(written)
+            await answer.progress(written)  # raises when it ended in a failure
+            tokens = answer.ready_tokens
+            data = rendering.events(written, tokens, is_last=True)
+            await response.write_eof(data + rendering.ending(tokens, answer.request.cached_tokens))
+        except ConnectionError:
+            log.debug("a client left the stream of request %s", answer.request.request_id)
+        except PermanentError:
+            if http.transport is not None:
+                http.transport.abort()
+        return response
+
+    def _read(self, body: object, *, is_chat: bool) -> Ask:
+        context_tokens = self._settings.context_tokens
+        return read_ask(body, is_chat=is_chat, model=self._options.model, context_tokens=context_tokens)
+
+    def _hashes(self, prompt: Sequence[int]) -> Sequence[int]:
+        if not self._settings.is_prefix_caching:
+            return ()
+        return chain_hashes(prompt, self._settings.block_tokens)
+
+    def _next_number(self) -> str:
+        self._numbers += 1
+        return f"{self._id_prefix}{self._numbers:x}"
+
+    def _submit(self, answer: _Answer) -> _Answer:
+        if self._failure is not None or self._driver is None:
+            raise PermanentError(f"the engine does not run: {self._failure or 'it was not started'}")
+        try:
+            self._model.submit(answer.request)
+        except ValueError as error:
+            raise PermanentError(str(error)) from error
+        self._live[answer.request.request_id] = answer
+        if self._client_check is None:
+            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+        self._driver.wake()
+        return answer
+
+    def _close(self, answer: _Answer, failure: str = "it was cancelled") -> None:
+        """Forget the answer; one that is not finished fails, and ends in the model."""
+        self._live.pop(answer.request.request_id, None)
+        if not answer.is_finished:
+            self._model.cancel(answer.request.request_id)
+            answer.fail(PermanentError(f"request {answer.request.request_id}: {failure}"))
+            self._wake()
+        if not self._live and self._client_check is not None:
+            self._client_check.cancel()
+            self._client_check = None
+
+    def _release(self, hand_off_id: str) -> None:
+        self._model.release(hand_off_id)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._driver is not None and self._failure is None:
+            self._driver.wake()
+
+    def _deliver(self) -> None:
+        emitted_tokens = self._model.emitted_tokens
+        for answer in self._live.values():
+            tokens = emitted_tokens(answer.request)
+            if tokens != answer.ready_tokens:
+                answer.advance(tokens)
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the engine model failed; every request gets an error from now on", exc_info=error)
+        self._failure = error
+        self._failed.set()
+        for answer in self._live.values():
+            answer.fail(PermanentError(f"the engine failed: {error!r}"))
+
+    def _check_clients(self) -> None:
+        """Cancel the requests whose clients have left: one that waits writes nothing and would not notice."""
+        self._client_check = None
+        for answer in list(self._live.values()):
+            if answer.transport is not None and answer.transport.is_closing():
+                self._close(answer, "its client left")
+        if self._live:
+            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+
+
+def check(options: Mapping[str, Any], gpus: float) -> None:
+    """Raise the ConfigError that making this engine would; any number of GPUs will do."""
+    known = SimOptions.from_options(options)
+    _, profile_kv_tokens = timing_for(known)
+    known.settings(profile_kv_tokens)
+
+
+def _error(message: str, status: int) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.Response(body=error_document(message, kind), status=status, headers=JSON_HEADERS)

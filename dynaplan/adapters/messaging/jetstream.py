@@ -1,0 +1,256 @@
+"""A durable work queue on a JetStream stream: delivered again to somebody unless acknowledged in time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING
+
+from dynaplan.domain.errors import QueueUnavailable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js.api import ConsumerConfig
+
+    from dynaplan.adapters.messaging.nats import NatsMessenger
+
+CONSUMER = "worker-group"
+# Who holds work says every second that it goes on; work of one who has died comes back after this.
+ACK_WAIT_S = 3.0
+MAX_AGE_S = 600.0
+MAX_ACK_PENDING = 100_000
+CALL_TIMEOUT_S = 2.0
+# How much later than the server we give up waiting: its own word is always better than our clock.
+GRACE_S = 1.0
+RETRY_S = 0.1
+# The server's consumer learns of a put a moment after it was answered, and would say that there is nothing.
+SHORTEST_WAIT_S = 0.1
+# JetStream's error codes: no message found, sequence not found, message delete failed.
+NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
+EMPTY_STATUSES = frozenset({"404", "408"})
+
+
+class NatsWorkItem:
+    """One delivery of one piece of work; see ``dynaplan.ports.WorkItem``."""
+
+    def __init__(self, messenger: NatsMessenger, message: Msg, queue: JetStreamQueue) -> None:
+        self.payload: bytes = message.data
+        self._messenger = messenger
+        self._message = message
+        self._queue = queue
+
+    @property
+    def sequence(self) -> int:
+        """The number that ``put`` returned for this work."""
+        return int(self._message.metadata.sequence.stream)
+
+    @property
+    def deliveries(self) -> int:
+        """How often it has been delivered, this time included."""
+        return int(self._message.metadata.num_delivered or 1)
+
+    async def ack(self) -> None:
+        """The work is done; returns when the server has noted it.
+
+        A server that was killed meanwhile may have forgotten this delivery, and answers nothing: then the
+        work itself is taken out of the stream.
+        """
+        from nats.errors import NoRespondersError
+        from nats.errors import TimeoutError as NoAnswer
+
+        async with self._messenger.call() as client:
+            try:
+                await client.request(self._message.reply, b"+ACK", timeout=CALL_TIMEOUT_S / 2)
+                return
+            except (NoAnswer, NoRespondersError):
+                pass
+        await self._queue.remove(self.sequence)
+
+    async def nack(self, delay_s: float = 0.0) -> None:
+        """The work was not done: deliver it again after the delay."""
+        delay = json.dumps({"delay": int(delay_s * 1e9)})
+        word = f"-NAK {delay}" if delay_s > 0 else "-NAK"
+        await self._messenger.publish(self._message.reply, word.encode())
+
+    async def in_progress(self) -> None:
+        """The work goes on: the time allowed for it starts anew."""
+        await self._messenger.publish(self._message.reply, b"+WPI")
+
+
+class JetStreamQueue:
+    """``dynaplan.ports.WorkQueue`` on one stream; made by ``opened``.
+
+    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: who does not
+    speak through us finds the same names as in the original. A delivery that nobody waits for any more
+    (its ``get`` was cancelled) goes back at once, and does not wait for its time to run out.
+    """
+
+    def __init__(self, messenger: NatsMessenger, stream: str) -> None:
+        self.stream = re.sub(r"[\s/\\.*>]", "_", stream)
+        self._subject = f"{self.stream}.queue"
+        self._messenger = messenger
+        self._keeps_what_is_done = False
+        self._inbox = ""
+        self._tokens = itertools.count(1)
+        # Requests that the server has not answered yet, in the order in which it will.
+        self._open: dict[str, asyncio.Future[Msg | None]] = {}
+
+    @classmethod
+    async def opened(cls, messenger: NatsMessenger, stream: str) -> JetStreamQueue:
+        """The queue of that stream, made or adopted."""
+        queue = cls(messenger, stream)
+        await queue._ensure()
+        async with messenger.call() as client:
+            queue._inbox = client.new_inbox()
+        await messenger.listen(f"{queue._inbox}.*", queue._on_message)
+        messenger.on_reconnect(queue._on_reconnect)
+        return queue
+
+    async def put(self, payload: bytes) -> int:
+        """Append the work; its sequence number."""
+        for may_ensure in (True, False):
+            async with self._messenger.call() as client:
+                from nats.js.errors import NoStreamResponseError
+
+                try:
+                    answer = await client.jetstream().publish(self._subject, payload, timeout=CALL_TIMEOUT_S)
+                    return int(answer.seq)
+                except NoStreamResponseError:
+                    if not may_ensure:
+                        raise
+            await self._ensure()
+        raise AssertionError("unreachable")
+
+    async def get(self, timeout_s: float) -> NatsWorkItem | None:
+        """The next piece of work, or None when there is none in that time; waits through a short outage."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            try:
+                message = await self._pull(max(deadline_s - loop.time(), 0.0))
+                if message is None:
+                    return None
+                if message.reply:
+                    return NatsWorkItem(self._messenger, message, self)
+                # A status: stream or consumer are gone, or the server is about to go.
+                await self._ensure()
+            except QueueUnavailable:
+                if deadline_s - loop.time() <= RETRY_S:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                if deadline_s <= loop.time():
+                    return None
+
+    async def remove(self, sequence: int) -> None:
+        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
+        from nats.js.errors import APIError, NotFoundError
+
+        async with self._messenger.call() as client:
+            try:
+                await client.jsm().delete_msg(self.stream, sequence)
+            except NotFoundError:
+                pass
+            except APIError as error:
+                if error.err_code not in NO_SUCH_MESSAGE:
+                    raise
+
+    async def depth(self) -> int:
+        """How much work is not done: waiting, or taken and not acknowledged."""
+        async with self._messenger.call() as client:
+            if not self._keeps_what_is_done:
+                # The consumer's own count can be a moment behind a put.
+                return int((await client.jsm().stream_info(self.stream)).state.messages)
+            info = await client.jsm().consumer_info(self.stream, CONSUMER, timeout=CALL_TIMEOUT_S)
+            return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+
+    async def _pull(self, timeout_s: float) -> Msg | None:
+        """Ask for one message: the message, None when there is none, or a status without reply subject.
+
+        A request that is given up stays open here, as it does at the server, until that has answered it.
+        """
+        token = str(next(self._tokens))
+        future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
+        wait_s = max(timeout_s, SHORTEST_WAIT_S)
+        self._open[token] = future
+        try:
+            async with self._messenger.call() as client:
+                ask = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{CONSUMER}"
+                body = json.dumps({"batch": 1, "expires": int(wait_s * 1e9)}).encode()
+                await client.publish(ask, body, reply=f"{self._inbox}.{token}")
+            async with asyncio.timeout(wait_s + GRACE_S):
+                return await future
+        except TimeoutError as error:
+            self._open.pop(token, None)
+            raise QueueUnavailable("NATS did not answer a request for work") from error
+        except QueueUnavailable:
+            self._open.pop(token, None)
+            raise
+
+    async def _on_message(self, message: Msg) -> None:
+        """Hand what has arrived to who asked for it; give it back when nobody waits any more.
+
+        A status comes to the request's own subject; work comes under the stream's subject, to the requests
+        in their order.
+        """
+        status = (message.headers or {}).get("Status")
+        token = message.subject.rpartition(".")[2] if status else next(iter(self._open), "")
+        future = self._open.pop(token, None)
+        if future is not None and not future.done():
+            future.set_result(None if status in EMPTY_STATUSES else message)
+        elif status is None:
+            try:
+                await self._messenger.publish(message.reply, b"-NAK")
+            except QueueUnavailable:
+                return  # it comes back by itself when its time has run out
+
+    def _on_reconnect(self) -> None:
+        """The new connection gets no answers to what was asked on the old one."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(QueueUnavailable("the connection was lost; asking again"))
+        self._open.clear()
+
+    async def _ensure(self) -> None:
+        async with self._messenger.call() as client:
+            self._keeps_what_is_done = not await self._ensure_work_queue(client)
+            await client.jsm().add_consumer(self.stream, _consumer())
+
+    async def _ensure_work_queue(self, client: Client) -> bool:
+        """Make the stream; False when one is in use that keeps what is acknowledged (the original's)."""
+        from nats.js.api import RetentionPolicy, StreamConfig
+        from nats.js.errors import NotFoundError
+
+        manager = client.jsm()
+        try:
+            found = await manager.stream_info(self.stream)
+        except NotFoundError:
+            pass
+        else:
+            if found.config.retention == RetentionPolicy.WORK_QUEUE or found.state.messages:
+                return found.config.retention == RetentionPolicy.WORK_QUEUE
+            await manager.delete_stream(self.stream)
+        await manager.add_stream(
+            StreamConfig(
+                name=self.stream,
+                subjects=[self._subject],
+                retention=RetentionPolicy.WORK_QUEUE,
+                max_age=MAX_AGE_S,
+            )
+        )
+        return True
+
+
+def _consumer() -> ConsumerConfig:
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+    return ConsumerConfig(
+        durable_name=CONSUMER,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_ack_pending=MAX_ACK_PENDING,
+    )

@@ -1,1 +1,0 @@
-"""Messages and work queues: NATS with JetStream, and its twin in memory."""

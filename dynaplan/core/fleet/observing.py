@@ -1,0 +1,223 @@
+"""What the fleet plugin makes of what it sees: workers and world in, workers and what to do out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dynaplan.core.fleet.restarting import after_exit, exit_reason
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+
+Workers = Mapping[str, Worker]
+"""The workers of one deployment by their watchers' names."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A worker's process is gone, and with it everything in its session.
+
+    ``code`` is negative for a signal and None when nobody saw it; ``last_lines`` are the end of its log.
+    """
+
+    code: int | None = None
+    last_lines: str = ""
+
+
+@dataclass(frozen=True)
+class World:
+    """What is seen at one moment: the exits, and the registrations of the processes that run now.
+
+    ``instances`` is None as long as the registrations are not known.
+    """
+
+    now_s: float
+    exits: Mapping[str, Exit] = field(default_factory=dict)
+    instances: Mapping[str, Instance] | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The workers as they are now; leases to revoke, because their processes are gone; lines for the user.
+
+    ``started_s`` tells of those that are seen registered for the first time how long that took, in seconds.
+    """
+
+    workers: Workers
+    dead_leases: tuple[int, ...] = ()
+    started_s: Mapping[str, float] = field(default_factory=dict)
+    news: tuple[str, ...] = ()
+
+
+def observe(workers: Workers, world: World) -> Observed:
+    """Follow the exits and the registrations."""
+    after: dict[str, Worker] = {}
+    leases: list[int] = []
+    news: list[str] = []
+    for name, worker in workers.items():
+        exit_ = world.exits.get(name)
+        after[name] = _registered(worker, world) if exit_ is None else _ended(worker, exit_, world.now_s)
+        if exit_ is not None:
+            leases += [worker.instance_id] if worker.instance_id else []
+            news += _news_of(after[name], exit_, world.now_s)
+    started_s = {
+        name: world.now_s - worker.since_s
+        for name, worker in workers.items()
+        if worker.state is WorkerState.STARTING and worker.since_s and after[name].url and not worker.url
+    }
+    return Observed(after, tuple(leases), started_s, tuple(news))
+
+
+def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
+    after = after_exit(worker, exit_.code, now_s)
+    has_failed = after.state is WorkerState.FAILED and bool(exit_.last_lines)
+    return replace(after, reason=f"{after.reason}\n{exit_.last_lines}") if has_failed else after
+
+
+def _news_of(worker: Worker, exit_: Exit, now_s: float) -> list[str]:
+    """What the user is told: of every end that nobody asked for."""
+    if worker.state is WorkerState.FAILED:
+        lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
+        return [f"{worker.name} has failed; it is not started again, its GPUs are free.{lines}"]
+    if worker.state is WorkerState.BACKOFF:
+        delay_s = max(0.0, worker.retry_at_s - now_s)
+        when = f"in {delay_s:.1f} s" if delay_s else "at once"
+        return [f"{worker.name} ended unasked ({exit_reason(exit_.code)}); it starts again {when}."]
+    return []
+
+
+def _registered(worker: Worker, world: World) -> Worker:
+    if world.instances is None:
+        return worker
+    instance = world.instances.get(worker.name)
+    if worker.state is WorkerState.DRAINING and instance is not None:
+        return replace(worker, url=instance.url)
+    if worker.state not in (WorkerState.STARTING, WorkerState.READY):
+        return worker
+    if instance is None:
+        is_lost = worker.state is WorkerState.READY
+        lost = replace(worker, instance_id=0)
+        return (
+            lost.moved(WorkerState.STARTING, world.now_s, "its registration is gone") if is_lost else worker
+        )
+    known = replace(worker, instance_id=instance.instance_id, url=instance.url)
+    return (
+        known
+        if worker.state is WorkerState.READY
+        else known.moved(WorkerState.READY, world.now_s, "registered")
+    )
+
+
+def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[str, str]:
+    """The workers that may stand still, with their addresses: registered no more, though nobody asked.
+
+    One that an outsider told to leave is among them, and answers; one that was never registered is not: how
+    long it may take to start is its engine's to judge. ``hang_timeout_s`` is by component; 0 is "never".
+    """
+    return {
+        name: worker.url
+        for name, worker in workers.items()
+        if worker.state is WorkerState.STARTING
+        and worker.pid
+        and worker.url
+        and hang_timeout_s(worker.component) > 0
+    }
+
+
+def hung(
+    workers: Workers, silent_s: Mapping[str, float], hang_timeout_s: Callable[[str], float]
+) -> tuple[Worker, ...]:
+    """The suspects that have not answered for their component's ``hang-timeout``."""
+    return tuple(
+        workers[name]
+        for name in suspects(workers, hang_timeout_s)
+        if silent_s.get(name, 0.0) >= hang_timeout_s(workers[name].component)
+    )
+
+
+def own_instances(workers: Workers, instances: Iterable[Instance]) -> dict[str, Instance]:
+    """The registrations that the workers' processes of now have made, by worker."""
+    return {
+        each.worker: each
+        for each in instances
+        if (worker := workers.get(each.worker)) and worker.pid and worker.pid == each.pid
+    }
+
+
+def desired_workers(graph: GraphSpec, counts: DesiredCounts | None, workers: Workers) -> dict[str, int]:
+    """How many workers each service is to have.
+
+    The scaled services have the decided number; as long as none is known, as many as there are. The others
+    have what the configuration says.
+    """
+    desired = {service.name: service.workers for service in graph.services if not service.in_process_of}
+    known = counts or DesiredCounts()
+    for service in scaled_services(graph):
+        decided = known.of(service.role)
+        desired[service.name] = decided if decided >= 0 else _count(workers, service.name)
+    return desired
+
+
+def _count(workers: Workers, component: str) -> int:
+    return sum(worker.component == component and worker.state in COUNTS for worker in workers.values())
+
+
+def first_counts(graph: GraphSpec, workers: Workers, before: DesiredCounts) -> dict[str, str] | None:
+    """The keys, without their prefix, of a first decision: as many workers as there are.
+
+    A count that somebody decided stays as it is; None when all are decided.
+    """
+    counts: dict[str, str] = {}
+    for service in scaled_services(graph):
+        if before.of(service.role) < 0:
+            counts[COUNT_KEYS[service.role]] = str(_count(workers, service.name))
+    return {**counts, "decision_id": str(before.next_decision_id)} if counts else None
+
+
+def is_carried_out(
+    graph: GraphSpec, workers: Workers, desired: Mapping[str, int], instances: Iterable[Instance]
+) -> bool:
+    """Every worker that was wanted is ready, or has failed; every one that was not has left discovery."""
+    registered = {each.worker for each in instances}
+    for service in scaled_services(graph):
+        own = [worker for worker in workers.values() if worker.component == service.name]
+        settled = sum(worker.state in (WorkerState.READY, WorkerState.FAILED) for worker in own)
+        if settled != desired[service.name] or settled != _count(workers, service.name):
+            return False
+        if any(worker.state not in COUNTS and worker.name in registered for worker in own):
+            return False
+    return True
+
+
+def scaled_services(graph: GraphSpec) -> tuple[ServiceSpec, ...]:
+    """The services whose number of workers is decided at run time: one prefill, one decode."""
+    services = (graph.of_role(role) for role in COUNT_KEYS)
+    return tuple(service for service in services if service and not service.in_process_of)
+
+
+def fleet_document(graph: GraphSpec, workers: Workers, gpus_total: int) -> dict[str, Any]:
+    """What is published about the fleet: workers by role and state, and the GPUs."""
+    states = (
+        WorkerState.STARTING,
+        WorkerState.READY,
+        WorkerState.DRAINING,
+        WorkerState.BACKOFF,
+        WorkerState.FAILED,
+    )
+    services = scaled_services(graph)
+    return {
+        "roles": {
+            service.role.value: {
+                state.value: sum(
+                    worker.component == service.name and worker.state is state for worker in workers.values()
+                )
+                for state in states
+            }
+            for service in services
+        },
+        "gpus_total": gpus_total,
+        "gpus_per_worker": {service.role.value: service.gpus for service in services},
+    }

@@ -1,0 +1,86 @@
+"""What becomes of a worker whose process has ended: stopped, restarted after a delay, or failed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+
+from dynaplan.domain.lifecycle import EXIT_NEVER, Worker, WorkerState
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often and how fast a crashed worker is started again.
+
+    The first restart is at once, the next after ``first_delay_s``, then twice as long each time, up to
+    ``max_delay_s``. More than ``max_restarts`` within ``window_s`` is failed. A worker that was ready
+    for ``stable_s`` begins anew.
+    """
+
+    max_restarts: int = 5
+    window_s: float = 60.0
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    stable_s: float = 60.0
+
+    def delay_s(self, earlier_restarts: int) -> float:
+        """How long to wait after a crash that so many restarts went before, in seconds."""
+        if earlier_restarts == 0:
+            return 0.0
+        return float(min(self.max_delay_s, self.first_delay_s * 2 ** min(earlier_restarts - 1, 32)))
+
+
+DEFAULT_POLICY = RestartPolicy()
+
+
+def after_exit(
+    worker: Worker, exit_code: int | None, now_s: float, policy: RestartPolicy = DEFAULT_POLICY
+) -> Worker:
+    """The worker once all its processes are gone; ``exit_code`` None is "not known", below 0 a signal.
+
+    Draining: stopped, whatever the code. ``EXIT_NEVER``: failed. Everything else that was not asked
+    for, a clean exit included (its lease may have been revoked from outside), is a crash: it waits for
+    its restart and keeps its name and GPUs, or has failed when it crashed too often. A worker that
+    had no process to lose is returned as it is, so that an exit told twice counts once.
+    """
+    if worker.state is WorkerState.DRAINING:
+        return _ended(worker, WorkerState.STOPPED, now_s, f"drained, {exit_reason(exit_code)}")
+    if worker.state not in (WorkerState.STARTING, WorkerState.READY):
+        return worker
+    reason = exit_reason(exit_code)
+    if exit_code == EXIT_NEVER:
+        return _ended(worker, WorkerState.FAILED, now_s, f"can never start ({reason})")
+    is_stable = worker.state is WorkerState.READY and now_s - worker.since_s >= policy.stable_s
+    earlier = () if is_stable else worker.restarts_s
+    recent = sum(now_s - restart_s < policy.window_s for restart_s in earlier)
+    if recent >= policy.max_restarts:
+        why = f"{reason}, after {recent} restarts within {policy.window_s:g} s"
+        return _ended(worker, WorkerState.FAILED, now_s, why)
+    waiting = replace(
+        worker,
+        pid=0,
+        started_at=0,
+        instance_id=0,
+        url="",
+        restarts_s=(*earlier, now_s)[-32:],
+        retry_at_s=now_s + policy.delay_s(len(earlier)),
+    )
+    return waiting.moved(WorkerState.BACKOFF, now_s, reason)
+
+
+def exit_reason(exit_code: int | None) -> str:
+    """The exit code in words: ``exit code 1``, ``killed by SIGKILL``."""
+    if exit_code is None:
+        return "exit code unknown"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def _ended(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
+    """The worker in a state without process, GPUs and lease."""
+    free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0)
+    return free.moved(state, now_s, why)

@@ -1,0 +1,46 @@
+"""How long an engine takes to start, learnt from how long it took before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from dynaplan.domain.lifecycle import Role, Worker
+
+Times = dict[str, list[float]]
+"""The last durations, in seconds, oldest first, of every key that was met."""
+
+KEPT = 5
+DEFAULT_ENGINE = "sim"
+
+
+def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
+    """What its start-up time depends on: engine, model, GPUs; None for a worker without engine.
+
+    ``settings`` is its service's configuration, keys in kebab-case.
+    """
+    if worker.role not in (Role.DECODE, Role.PREFILL) or not settings.get("model"):
+        return None
+    engine = settings.get("engine") or DEFAULT_ENGINE
+    return json.dumps([str(engine), str(settings["model"]), worker.gpu_request])
+
+
+def learnt(times: Times, key: str, seconds: float) -> Times:
+    """The times with one more."""
+    return {**times, key: [*times.get(key, ()), round(seconds, 3)][-KEPT:]}
+
+
+def usual_s(times: Times, key: str | None) -> float | None:
+    """How long it usually takes, in seconds; None when that is not known."""
+    known = times.get(key or "")
+    return median(known) if known else None
+
+
+def times_from_json(text: str) -> Times:
+    """Read a file's text; raises ValueError when it is not one of ours."""
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("expected an object")
+    return {str(key): [float(each) for each in values] for key, values in document.items()}

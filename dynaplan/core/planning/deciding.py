@@ -1,0 +1,155 @@
+"""The planner's decision, as a function: the live planner, replay, simulation and tests call this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dynaplan.core.planning import guards
+from dynaplan.core.planning.load_policy import Situation, Stage, scale_down, scale_up
+from dynaplan.core.planning.sla_policy import SlaModel, limits_of, plan_for_targets
+from dynaplan.core.sizing.gpu_budget import at_least, fit
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import Decision, PlannerState
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
+from dynaplan.domain.settings.sla import Prediction
+
+Gate = Callable[[Situation], tuple[bool, str]]
+"""Whether the stages after it may run, and why."""
+
+
+def decide(
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    model: SlaModel | None = None,
+) -> tuple[PlannerState, Decision]:
+    """The desired numbers of workers after one adjustment interval, and the state for the next one.
+
+    Total: any observation has a decision, and the unknown changes nothing.
+
+    With the policy ``sla`` they are those that the coming traffic needs to meet the targets; also while an
+    earlier decision is carried out, because workers that are starting count as there. With ``both`` the
+    thresholds may add workers to these, and take away what they added. With ``load`` there are the thresholds
+    alone. They move at most one worker of each kind. Removing comes before adding and prefill before decode,
+    so prefill gets the budget first.
+    """
+    noted = state.noting(observation.desired, observation.at_s)
+    situation = Situation(settings, noted, observation, _current(observation))
+    targets = situation.current
+    prediction = None
+    is_known, why = _is_known(situation)
+    steps = [Step("known", targets, targets, why)]
+    if is_known and settings.is_by_targets:
+        situation, planned, prediction = _planned(situation, model)
+        steps += planned
+        targets = planned[-1].after
+    if is_known and settings.policy != "sla":
+        steps += _by_thresholds(situation, targets)
+    desired = steps[-1].after
+    decision = Decision(
+        situation.current, desired, tuple(steps), prediction if desired == situation.floor else None
+    )
+    return _next_state(situation, decision), decision
+
+
+def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step], Prediction | None]:
+    """What the targets need; with the policy ``both``, no fewer than there are."""
+    current, settings = situation.current, situation.settings
+    if model is None:
+        raise ValueError(f"policy {settings.policy} without a model of the engines")
+    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, current)
+    steps = list(sizing.steps)
+    if settings.policy == "both":
+        limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
+        after = fit(at_least(current, sizing.targets), limits) or sizing.targets
+        steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
+    return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
+
+
+def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+    steps = []
+    for name, gate in GATES.items():
+        is_open, why = gate(situation)
+        steps.append(Step(name, targets, targets, why))
+        if not is_open:
+            return steps
+    if targets != situation.current:
+        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for what it brings")]
+    for name, stage in _stages(situation).items():
+        after, why = stage(situation, targets)
+        steps.append(Step(name, targets, after, why))
+        targets = after
+    return steps
+
+
+def not_carried_out(state: PlannerState) -> PlannerState:
+    """The state after a decision that was made in ``state`` and not carried out: only an interval passed."""
+    return state.one_interval_on()
+
+
+def _current(observation: Observation) -> Targets:
+    """What is asked for until now, whoever asked for it; the workers present where nobody did."""
+    desired, fleet = observation.desired, observation.fleet
+    return Targets(
+        desired.num_prefill_workers if desired.num_prefill_workers >= 0 else fleet.prefill.present,
+        desired.num_decode_workers if desired.num_decode_workers >= 0 else fleet.decode.present,
+    )
+
+
+def _next_state(situation: Situation, decision: Decision) -> PlannerState:
+    """Grace lasts for the documented number of intervals after the one that added a decode worker.
+
+    An interval that changes nothing counts too, also when the numbers of workers changed in it; one in which
+    a decision was still being carried out does not. The original's grace is one interval short.
+    """
+    state, observation = situation.state, situation.observation
+    if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
+        return state
+    if decision.desired.decode > decision.current.decode:
+        return replace(state, decode_grace_left=NEW_DECODE_WORKER_GRACE_PERIOD)
+    return state.one_interval_on()
+
+
+def _is_known(situation: Situation) -> tuple[bool, str]:
+    if situation.observation.unknown:
+        return False, f"no data: change nothing, because {situation.observation.unknown}"
+    return True, "the fleet and the desired counts are known"
+
+
+def _is_settled(situation: Situation) -> tuple[bool, str]:
+    desired, state, at_s = situation.observation.desired, situation.state, situation.observation.at_s
+    if not desired.is_pending:
+        return True, "no decision is being carried out"
+    waited_s = at_s - state.pending_since_s
+    if guards.is_waiting(situation.settings, state, desired, at_s):
+        return False, f"decision {desired.decision_id} is still being carried out, for {waited_s:.0f} s now"
+    return True, f"decision {desired.decision_id} was not acknowledged for {waited_s:.0f} s: going on without"
+
+
+def _is_steady(situation: Situation) -> tuple[bool, str]:
+    changed = situation.observation.load.changed
+    if changed:
+        return False, f"the workers changed in this interval ({changed}): no adjustments will be made"
+    return True, "the same workers were there all through the interval"
+
+
+GATES: dict[str, Gate] = {"pending": _is_settled, "steady": _is_steady}
+"""What comes before every threshold; the first that is closed ends the decision."""
+
+_STAGES: dict[str, tuple[Role, Stage]] = {
+    "prefill scale down": (Role.PREFILL, scale_down(Role.PREFILL)),
+    "decode scale down": (Role.DECODE, scale_down(Role.DECODE)),
+    "prefill scale up": (Role.PREFILL, scale_up(Role.PREFILL)),
+    "decode scale up": (Role.DECODE, scale_up(Role.DECODE)),
+}
+
+
+def _stages(situation: Situation) -> dict[str, Stage]:
+    return {
+        name: stage
+        for name, (role, stage) in _STAGES.items()
+        if role is Role.DECODE or situation.is_disaggregated
+    }

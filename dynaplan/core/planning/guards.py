@@ -1,0 +1,122 @@
+"""What may stand against a change of the number of workers. Each guard says why not; "" lets it pass."""
+
+from __future__ import annotations
+
+import math
+
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+
+SCALED = tuple(COUNT_KEYS)
+"""The roles that the planner scales."""
+
+ROUNDING = 1e-9
+"""Relative; a projected load this near to a threshold counts as over it, as a measured one may be."""
+
+
+def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredCounts, at_s: float) -> bool:
+    """Whether a decision is being carried out, and not yet for longer than ``scaling-timeout``.
+
+    The time counts from when the state noted the decision as pending.
+    """
+    return desired.is_pending and at_s - state.pending_since_s < settings.scaling_timeout_s
+
+
+def against_minimum(settings: PlannerSettings, role: Role, workers: int, gpus: int) -> str:
+    """Against removing one of so many workers of ``gpus`` each: the minimum of each role."""
+    least = least_workers(settings, gpus)
+    return "" if workers > least else f"{least} is the least number of {role.value} workers"
+
+
+def least_workers(settings: PlannerSettings, gpus: int) -> int:
+    """The minimum of a role whose workers have so many GPUs each."""
+    return settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
+
+
+def against_floor(role: Role, workers: int, floor: int) -> str:
+    """Against removing one of so many workers: the targets need as many."""
+    return "" if workers > floor else f"the targets need {floor} {role.value} workers"
+
+
+def against_grace(state: PlannerState) -> str:
+    """Against removing a decode worker: one was added lately and still fills its KV cache."""
+    left = state.decode_grace_left
+    return f"a decode worker was added lately: {left} more interval(s) of grace" if left > 0 else ""
+
+
+def against_consolidation(
+    settings: PlannerSettings, load: float, up: float, serving: int, workers: int
+) -> str:
+    """Against removing one of ``workers`` when the rest would then be over the scale-up threshold.
+
+    ``load`` is per worker, over the ``serving`` ones; what the leaving one carried spreads over the rest,
+    ``load * N / (N - 1)``. Without this guard such a worker is removed and added in turns.
+    """
+    if not settings.consolidation_guard:
+        return ""
+    rest = min(serving, workers) - 1
+    if rest < 1:
+        return "no other worker serves now"
+    after = load * serving / rest
+    if after <= up * (1 - ROUNDING):
+        return ""
+    return f"the other {rest} would then be at {after:.3g}, over the scale-up threshold {up:g}"
+
+
+def against_failures(fleet: FleetCounts, role: Role) -> str:
+    """Against adding a worker of a role of which several have failed for good.
+
+    One may have had a bad GPU, which another worker need not get; more are likely to share their fault
+    with the next.
+    """
+    failed = _counts(fleet, role).failed
+    return f"{failed} {role.value} workers failed: `dynaplan status` says why" if failed > 1 else ""
+
+
+def against_budget(
+    settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets, role: Role
+) -> str:
+    """Against adding a worker of the role to ``targets``: the GPU budget, and the GPUs that the box has.
+
+    Workers that are leaving, or that nobody asked for, hold their GPUs until they are gone.
+    """
+    held = gpus_held(settings, fleet, current, targets)
+    wanted = held + gpus_of(settings, fleet, role)
+    if held > settings.max_gpu_budget:
+        return f"{held} GPUs are in use already, over the budget of {settings.max_gpu_budget}"
+    if wanted > settings.max_gpu_budget:
+        budget = settings.max_gpu_budget
+        return f"{wanted} GPUs would be over the budget of {budget} ({held} in use or leaving)"
+    on_box = sum(_workers(fleet, current, targets, each) * _counts(fleet, each).gpus for each in SCALED)
+    if fleet.gpus_total and on_box + _counts(fleet, role).gpus > fleet.gpus_total:
+        return f"the box has {fleet.gpus_total} GPUs, {on_box:g} of them in use or leaving"
+    return ""
+
+
+def gpus_held(settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets) -> int:
+    """The GPUs held once ``targets`` are reached while everything that leaves still holds its own.
+
+    ``current`` are the counts asked for until now. A worker that this very decision takes away counts as
+    gone: whoever carries the decision out drains first and starts then.
+    """
+    return sum(_workers(fleet, current, targets, role) * gpus_of(settings, fleet, role) for role in SCALED)
+
+
+def gpus_of(settings: PlannerSettings, fleet: FleetCounts, role: Role) -> int:
+    """The GPUs of one worker: as configured for the planner or as the supervisor says, whichever is more."""
+    configured = settings.prefill_engine_num_gpu if role is Role.PREFILL else settings.decode_engine_num_gpu
+    return max(configured, math.ceil(_counts(fleet, role).gpus))
+
+
+def _workers(fleet: FleetCounts, current: Targets, targets: Targets, role: Role) -> int:
+    counts = _counts(fleet, role)
+    unasked = max(0, counts.holding - current.of(role))
+    return targets.of(role) + counts.draining + unasked
+
+
+def _counts(fleet: FleetCounts, role: Role) -> WorkerCounts:
+    return fleet.prefill if role is Role.PREFILL else fleet.decode

@@ -1,0 +1,204 @@
+"""The load policy: what the metrics of an interval ask for, by thresholds per worker.
+
+Source: Dynamo's load planner, ``examples/llm/components/planner.py`` and its documentation; the differences
+are named where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dynaplan.core.planning import guards
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.domain.planning.observation import Load, Observation, Sample
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.planner import (
+    KV_USAGE_PER_WAITING_REQUEST,
+    NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
+    PlannerSettings,
+)
+from dynaplan.domain.worker_load import WorkerLoad
+
+
+def kv_pressure(load: WorkerLoad) -> float:
+    """A worker's KV usage plus 0.02 for each waiting request, once it runs any; may exceed 1."""
+    is_queueing = load.running_requests > 0 and load.waiting_requests > 0
+    return load.kv_usage + (KV_USAGE_PER_WAITING_REQUEST * load.waiting_requests if is_queueing else 0.0)
+
+
+def averaged(samples: Sequence[Sample]) -> Load:
+    """One interval's pulls as one load: the mean over the pulls, each of them a mean over workers already.
+
+    The original pools workers and pulls, so that moments with more workers weigh more.
+    """
+    if not samples:
+        return Load(kv_missing="nothing was measured", queue_missing="nothing was measured")
+    usages = [usage for sample in samples if (usage := finite(sample.kv_usage)) is not None]
+    depths = [depth for sample in samples if (depth := finite(sample.prefill_queue)) is not None]
+    last = samples[-1]
+    return Load(
+        pulls=len(samples),
+        kv_usage=_mean(usages),
+        kv_missing="" if usages else last.kv_missing or "no decode worker answered",
+        prefill_queue=_mean(depths),
+        prefill_queue_first=depths[0] if depths else None,
+        prefill_queue_last=depths[-1] if depths else None,
+        queue_missing="" if depths else last.queue_missing or "the prefill queue did not answer",
+        prefill_workers=last.prefill_workers,
+        decode_workers=last.decode_workers,
+        changed=_changes(samples),
+    )
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None when it is not a number that can be compared."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What scales one role: a load per worker and its thresholds.
+
+    ``load`` None: no data, because ``missing``. ``predicted`` is where the load's trend leads, None when
+    there is no trend rule for the role.
+    """
+
+    name: str
+    load: float | None
+    missing: str
+    down: float
+    up: float
+    serving: int
+    predicted: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.load:.3g}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a stage may look at; no stage goes below the ``floor``."""
+
+    settings: PlannerSettings
+    state: PlannerState
+    observation: Observation
+    current: Targets
+    floor: Targets = field(default_factory=Targets)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether there is a prefill pool; aggregated workers scale like decode workers."""
+        return self.current.prefill > 0
+
+    def signal(self, role: Role) -> Signal:
+        """What scales that role."""
+        return self._queue_signal() if role is Role.PREFILL else self._kv_signal()
+
+    def _queue_signal(self) -> Signal:
+        settings, load = self.settings, self.observation.load
+        workers = max(1, load.prefill_workers)
+        depth, first, last = (
+            finite(each) for each in (load.prefill_queue, load.prefill_queue_first, load.prefill_queue_last)
+        )
+        predicted = None
+        if first is not None and last is not None:
+            predicted = (last + (last - first) * NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD) / workers
+        return Signal(
+            "the queue per prefill worker",
+            None if depth is None else depth / workers,
+            load.queue_missing or "the prefill queue did not answer",
+            settings.prefill_queue_scale_down_threshold,
+            settings.prefill_queue_scale_up_threshold,
+            load.prefill_workers,
+            predicted,
+        )
+
+    def _kv_signal(self) -> Signal:
+        settings, load = self.settings, self.observation.load
+        return Signal(
+            "the mean KV usage",
+            finite(load.kv_usage),
+            load.kv_missing or "no decode worker answered",
+            settings.decode_kv_scale_down_threshold,
+            settings.decode_kv_scale_up_threshold,
+            load.decode_workers,
+        )
+
+
+Stage = Callable[[Situation, Targets], tuple[Targets, str]]
+"""What a stage makes of the targets of the one before it, and why."""
+
+
+def scale_down(role: Role) -> Stage:
+    """One worker of the role fewer when its load is below the lower threshold and no guard objects."""
+
+    def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
+        signal = situation.signal(role)
+        if signal.load is None:
+            return targets, f"no data: change nothing, because {signal.missing}"
+        if not signal.load < signal.down:
+            return targets, f"{signal} is not below {signal.down:g}"
+        obstacle = _against_removing(situation, role, signal, signal.load, targets)
+        if obstacle:
+            return targets, f"{signal} is below {signal.down:g}, but {obstacle}"
+        return targets.plus(role, -1), f"{signal} is below {signal.down:g}: one {role.value} worker fewer"
+
+    return stage
+
+
+def scale_up(role: Role) -> Stage:
+    """One worker of the role more when its load is above the upper threshold and no guard objects."""
+
+    def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
+        signal = situation.signal(role)
+        if signal.load is None:
+            return targets, f"no data: change nothing, because {signal.missing}"
+        if not signal.load > signal.up:
+            return targets, f"{signal} is not above {signal.up:g}"
+        fleet = situation.observation.fleet
+        obstacle = (
+            _against_trend(signal)
+            or guards.against_failures(fleet, role)
+            or guards.against_budget(situation.settings, fleet, situation.current, targets, role)
+        )
+        if obstacle:
+            return targets, f"{signal} is above {signal.up:g}, but {obstacle}"
+        return targets.plus(role, 1), f"{signal} is above {signal.up:g}: one {role.value} worker more"
+
+    return stage
+
+
+def _against_removing(situation: Situation, role: Role, signal: Signal, load: float, targets: Targets) -> str:
+    settings, workers = situation.settings, targets.of(role)
+    gpus = guards.gpus_of(settings, situation.observation.fleet, role)
+    return (
+        guards.against_minimum(settings, role, workers, gpus)
+        or guards.against_floor(role, workers, situation.floor.of(role))
+        or (guards.against_grace(situation.state) if role is Role.DECODE else "")
+        or guards.against_consolidation(settings, load, signal.up, signal.serving, workers)
+    )
+
+
+def _against_trend(signal: Signal) -> str:
+    """Against adding a prefill worker: the queue is shrinking, and will be short enough soon.
+
+    Followed ahead from the first and the last pull of the interval: last + (last - first) * 3.
+    """
+    if signal.predicted is None or signal.predicted > signal.up:
+        return ""
+    ahead = NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD
+    return f"its trend leads to {signal.predicted:.3g}, not above {signal.up:g}, within {ahead} intervals"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return finite(sum(values) / len(values)) if values else None
+
+
+def _changes(samples: Sequence[Sample]) -> str:
+    seen = [Targets(sample.prefill_workers, sample.decode_workers) for sample in samples]
+    different = [seen[0], *(now for before, now in pairwise(seen) if now != before)]
+    return " -> ".join(map(str, different[:4])) if len(different) > 1 else ""

@@ -1,0 +1,105 @@
+"""Patience: when workers that are not needed may go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from dynaplan.core.planning import guards
+from dynaplan.core.sizing.gpu_budget import fit
+from dynaplan.core.sizing.measured_load import outlook_seen
+from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
+
+FALLING = 0.9
+"""Less than such a part, at the end of the time that is foretold, is a fall."""
+
+
+def steadied(
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    sizing: Sizing,
+    limits: Limits,
+    current: Targets,
+    late: Mapping[Role, str],
+) -> tuple[PlannerState, Sizing]:
+    """Fewer workers only after as many intervals that did not need more as half a start takes.
+
+    What is foretold reaches over the start-up time already. This is against forecasts that were wrong in an
+    interval or two: one who goes and is wanted back is missing for a whole start. Where load is foretold to
+    go on falling, chance is not what made it fall, and nothing is waited for. None of a role goes that is
+    ``late``. Where there are not GPUs enough, a role gives up a worker to the other likewise: it is missing
+    here at once, serves there later.
+    """
+    intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
+    wanted = (*state.wanted, sizing.targets)[-intervals:]
+    state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
+    for role in guards.SCALED:
+        keep, why = _kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
+        if role in late:
+            keep, why = current.of(role), f"stay: {late[role]}"
+        if targets.of(role) < keep:
+            reasons.append(f"{keep} {role.value} workers {why}")
+            targets = targets.plus(role, keep - targets.of(role))
+    for role in guards.SCALED:
+        while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
+            targets = targets.plus(role, -1)
+    if limits.gpus(targets) > limits.max_gpus:
+        targets = fit(targets, replace(limits, least=sizing.targets)) or sizing.targets
+    if targets == sizing.targets:
+        return state, sizing
+    step = Step("steady", sizing.targets, targets, "; ".join(reasons))
+    return state, replace(sizing, targets=targets, steps=(*sizing.steps, step), prediction=None)
+
+
+def _kept(
+    role: Role, intervals: int, wanted: tuple[Targets, ...], current: Targets, *, is_falling: bool
+) -> tuple[int, str]:
+    """How many stay of those there are, and why."""
+    if len(wanted) < intervals:
+        return current.of(role), f"stay until {intervals} intervals have not wanted them"
+    lately = wanted[-1:] if is_falling else wanted
+    keep = min(current.of(role), max(each.of(role) for each in lately))
+    return keep, f"were wanted within the last {len(wanted)} intervals"
+
+
+def _is_falling(observation: Observation) -> bool:
+    """Whether less is expected the further ahead one looks, clearly."""
+    assert observation.foresight
+    requests = [each.requests for each in observation.foresight.expected if each.requests is not None]
+    falls = all(later <= sooner for sooner, later in pairwise(requests))
+    return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
+
+
+def late_roles(deployment: Deployment, observation: Observation, targets: SlaTargets) -> dict[Role, str]:
+    """The roles that may be what requests waited for, and what was measured.
+
+    Where a mean is over its target though the model says that this load with these workers is not, there
+    is a backlog, or the profile is too good: no time to let anybody go. A late TTFT may come from either
+    role, a long ITL comes from who decodes.
+    """
+    traffic, load = observation.traffic, observation.load
+    serving = Targets(load.prefill_workers, load.decode_workers)
+    outlook = outlook_seen(deployment, traffic, serving) if traffic else None
+    if traffic is None or outlook is None:
+        return {}
+    expected, late = outlook.mean_times(serving), {}
+    if _is_late(traffic.itl_ms, targets.itl_ms, expected and expected.mean_itl_ms):
+        late[Role.DECODE] = f"the mean ITL was {traffic.itl_ms:.3g} ms"
+    if _is_late(traffic.ttft_ms, targets.ttft_ms, expected and expected.mean_ttft_ms):
+        late |= dict.fromkeys(guards.SCALED, f"the mean TTFT was {traffic.ttft_ms:.0f} ms")
+    return late
+
+
+def _is_late(mean_ms: float | None, target_ms: float, expected_ms: float | None) -> bool:
+    if not mean_ms or mean_ms <= target_ms:
+        return False
+    return expected_ms is None or expected_ms <= target_ms

@@ -1,0 +1,1 @@
+"""Which worker gets a request, and where its prompt is prefilled."""

@@ -1,1 +1,0 @@
-"""The whole service in virtual time: engines, routing, prefill queue, workers that start and leave."""

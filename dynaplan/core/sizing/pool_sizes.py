@@ -1,0 +1,217 @@
+"""How many workers a demand needs, by the queueing model: distributions instead of means, percentiles.
+
+The smallest numbers of workers with which both targets hold. A target that not even a request alone would
+meet counts as met where the times come near to those of a request alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from dynaplan.core.sizing.gpu_budget import at_least, limited
+from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.planning.traffic import Demand
+from dynaplan.domain.settings.sla import Limits, Prediction, Sizing, SlaTargets
+
+HALVINGS = 6
+"""Of the demand, until the part of it that the budget can carry is known to two per cent."""
+
+MOST_WORKERS = 4096
+NEAR_ALONE = 1.1
+"""How near an unreachable target's replacement is to what a request alone gets."""
+
+
+def size(
+    deployment: Deployment, demand: Demand, targets: SlaTargets, limits: Limits, current: Targets
+) -> Sizing:
+    """The workers that the demand needs, within the limits, and why.
+
+    No requests need the minimums. A demand that is not known (no lengths, not a number) changes nothing.
+    """
+    unknown = _unknown(demand)
+    if unknown:
+        why = f"no data: change nothing, because {unknown}"
+        return Sizing(current, (Step("demand", current, current, why),))
+    if demand.requests_per_s == 0:
+        steps = [Step("demand", current, Targets(), "no requests are expected: no demand")]
+        allowed, bounds = limited(Targets(), limits, current)
+        return Sizing(allowed, (*steps, *bounds))
+    return _size(Outlook(deployment, demand), targets, limits, current)
+
+
+def _size(outlook: Outlook, targets: SlaTargets, limits: Limits, current: Targets) -> Sizing:
+    reachable, notes = _reachable(outlook, targets)
+    steps = [Step("demand", current, current, _in_words(outlook))]
+    steps += [Step("targets", current, current, note) for note in notes]
+    wanted = _workers(outlook, reachable)
+    after = replace(current, prefill=0 if outlook.is_aggregated else current.prefill, decode=wanted.decode)
+    steps.append(Step("decode", current, after, _why_decode(outlook, reachable, wanted.decode)))
+    if not outlook.is_aggregated:
+        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, reachable, wanted)))
+    if _is_scarce(wanted, limits):
+        limits, note = _for_the_most(outlook, reachable, limits)
+        steps.append(Step("scarcity", wanted, wanted, note))
+    allowed, bounds = limited(wanted, limits, current)
+    return Sizing(allowed, (*steps, *bounds), _prediction(outlook, targets, allowed))
+
+
+def _workers(outlook: Outlook, targets: SlaTargets) -> Targets:
+    """The fewest with which both targets hold."""
+    decode = _smallest(lambda workers: _decode_meets(outlook, targets, workers), 1)
+    if outlook.is_aggregated:
+        return Targets(0, decode)
+    prefill = _smallest(
+        lambda workers: (
+            outlook.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
+        ),
+        _least_prefill(outlook),
+    )
+    return Targets(prefill, decode)
+
+
+def _least_prefill(outlook: Outlook) -> int:
+    """As many as prompts are computed by as fast as they come."""
+    return max(1, math.ceil(outlook.queue(1).utilisation))
+
+
+# -- more than there is -----------------------------------------------------------------------------------
+
+
+def _is_scarce(wanted: Targets, limits: Limits) -> bool:
+    enough = at_least(wanted, limits.least)
+    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.least)
+
+
+def _for_the_most(outlook: Outlook, targets: SlaTargets, limits: Limits) -> tuple[Limits, str]:
+    """Limits whose minimums keep the promises to the largest part of the demand, and a word on that.
+
+    Of what is wanted the same part for each role would not do: the fewer workers a role needs, the more of
+    its capacity is reserve, so that half of them carry less than half of the demand.
+    """
+    low, high, least = 0.0, 1.0, limits.least
+    for _ in range(HALVINGS):
+        part = (low + high) / 2
+        workers = at_least(_workers(outlook.part(part), targets), limits.least)
+        if limits.gpus(workers) <= limits.max_gpus:
+            low, least = part, workers
+        else:
+            high = part
+    note = f"{least} keep the promises for {low:.0%} of this demand: they come first"
+    return replace(limits, least=least), note
+
+
+def _decode_meets(outlook: Outlook, targets: SlaTargets, workers: int) -> bool:
+    """Whether so many decoding workers keep the ITL, and leave the TTFT within reach."""
+    decoding = outlook.decoding(workers)
+    if decoding.overload:
+        return False
+    if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
+        return False
+    return outlook.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
+
+
+def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
+    """The smallest number that is enough, as far as more is never less enough; ``MOST_WORKERS`` at most."""
+    low, high = least - 1, least
+    while high < MOST_WORKERS and not is_enough(high):
+        low, high = high, min(3 * high - 2 * low, MOST_WORKERS)
+    high = min(high, MOST_WORKERS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _reachable(outlook: Outlook, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
+    """The targets, those replaced that no number of workers meets, and a word on each of these."""
+    idle, one = outlook.idle(), Targets(1, 1)
+    is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
+    is_itl = idle.decoding(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
+    if is_ttft and is_itl:
+        return targets, []
+    alone, notes = idle.predict(one, targets), []
+    if not is_ttft:
+        notes.append(_unreachable("TTFT", alone.ttft_ms, targets.ttft_percentile, targets.ttft_ms))
+        targets = replace(targets, ttft_ms=NEAR_ALONE * alone.ttft_ms)
+    if not is_itl:
+        notes.append(_unreachable("ITL", alone.itl_ms, targets.itl_percentile, targets.itl_ms))
+        targets = replace(targets, itl_ms=NEAR_ALONE * alone.itl_ms)
+    return targets, notes
+
+
+def _prediction(outlook: Outlook, targets: SlaTargets, workers: Targets) -> Prediction | None:
+    is_served = workers.decode > 0 and (outlook.is_aggregated or workers.prefill > 0)
+    return outlook.predict(workers, targets) if is_served else None
+
+
+# -- in words ------------------------------------------------------------------------------------------
+
+
+def _unknown(demand: Demand) -> str:
+    if not (math.isfinite(demand.requests_per_s) and demand.requests_per_s >= 0):
+        return "the expected number of requests is not known"
+    if demand.requests_per_s and not (demand.isl.total and demand.osl.total):
+        return "the lengths of the expected requests are not known"
+    return ""
+
+
+def _in_words(outlook: Outlook) -> str:
+    answers = outlook.answers
+    return (
+        f"{outlook.demand.requests_per_s:.3g} requests/s, {outlook.prompts.mean_tokens:.0f} tokens of each "
+        f"to compute, {answers.mean_steps + 1:.0f} to answer"
+    )
+
+
+def _unreachable(name: str, alone_ms: float, percentile: float, target_ms: float) -> str:
+    return (
+        f"a request alone has a {name} of {alone_ms:.3g} ms at the {percentile:g}th percentile, over the "
+        f"target of {target_ms:g}: no number of workers meets it, {NEAR_ALONE:g} times that is aimed at"
+    )
+
+
+def _why_decode(outlook: Outlook, targets: SlaTargets, workers: int) -> str:
+    chosen = _decode_in_words(outlook, targets, workers)
+    if workers == 1:
+        return f"with 1 worker {chosen}"
+    fewer = _decode_in_words(outlook, targets, workers - 1)
+    return f"with {workers} workers {chosen}; with {workers - 1} {fewer}"
+
+
+def _decode_in_words(outlook: Outlook, targets: SlaTargets, workers: int) -> str:
+    decoding = outlook.decoding(workers)
+    if decoding.overload:
+        return decoding.overload
+    late = decoding.chance_of_itl_over(targets.itl_ms)
+    words = (
+        f"{late:.1%} of the ITLs are over {targets.itl_ms:g} ms, {decoding.batch:.0f} requests in the batch"
+    )
+    if outlook.is_aggregated:
+        words += (
+            f", {decoding.chance_of_ttft_over(targets.ttft_ms):.1%} of the TTFTs over {targets.ttft_ms:g} ms"
+        )
+    return words
+
+
+def _why_prefill(outlook: Outlook, targets: SlaTargets, workers: Targets) -> str:
+    least = _least_prefill(outlook)
+
+    def words(prefill: int) -> str:
+        if prefill < least:
+            return "prompts come faster than they are computed"
+        late = outlook.chance_of_ttft_over(targets.ttft_ms, replace(workers, prefill=prefill))
+        busy = outlook.queue(prefill).utilisation
+        return f"{late:.1%} of the TTFTs are over {targets.ttft_ms:g} ms, {busy:.0%} busy"
+
+    chosen = f"with {workers.prefill} {words(workers.prefill)}"
+    return (
+        chosen
+        if workers.prefill == 1
+        else f"{chosen}; with {workers.prefill - 1} {words(workers.prefill - 1)}"
+    )

@@ -1,1 +1,0 @@
-"""Sizing the pools for TTFT and ITL targets: the formulas of Dynamo's SLA planner, and a queueing model."""

@@ -1,0 +1,1 @@
+"""The words of a scaling decision: what is observed, what is decided, how many workers are wanted."""

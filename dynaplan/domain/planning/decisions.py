@@ -1,0 +1,135 @@
+"""What the planner decides, the memory it keeps between decisions, and the record of one decision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.sla import Corrections, ErrorBudget, Prediction
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``current`` is what was asked for until now, ``desired`` what is asked for now, ``steps`` the story.
+
+    ``prediction`` is what is expected of it, where targets were planned for and it is known.
+    """
+
+    current: Targets
+    desired: Targets
+    steps: tuple[Step, ...] = ()
+    prediction: Prediction | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether there is anything to carry out."""
+        return self.desired != self.current
+
+    @property
+    def reason(self) -> str:
+        """Why, in one line: the stages that changed something, or else the one that held everything."""
+        changes = [step.why for step in self.steps if step.before != step.after]
+        return "; ".join(changes or [step.why for step in self.steps[-1:]])
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Decision:
+        """Read ``dataclasses.asdict``'s form."""
+        steps = tuple(
+            Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
+            for each in document["steps"]
+        )
+        told = document.get("prediction")
+        prediction = Prediction(**told) if told else None
+        return cls(Targets(**document["current"]), Targets(**document["desired"]), steps, prediction)
+
+
+@dataclass(frozen=True)
+class PlannerState:
+    """All memory between two decisions.
+
+    ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
+    ``pending_id`` is the decision that nobody had acknowledged when it was last looked at, first seen so at
+    ``pending_since_s``; -1 when there is none. ``corrections`` are what the engines were measured to take
+    over what their profile says. ``error_budget`` is what may still be missed. ``wanted`` are the numbers of
+    workers that the targets asked for in the last intervals, the newest last.
+    """
+
+    decode_grace_left: int = 0
+    pending_id: int = -1
+    pending_since_s: float = 0.0
+    corrections: Corrections = field(default_factory=Corrections)
+    error_budget: ErrorBudget = field(default_factory=ErrorBudget)
+    wanted: tuple[Targets, ...] = ()
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
+        """Read ``dataclasses.asdict``'s form."""
+        corrections = Corrections(**document.get("corrections", {}))
+        budget = ErrorBudget(**document.get("error_budget", {}))
+        wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
+        return cls(**{**document, "corrections": corrections, "error_budget": budget, "wanted": wanted})
+
+    def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
+        """This, having seen at that time which decision is pending."""
+        if not desired.is_pending:
+            return replace(self, pending_id=-1, pending_since_s=0.0)
+        if desired.decision_id == self.pending_id:
+            return self
+        return replace(self, pending_id=desired.decision_id, pending_since_s=at_s)
+
+    def one_interval_on(self) -> PlannerState:
+        """This, one interval of grace used up."""
+        return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One interval as it is written down: enough to decide it again, and to tell it in words.
+
+    ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives
+    ``(next_state, decision)``.
+    """
+
+    wall_time: str
+    settings: PlannerSettings
+    state: PlannerState
+    observation: Observation
+    decision: Decision
+    next_state: PlannerState = field(default_factory=PlannerState)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that ``from_json`` reads back; the settings' fingerprint is added."""
+        return {
+            "wall_time": self.wall_time,
+            "fingerprint": fingerprint(self.settings),
+            "settings": self.settings.to_options(),
+            "state": asdict(self.state),
+            "observation": self.observation.to_json(),
+            "decision": asdict(self.decision),
+            "next_state": asdict(self.next_state),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
+        """Read ``to_json``'s form; raises KeyError, TypeError or ConfigError when it is not one."""
+        return cls(
+            wall_time=document["wall_time"],
+            settings=PlannerSettings.from_options(document["settings"]),
+            state=PlannerState.from_json(document["state"]),
+            observation=Observation.from_json(document["observation"]),
+            decision=Decision.from_json(document["decision"]),
+            next_state=PlannerState.from_json(document["next_state"]),
+        )
+
+
+def fingerprint(settings: PlannerSettings) -> str:
+    """Twelve hexadecimal digits that differ whenever an option differs."""
+    text = json.dumps(settings.to_options(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

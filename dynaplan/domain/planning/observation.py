@@ -1,0 +1,151 @@
+"""What the planner sees. What is not here, a decision cannot depend on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.traffic import Foresight, Traffic
+
+
+@dataclass(frozen=True)
+class WorkerCounts:
+    """The workers of one role, by state (``dynaplan.domain.lifecycle.WorkerState``), and the GPUs of one.
+
+    ``startup_s`` is how long the last one took from its start to ready; 0 when that is not known.
+    """
+
+    starting: int = 0
+    ready: int = 0
+    draining: int = 0
+    backoff: int = 0
+    failed: int = 0
+    gpus: float = 0
+    startup_s: float = 0.0
+
+    @property
+    def present(self) -> int:
+        """Those that count towards the desired number: everything but leaving."""
+        return self.starting + self.ready + self.backoff + self.failed
+
+    @property
+    def holding(self) -> int:
+        """Those present that hold GPUs: a failed worker holds none."""
+        return self.starting + self.ready + self.backoff
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> WorkerCounts:
+        """Read ``{state: count}``; unknown states are ignored, counts below 0 are 0."""
+        states = ("starting", "ready", "draining", "backoff", "failed")
+        counts = {state: max(0, int(document.get(state, 0))) for state in states}
+        gpus, startup_s = (_amount(document.get(key, 0)) for key in ("gpus", "startup_s"))
+        return cls(**counts, gpus=gpus, startup_s=startup_s)
+
+
+def _amount(value: Any) -> float:
+    number = float(value)
+    return max(0.0, number) if math.isfinite(number) else 0.0
+
+
+@dataclass(frozen=True)
+class FleetCounts:
+    """The workers of a deployment. ``gpus_total`` is what the box has, 0 when that is not known."""
+
+    prefill: WorkerCounts = field(default_factory=WorkerCounts)
+    decode: WorkerCounts = field(default_factory=WorkerCounts)
+    gpus_total: int = 0
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> FleetCounts:
+        """Read what the supervisor publishes; ValueError, TypeError or AttributeError when it is not that."""
+        roles, gpus = document.get("roles", {}), document.get("gpus_per_worker", {})
+        startup_s = document.get("startup_s", {})
+
+        def counts(role: str) -> WorkerCounts:
+            times = {"gpus": gpus.get(role, 0), "startup_s": startup_s.get(role, 0)}
+            return WorkerCounts.from_json({**roles.get(role, {}), **times})
+
+        return cls(counts("prefill"), counts("decode"), max(0, int(document.get("gpus_total", 0))))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric pull. None is "no data"; ``..._missing`` says why there is none.
+
+    ``kv_usage`` is the mean over the decode workers that answered, waiting requests included;
+    ``prefill_queue`` is the depth of the whole queue. The numbers of workers are of those registered.
+    """
+
+    at_s: float
+    kv_usage: float | None = None
+    kv_missing: str = ""
+    prefill_queue: float | None = None
+    queue_missing: str = ""
+    waiting_requests: int = 0
+    prefill_workers: int = 0
+    decode_workers: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """The pulls of one interval, averaged. The numbers of workers are those registered at the last pull.
+
+    ``changed`` tells how the numbers of workers changed in the interval; empty when they did not.
+    """
+
+    pulls: int = 0
+    kv_usage: float | None = None
+    kv_missing: str = ""
+    prefill_queue: float | None = None
+    prefill_queue_first: float | None = None
+    prefill_queue_last: float | None = None
+    queue_missing: str = ""
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One adjustment interval. ``at_s`` is monotonic.
+
+    ``traffic`` and ``foresight`` are there for the policies that plan for targets; ``startup_s`` is how long
+    a worker takes from its start to ready, the slower role's. ``unknown`` says why the fleet and the desired
+    counts could not be read; ``failure`` says why the decision before this one was not carried out. Both are
+    empty when all is well.
+    """
+
+    at_s: float
+    fleet: FleetCounts = field(default_factory=FleetCounts)
+    desired: DesiredCounts = field(default_factory=DesiredCounts)
+    load: Load = field(default_factory=Load)
+    unknown: str = ""
+    failure: str = ""
+    traffic: Traffic | None = None
+    foresight: Foresight | None = None
+    startup_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that ``from_json`` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Observation:
+        """Read ``to_json``'s form."""
+        fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
+        return cls(
+            at_s=document["at_s"],
+            fleet=FleetCounts(
+                WorkerCounts(**fleet["prefill"]), WorkerCounts(**fleet["decode"]), fleet["gpus_total"]
+            ),
+            desired=DesiredCounts(**document["desired"]),
+            load=Load(**document["load"]),
+            unknown=document["unknown"],
+            failure=document["failure"],
+            traffic=Traffic.from_json(traffic) if traffic else None,
+            foresight=Foresight.from_json(foresight) if foresight else None,
+            startup_s=document.get("startup_s", 0.0),
+        )

@@ -1,0 +1,66 @@
+"""The desired counts, and the keys they travel under: the virtual-connector protocol.
+
+Keys ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id,
+scaled_decision_id}``, decimal text. The first three are written in one transaction; whoever carries the
+decision out writes the last. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynaplan.domain.lifecycle import Role
+
+COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
+"""The roles whose number of workers is decided at run time, and the key of each."""
+
+
+def planner_prefix(namespace: str) -> str:
+    """The prefix under which the desired counts of a namespace live."""
+    return f"v1/{namespace}/planner/"
+
+
+def fleet_key(namespace: str) -> str:
+    """The key of the published fleet: JSON with ``{role: {state: count}}`` as its ``roles``."""
+    return f"v1/{namespace}/fleet"
+
+
+@dataclass(frozen=True)
+class DesiredCounts:
+    """One scaling decision as it travels; -1 is "not set"."""
+
+    num_prefill_workers: int = -1
+    num_decode_workers: int = -1
+    decision_id: int = -1
+    scaled_decision_id: int = -1
+
+    @classmethod
+    def from_keys(cls, namespace: str, keys: Mapping[str, str]) -> DesiredCounts:
+        """Read the counts from key -> value; a key that is missing or not a whole number is -1."""
+        prefix = planner_prefix(namespace)
+
+        def number(name: str) -> int:
+            text = keys.get(prefix + name, "").strip()
+            return int(text) if text.lstrip("-").isdigit() else -1
+
+        return cls(
+            number("num_prefill_workers"),
+            number("num_decode_workers"),
+            number("decision_id"),
+            number("scaled_decision_id"),
+        )
+
+    def of(self, role: Role) -> int:
+        """The number for ``Role.PREFILL`` or ``Role.DECODE``; -1 when it is not set."""
+        return self.num_prefill_workers if role is Role.PREFILL else self.num_decode_workers
+
+    @property
+    def next_decision_id(self) -> int:
+        """One above every id in use, so that no earlier acknowledgement covers it."""
+        return max(self.decision_id, self.scaled_decision_id) + 1
+
+    @property
+    def is_pending(self) -> bool:
+        """A decision was written that nobody has acknowledged yet."""
+        return self.decision_id > self.scaled_decision_id

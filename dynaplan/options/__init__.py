@@ -1,0 +1,1 @@
+"""Options of a configuration: their tables, YAML files, overrides, and what they are merged to."""

@@ -1,0 +1,72 @@
+"""What the planner knows of the traffic at the end of an interval: what came, and what is expected."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dynaplan.core.forecasting.traffic_history import TrafficHistory
+from dynaplan.core.sizing.demand_forecast import foresight, questions
+
+if TYPE_CHECKING:
+    from dynaplan.core.forecasting.warm_start import IntervalLoad
+    from dynaplan.domain.planning.traffic import Foresight, Traffic
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.ports import Clock, Forecaster, TrafficSource
+
+log = logging.getLogger(__name__)
+
+
+class TrafficWatch:
+    """Looks at a source of traffic, keeps its history, and has it foretold.
+
+    ``before`` is the history that a warm-up trace gives.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        source: TrafficSource,
+        forecaster: Forecaster,
+        clock: Clock,
+        before: Iterable[IntervalLoad] = (),
+    ) -> None:
+        self._interval_s = settings.adjustment_interval_s
+        self._source = source
+        self._forecaster = forecaster
+        self._clock = clock
+        self._history = TrafficHistory(self._interval_s, before)
+        self._seen_s = clock.now_s()
+        self._missing = ""
+
+    async def pull(self) -> None:
+        """One metric pull."""
+        await self._source.pull()
+
+    async def look(self, startup_s: float) -> tuple[Traffic, Foresight]:
+        """What was seen since the last look, and what is expected until a worker that starts now is ready."""
+        now_s = self._clock.now_s()
+        traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))
+        self._seen_s = now_s
+        self._tell_missing(traffic.missing if traffic.requests is None else "")
+        self._history.add(traffic)
+        answers = {
+            asked: await self._forecaster.forecast(
+                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+            )
+            for asked in questions(startup_s, self._interval_s)
+        }
+        return traffic, foresight(self._history, answers)
+
+    async def close(self) -> None:
+        """End connections and processes."""
+        await self._source.close()
+        await self._forecaster.close()
+
+    def _tell_missing(self, missing: str) -> None:
+        if missing and not self._missing:
+            log.warning("the traffic is not known: %s", missing)
+        elif self._missing and not missing:
+            log.info("the traffic is known again")
+        self._missing = missing

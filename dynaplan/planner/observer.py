@@ -1,0 +1,104 @@
+"""What the planner pulls every ``metric-pulling-interval``: who is away leaves a gap, not an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dynaplan.core.planning.load_policy import kv_pressure
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
+from dynaplan.domain.prefill import prefill_stream
+
+if TYPE_CHECKING:
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.ports import Clock, Messenger, MetricsSource, WorkQueue
+
+log = logging.getLogger(__name__)
+
+QUEUE_TIMEOUT_S = 1.0
+
+
+class Observer:
+    """Reads the load of a deployment.
+
+    ``instances`` gives the instances of a component, ``messenger`` the connection to the prefill queue; it is
+    asked for only once prefill workers are registered.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        instances: Callable[[str], Sequence[Instance]],
+        metrics: MetricsSource,
+        messenger: Callable[[], Awaitable[Messenger]],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._instances = instances
+        self._metrics = metrics
+        self._messenger = messenger
+        self._clock = clock
+        self._queue: WorkQueue | None = None
+        self._is_queue_away = False
+
+    def registered(self) -> FleetCounts:
+        """The workers that are registered, as a fleet in which nobody else exists."""
+        prefill = len(self._instances(self._settings.prefill_component))
+        decode = len(self._instances(self._settings.decode_component))
+        return FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode))
+
+    async def pull(self) -> Sample:
+        """One metric pull; takes a second at most."""
+        fleet = self.registered()
+        (usage, waiting, kv_missing), (depth, queue_missing) = await asyncio.gather(
+            self._decode_load(), self._queue_depth(fleet.prefill.ready)
+        )
+        return Sample(
+            at_s=self._clock.now_s(),
+            kv_usage=usage,
+            kv_missing=kv_missing,
+            prefill_queue=depth,
+            queue_missing=queue_missing,
+            waiting_requests=waiting,
+            prefill_workers=fleet.prefill.ready,
+            decode_workers=fleet.decode.ready,
+        )
+
+    async def close(self) -> None:
+        """End the connections to the workers."""
+        await self._metrics.close()
+
+    async def _decode_load(self) -> tuple[float | None, int, str]:
+        urls = [instance.url for instance in self._instances(self._settings.decode_component)]
+        if not urls:
+            return None, 0, "no decode worker is registered"
+        loads = [load for load in await self._metrics.loads(urls) if load and math.isfinite(load.kv_usage)]
+        if not loads:
+            return None, 0, f"none of the {len(urls)} decode workers answered"
+        usage = sum(map(kv_pressure, loads)) / len(loads)
+        return usage, sum(load.waiting_requests for load in loads), ""
+
+    async def _queue_depth(self, prefill_workers: int) -> tuple[float | None, str]:
+        if not prefill_workers:
+            return None, "no prefill worker is registered"
+        try:
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
+                if self._queue is None:
+                    messenger = await self._messenger()
+                    self._queue = await messenger.queue(prefill_stream(self._settings.namespace))
+                depth = await self._queue.depth()
+        except Exception as error:
+            # Whatever the client of the messaging server raises: the next pull tries again.
+            self._tell_away(error)
+            return None, "the prefill queue did not answer"
+        self._is_queue_away = False
+        return float(depth), ""
+
+    def _tell_away(self, error: Exception) -> None:
+        level = logging.DEBUG if self._is_queue_away else logging.WARNING
+        log.log(level, "the prefill queue does not answer: %s: %s", type(error).__name__, error)
+        self._is_queue_away = True

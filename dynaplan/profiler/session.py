@@ -1,0 +1,300 @@
+"""A whole profile: every tensor parallel size at the target, then the chosen ones everywhere."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.profiling.recommendation import Recommendation, recommend
+from dynaplan.core.profiling.selection import (
+    Goal,
+    best_decode,
+    best_prefill,
+    decode_choices,
+    prefill_choices,
+)
+from dynaplan.core.profiling.sweep import (
+    PREFILL_OSL_TOKENS,
+    DecodeLoad,
+    decode_points,
+    prefill_lengths,
+    selection_concurrencies,
+    tensor_parallel_sizes,
+)
+from dynaplan.domain.errors import ConfigError, DynaplanError
+from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.options.overrides import Sections
+from dynaplan.options.service_config import ServiceConfig, kebab_keys
+from dynaplan.profiler.configuration import (
+    WORKER,
+    Kind,
+    measured_config,
+    splits_layers,
+)
+from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, Plan
+from dynaplan.profiler.facts import EngineFacts
+from dynaplan.profiler.generating import AIPERF, OWN, aiperf_program
+from dynaplan.profiler.journal import Journal, fingerprint
+from dynaplan.profiler.stage import LoadsOf, Progress, Stage, StageResult, run_stage
+
+DEFAULT_CONTEXT_TOKENS = 16_384
+"""Up to where engines are measured that do not tell their context."""
+
+
+class KvTooSmall(ConfigError):
+    """The KV cache does not hold one request of the target's lengths."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What to profile, on what, and for which target.
+
+    ``max_context_tokens`` None is the engine's own, ``gpus`` None all of the box, ``max_gpus`` (of one
+    engine) None all of these. ``max_kv_tokens`` stands in for what an engine does not tell.
+    ``load_generator`` is own, aiperf, or auto.
+    """
+
+    config: Sections
+    output_dir: Path
+    goal: Goal
+    graph: str = "graphs.agg:Frontend"
+    max_context_tokens: int | None = None
+    prefill_granularity: int = 16
+    decode_granularity: int = 6
+    gpus: int | None = None
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    max_kv_tokens: int | None = None
+    start_timeout_s: float = 1800.0
+    load_generator: str = OWN
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Everything that was measured, what is recommended, and the files that say so."""
+
+    measurements: tuple[Measurements, ...]
+    recommendation: Recommendation
+    files: tuple[Path, ...]
+
+
+RunStage = Callable[[Stage, LoadsOf, Journal, Progress], Awaitable[StageResult]]
+
+
+async def profile(options: ProfileOptions, progress: Progress, run_stage: RunStage = run_stage) -> Profiled:
+    """Measure, recommend, write it all down; what the output directory's journal knows is not measured again.
+
+    Raises ConfigError for a target that no engine can hold, CapacityError for GPUs that are not there,
+    DeploymentRefused, EngineDidNotStart or PermanentError when the engine fails; no deployment is left.
+    """
+    return await _Profiler(options, progress, run_stage).run()
+
+
+class _Profiler:
+    def __init__(self, options: ProfileOptions, progress: Progress, run_stage: RunStage) -> None:
+        self._run_stage = run_stage
+        self._options = options
+        self._progress = progress
+        self._aiperf = aiperf_program(options.load_generator)
+        _check_writable(options.output_dir)
+        gpus, _ = wiring.gpu_inventory(options.gpus)
+        self._gpu_names = [gpu.name for gpu in gpus]
+        self._sizes = _sizes(options, len(gpus))
+        self._journal = Journal(options.output_dir)
+
+    async def run(self) -> Profiled:
+        goal, is_one = self._options.goal, len(self._sizes) == 1
+        if self._aiperf:
+            self._progress.say(f"The load comes from {self._aiperf}")
+        measured = await self._candidates(self._curve_loads if is_one else self._target_loads)
+        if not is_one:
+            prefill, _ = best_prefill(prefill_choices(measured, goal), goal.ttft_ms)
+            decode, _ = best_decode(decode_choices(measured, goal), goal.itl_ms)
+            chosen = {
+                Kind.PREFILL: prefill.tensor_parallel_size,
+                Kind.DECODE: decode.tensor_parallel_size,
+            }
+            measured = await self._with_curves(measured, chosen)
+        recommendation = recommend(measured, goal.isl_tokens, goal.osl_tokens, goal.ttft_ms, goal.itl_ms)
+        files = wiring.write_profile(
+            self._options.output_dir,
+            recommendation,
+            measured,
+            self._options.config,
+            splits_layers=splits_layers(self._options.config),
+        )
+        return Profiled(tuple(measured), recommendation, tuple(files))
+
+    async def _candidates(self, loads_of: Callable[[Kind], LoadsOf]) -> list[Measurements]:
+        """Every size that works; raises why the first one does not when none does."""
+        measured: list[Measurements] = []
+        failures: list[DynaplanError] = []
+        for size in self._sizes:
+            try:
+                prefill = await self._stage(Kind.PREFILL, size, loads_of(Kind.PREFILL))
+                decode = await self._stage(Kind.DECODE, size, loads_of(Kind.DECODE))
+            except (DeploymentRefused, EngineDidNotStart, KvTooSmall) as error:
+                failures.append(error)
+                if len(self._sizes) > 1:
+                    self._progress.say(f"TP {size} is left out: {error}")
+                continue
+            measured.append(_measurements(size, prefill, decode))
+        if not measured:
+            raise failures[0]
+        return measured
+
+    async def _with_curves(
+        self, measured: Sequence[Measurements], chosen: Mapping[Kind, int]
+    ) -> list[Measurements]:
+        """What was measured, and the curves of the chosen sizes."""
+        results = {
+            kind: await self._stage(kind, size, self._curve_loads(kind)) for kind, size in chosen.items()
+        }
+        curves = []
+        for each in measured:
+            size = each.tensor_parallel_size
+            found = {kind: results[kind] if chosen[kind] == size else None for kind in Kind}
+            curves.append(_with(each, found[Kind.PREFILL], found[Kind.DECODE]))
+        return curves
+
+    async def _stage(self, kind: Kind, size: int, loads_of: LoadsOf) -> StageResult:
+        options = self._options
+        config = measured_config(options.config, kind, size)
+        directory = options.output_dir / f"{kind.value}_tp{size}"
+        plan = Plan(
+            options.graph, directory / "config.yaml", directory, options.gpus, options.start_timeout_s
+        )
+        generator = (AIPERF,) if self._aiperf else ()
+        mark = fingerprint(
+            config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config), *generator
+        )
+        stage = Stage(kind, size, config, mark, plan, options.max_kv_tokens, self._aiperf)
+        return await self._run_stage(stage, loads_of, self._journal, self._progress)
+
+    def _target_loads(self, kind: Kind) -> LoadsOf:
+        """The loads that the sizes are compared by."""
+        return self._target_prefill if kind is Kind.PREFILL else self._target_decode
+
+    def _curve_loads(self, kind: Kind) -> LoadsOf:
+        """The loads of a whole profile, the target's among them."""
+        return self._curve_prefill if kind is Kind.PREFILL else self._curve_decode
+
+    def _target_prefill(self, facts: EngineFacts) -> list[DecodeLoad]:
+        self._check_fits(facts)
+        return [DecodeLoad(self._options.goal.isl_tokens, PREFILL_OSL_TOKENS, 1)]
+
+    def _target_decode(self, facts: EngineFacts) -> list[DecodeLoad]:
+        self._check_fits(facts)
+        goal = self._options.goal
+        concurrencies = selection_concurrencies(
+            facts.max_kv_tokens, goal.isl_tokens, goal.osl_tokens, facts.request_slots or None
+        )
+        return [DecodeLoad(goal.isl_tokens, goal.osl_tokens, each) for each in concurrencies]
+
+    def _curve_prefill(self, facts: EngineFacts) -> list[DecodeLoad]:
+        lengths = prefill_lengths(self._context_tokens(facts), self._options.prefill_granularity)
+        return self._target_prefill(facts) + [DecodeLoad(each, PREFILL_OSL_TOKENS, 1) for each in lengths]
+
+    def _curve_decode(self, facts: EngineFacts) -> list[DecodeLoad]:
+        options = self._options
+        points = decode_points(
+            self._context_tokens(facts),
+            facts.max_kv_tokens,
+            options.decode_granularity,
+            options.goal.osl_tokens,
+            facts.request_slots or None,
+        )
+        return [*self._target_decode(facts), *points]
+
+    def _context_tokens(self, facts: EngineFacts) -> int:
+        """Up to where it is measured; raises ConfigError when the engine's context is shorter."""
+        wanted = self._options.max_context_tokens
+        if wanted and facts.context_tokens and wanted > facts.context_tokens:
+            raise ConfigError(
+                f"--max-context-length is {wanted}, the engine's context {facts.context_tokens} tokens",
+                hint="expected at most that, or a larger max-model-len in the configuration",
+            )
+        return wanted or min(facts.context_tokens or DEFAULT_CONTEXT_TOKENS, facts.max_kv_tokens)
+
+    def _check_fits(self, facts: EngineFacts) -> None:
+        goal = self._options.goal
+        tokens = goal.isl_tokens + goal.osl_tokens
+        what = f"--isl is {goal.isl_tokens} and --osl {goal.osl_tokens}, together {tokens} tokens"
+        context = self._options.max_context_tokens or facts.context_tokens
+        if context and tokens > context:
+            raise ConfigError(
+                f"{what}: more than a context of {context}", hint="expected max-model-len to hold both"
+            )
+        if tokens > facts.max_kv_tokens:
+            raise KvTooSmall(
+                f"{what}: more than the KV cache holds, {facts.max_kv_tokens}",
+                hint="expected shorter ones, or an engine with more memory",
+            )
+
+
+def _sizes(options: ProfileOptions, gpus: int) -> tuple[int, ...]:
+    """The tensor parallel sizes to try; raises ConfigError when there is none."""
+    if not splits_layers(options.config):
+        return (1,)
+    most = min(gpus, options.max_gpus or gpus)
+    sizes = tuple(size for size in tensor_parallel_sizes(most) if size >= options.min_gpus)
+    if not sizes:
+        raise ConfigError(
+            f"--min-gpus-per-engine is {options.min_gpus}, the most is {most}",
+            hint="expected a power of two between the two",
+        )
+    return sizes
+
+
+def _measurements(size: int, prefill: StageResult, decode: StageResult) -> Measurements:
+    return Measurements(
+        size, size, decode.facts.max_kv_tokens, _prefill_points(prefill), _decode_points(decode)
+    )
+
+
+def _with(measured: Measurements, prefill: StageResult | None, decode: StageResult | None) -> Measurements:
+    """The measurements with these curves in place of what was known."""
+    return Measurements(
+        measured.tensor_parallel_size,
+        measured.gpus,
+        decode.facts.max_kv_tokens if decode else measured.max_kv_tokens,
+        _prefill_points(prefill) if prefill else measured.prefill,
+        _decode_points(decode) if decode else measured.decode,
+    )
+
+
+def _prefill_points(result: StageResult) -> tuple[PrefillMeasurement, ...]:
+    return tuple(each for each in result.measured.values() if isinstance(each, PrefillMeasurement))
+
+
+def _decode_points(result: StageResult) -> tuple[DecodeMeasurement, ...]:
+    return tuple(each for each in result.measured.values() if isinstance(each, DecodeMeasurement))
+
+
+def _files(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    """Size and time of the files that the worker's options name: another model makes another engine."""
+    sections = {name: dict(section) for name, section in config.items()}
+    options = kebab_keys(ServiceConfig(sections).get_parsed_config(WORKER))
+    files = []
+    for key in ("model", "profile"):
+        path = Path(str(options.get(key) or "")).expanduser()
+        if path.is_file():
+            status = path.stat()
+            files.append((key, status.st_size, status.st_mtime_ns))
+    return files
+
+
+def _check_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"is there permission, and space?")
+    except OSError as error:
+        raise ConfigError(
+            f"--output-dir: cannot write to {directory}: {error.strerror}",
+            hint="expected a directory of yours, or one that can be made",
+        ) from error

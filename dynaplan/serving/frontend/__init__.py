@@ -1,0 +1,1 @@
+"""The OpenAI-compatible frontend: from a request's bytes to its answer."""

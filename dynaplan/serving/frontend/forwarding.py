@@ -1,0 +1,136 @@
+"""One request's way to a worker.
+
+Nothing is sent to the client before the first token of a worker's answer is there, so until then another
+worker can take over unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.serving.frontend.answering import Exchange, beginning, streamed, whole
+from dynaplan.serving.frontend.stream_events import WholeLines
+from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused
+from dynaplan.serving.openai_api import no_worker, worker_failed
+from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from dynaplan.serving.routing.reservation import Reservations
+from dynaplan.serving.routing.worker_router import Booking, WorkerRouter
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""How many workers may fail over one request: it may be what kills them."""
+
+
+class Forwarder:
+    """Answers requests by way of the workers that the router chooses."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        router: WorkerRouter,
+        prefill: RemotePrefill,
+        reservations: Reservations,
+        *,
+        worker_wait_s: float,
+    ) -> None:
+        self._upstream = upstream
+        self._router = router
+        self._prefill = prefill
+        self._reservations = reservations
+        self._worker_wait_s = worker_wait_s
+        self._now_s: Callable[[], float] = asyncio.get_running_loop().time
+
+    async def answer(self, exchange: Exchange) -> web.StreamResponse:
+        """The worker's answer, sent already if it is a stream; raises ApiError when no worker gives one."""
+        try:
+            return await self._answer(exchange)
+        finally:
+            exchange.let_go()
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
+        is_prefill_placed = False
+        deaths = 0
+        deadline_s = self._now_s() + self._worker_wait_s
+        while True:
+            booking = await self._router.book(exchange.call, deadline_s)
+            exchange.blocks = booking.blocks
+            is_needed = bool(booking.instance.card.get("needs_hand_off"))
+            try:
+                if not is_prefill_placed:
+                    exchange.hand_off = await self._prefill.hand_off(
+                        exchange.call, booking.prefix_hit_rate, is_needed=is_needed
+                    )
+                    is_prefill_placed = True
+                    deadline_s = self._now_s() + self._worker_wait_s
+                if is_needed and exchange.hand_off is None:
+                    raise no_worker(
+                        "No prefill worker has taken the prompt, and no decode worker can. Try again."
+                    )
+                return await self._attempt(exchange, booking, is_first=deaths == 0)
+            except WorkerRefused as reason:
+                log.debug("%s refused a request: %s", booking.instance.worker, reason)
+                self._router.avoid(booking.instance)
+            except WorkerDied as reason:
+                log.info("%s failed over a request: %s", booking.instance.worker, reason)
+                self._router.avoid(booking.instance)
+                exchange.let_go()  # it may have taken the hand-off, and nobody can take it twice
+                is_prefill_placed = not is_needed
+                deaths += 1
+                deadline_s = self._now_s() + self._worker_wait_s
+                if deaths == MOST_DEATHS:
+                    raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
+            finally:
+                booking.close()
+
+    async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
+        request_id = uuid.uuid4().hex
+        fields = exchange.hand_off.fields if exchange.hand_off else None
+
+        def may_fail() -> bool:
+            return is_first and self._has_another_way(booking.instance, has_hand_off=fields is not None)
+
+        if not booking.instance.card.get("reserves"):
+            return await self._exchanged(exchange, booking, fields or {}, request_id, may_fail)
+        async with self._reservations.reserved(booking.instance, request_id, fields) as reserved:
+            exchange.let_go()  # the worker has taken it over, or never will
+            return await self._exchanged(exchange, booking, reserved, request_id, may_fail)
+
+    async def _exchanged(
+        self,
+        exchange: Exchange,
+        booking: Booking,
+        fields: Mapping[str, Any],
+        request_id: str,
+        may_fail: Callable[[], bool],
+    ) -> web.StreamResponse:
+        call, instance = exchange.call, booking.instance
+        upstream = await self._upstream.post(
+            instance.openai_url + call.endpoint.path,
+            call.body_with(fields),
+            request_id,
+            is_kept=instance.card.get("keep_alive", True),
+        )
+        try:
+            if upstream.status == 500 and may_fail():
+                raise WorkerDied("status 500")  # as engines answer while they shut down
+            if upstream.status != 200 or not call.is_stream:
+                return await whole(exchange, upstream)
+            lines = WholeLines(upstream)
+            first = await beginning(lines)
+            booking.prefilled()
+            return await streamed(exchange, lines, first)
+        finally:
+            upstream.close()  # gives a connection back whose answer was read to its end
+
+    def _has_another_way(self, instance: Instance, *, has_hand_off: bool) -> bool:
+        """Whether a second attempt could end better: at another worker, or without the hand-off."""
+        others = (each for each in self._router.instances if each.instance_id != instance.instance_id)
+        return has_hand_off or any(others)

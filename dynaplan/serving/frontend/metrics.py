@@ -1,0 +1,260 @@
+"""The Frontend's metrics: names, labels and buckets of Dynamo 1.6.1's frontend, plus ``dynamo_namespace``.
+
+Several frontends on one port share a directory: each keeps its numbers in a file there, ``/metrics`` of
+any of them adds them up, and those of a killed one stay in the sum (``prometheus_client``'s multiprocess
+mode).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
+from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+DURATION_S = (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
+TTFT_S = (0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480)
+ITL_S = (
+    *(0, 0.0018, 0.0033, 0.0059, 0.011, 0.02, 0.035, 0.064, 0.12, 0.21),
+    *(0.38, 0.69, 1.2, 2.3, 4.1, 7.4, 13, 24, 44, 80),
+)
+
+
+NOTHING_STATED = Usage()
+
+
+class _ModelMetrics:
+    """The children of one model, made once: a look-up of labels costs more than the observation."""
+
+    def __init__(self, metrics: FrontendMetrics, model: str) -> None:
+        labels = (metrics.namespace, model)
+        self.inflight = metrics.inflight.labels(*labels)
+        self.active = metrics.active.labels(*labels)
+        self.queued = metrics.queued.labels(*labels)
+        self.duration_s = metrics.duration_s.labels(*labels)
+        self.input_tokens = metrics.input_tokens.labels(*labels)
+        self.output_tokens = metrics.output_tokens.labels(*labels)
+        self.cached_tokens = metrics.cached_tokens.labels(*labels)
+        self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self.ttft_s = metrics.ttft_s.labels(*labels)
+        self.itl_s = metrics.itl_s.labels(*labels)
+
+
+class RequestRecord:
+    """What the metrics say of one request, from its acceptance, ``begun_s``, to ``finished``.
+
+    ``output_tokens`` are those that a stream has brought.
+    """
+
+    def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
+        self._metrics = metrics
+        self._now_s = metrics.now_s
+        self._labels = (model, endpoint, "stream" if is_stream else "unary")
+        self._of_model = metrics.of_model(model)
+        self.begun_s = self._last_s = self._now_s()
+        self.output_tokens = 0
+        self.is_waiting = True
+        metrics.count_started(self._labels)
+        self._of_model.inflight.inc()
+        self._of_model.active.inc()
+        self._of_model.queued.inc()
+
+    def answering(self) -> None:
+        """The first byte of the answer has arrived."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._of_model.queued.dec()
+
+    def streamed(self, chunk: bytes) -> None:
+        """These bytes of a stream pass by. The time since the last ones is spread over their tokens."""
+        tokens = tokens_in(chunk)
+        if tokens <= 0:
+            return
+        now_s = self._now_s()
+        if self.output_tokens:
+            observe, gap_s, gaps = self._of_model.itl_s.observe, (now_s - self._last_s) / tokens, tokens
+        else:
+            self._of_model.ttft_s.observe(now_s - self.begun_s)
+            observe, gap_s, gaps = self._of_model.itl_s.observe, 0.0, tokens - 1
+        for _ in range(gaps):
+            observe(gap_s)
+        self._last_s = now_s
+        self.output_tokens += tokens
+
+    def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
+        """The request has ended; ``error_type`` is empty when it was answered.
+
+        What the answer ``stated`` is right; ``input_tokens`` is an estimate.
+        """
+        self.answering()
+        self._of_model.inflight.dec()
+        self._of_model.active.dec()
+        self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
+        if not error_type:
+            self._of_model.input_tokens.observe(
+                input_tokens if stated.input_tokens is None else stated.input_tokens
+            )
+            self._of_model.output_tokens.observe(output_tokens)
+            if stated.cached_tokens is not None:
+                self._of_model.cached_tokens.observe(stated.cached_tokens)
+        self._of_model.output_tokens_total.inc(output_tokens)
+        self._metrics.count_ended(self._labels, error_type)
+
+
+class FrontendMetrics:
+    """Every metric of one frontend process. ``now_s`` is monotonic."""
+
+    def __init__(self, namespace: str, now_s: Callable[[], float], shared: Path | None = None) -> None:
+        self.namespace = namespace
+        self.now_s = now_s
+        self._shared = shared
+        if shared:
+            _share(shared)
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
+        self._registry = CollectorRegistry()
+        self._define_requests()
+        self._define_histograms()
+        self._define_models()
+        self._models: dict[str, _ModelMetrics] = {}
+        self._started: dict[tuple[str, ...], Counter] = {}
+        self._ended: dict[tuple[str, ...], Counter] = {}
+
+    def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
+        """A request was accepted."""
+        return RequestRecord(self, model, endpoint, is_stream)
+
+    def refused(
+        self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
+    ) -> None:
+        """A request was answered with an error before it was accepted."""
+        self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
+
+    def client_left(self) -> None:
+        """A client closed its connection before its answer was complete."""
+        self._disconnected.labels(self.namespace).inc()
+
+    def placed(self, model: str, place: str) -> None:
+        """A prefill was placed: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
+        self._prefills.labels(self.namespace, model, place).inc()
+
+    def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
+        """What the workers say about their model."""
+        self._model_ready.labels(self.namespace, model).set(is_ready)
+        for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
+            value = card.get(key)
+            if isinstance(value, int):
+                gauge.labels(self.namespace, model).set(value)
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format; of all frontends when they share a directory."""
+        if not self._shared:
+            return generate_latest(self._registry)
+        _forget_dead_gauges(self._shared)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._shared))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def of_model(self, model: str) -> _ModelMetrics:
+        """The cached children of that model."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _ModelMetrics(self, model)
+        return known
+
+    def count_started(self, labels: tuple[str, str, str]) -> None:
+        """One more request of (model, endpoint, request type)."""
+        child = self._started.get(labels)
+        if child is None:
+            child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
+        child.inc()
+
+    def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
+        """One request fewer of (model, endpoint, request type)."""
+        key = (*labels, error_type)
+        child = self._ended.get(key)
+        if child is None:
+            status = "error" if error_type else "success"
+            child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
+        child.inc()
+
+    def _define_requests(self) -> None:
+        request = ("model", "endpoint", "request_type")
+        self._total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
+        self._started_total = self._counter("requests_started", "Requests that were accepted", *request)
+        self.output_tokens_total = self._counter("output_tokens", "Tokens sent to clients", "model")
+        self._prefills = self._counter(
+            "prefills", "Prefills by the place they were computed", "model", "place"
+        )
+        self._disconnected = self._gauge(
+            "disconnected_clients", "Clients that left before their answer's end"
+        )
+        self.inflight = self._gauge("inflight_requests", "Requests accepted and not ended", "model")
+        self.active = self._gauge("active_requests", "Requests accepted and not ended", "model")
+        self.queued = self._gauge("queued_requests", "Requests without a first byte of their answer", "model")
+
+    def _define_histograms(self) -> None:
+        self.duration_s = self._histogram("request_duration_seconds", "From acceptance to end", DURATION_S)
+        self.input_tokens = self._histogram("input_sequence_tokens", "Length of prompts", INPUT_TOKENS)
+        self.output_tokens = self._histogram("output_sequence_tokens", "Length of answers", OUTPUT_TOKENS)
+        self.cached_tokens = self._histogram(
+            "cached_tokens", "Tokens of prompts whose KV entries were there already", INPUT_TOKENS
+        )
+        self.ttft_s = self._histogram("time_to_first_token_seconds", "From acceptance to first token", TTFT_S)
+        self.itl_s = self._histogram("inter_token_latency_seconds", "Between tokens", ITL_S)
+
+    def _define_models(self) -> None:
+        self._model_ready = self._gauge("model_ready", "1 when a worker serves it", "model", mode="livemax")
+        self._context = self._gauge("model_context_length", "Tokens", "model", mode="livemax")
+        self._block = self._gauge("model_kv_cache_block_size", "Tokens", "model", mode="livemax")
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(_name(name), about, ("dynamo_namespace", *labels), registry=self._registry)
+
+    def _gauge(self, name: str, about: str, *labels: str, mode: str = "livesum") -> Gauge:
+        return Gauge(
+            _name(name),
+            about,
+            ("dynamo_namespace", *labels),
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            _name(name), about, ("dynamo_namespace", "model"), registry=self._registry, buckets=buckets
+        )
+
+
+def _name(name: str) -> str:
+    return f"{os.environ.get('DYN_METRICS_PREFIX') or 'dynamo_frontend'}_{name}"
+
+
+def _share(directory: Path) -> None:
+    """Keep every metric made from now on in files of that directory, whoever imported the library before."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+
+
+def _forget_dead_gauges(directory: Path) -> None:
+    """A gauge of a killed frontend would stay for ever; its counters must."""
+    for file in directory.glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            mark_process_dead(pid, str(directory))  # type: ignore[no-untyped-call]

@@ -1,0 +1,193 @@
+"""The frontend's own traffic, written down as ``dynaplan simulate`` reads it: lengths and times, no text.
+
+Every frontend of a deployment appends to the same file, and so does one that is started again: a file that is
+there is gone on with. Its first line says what the arrivals are counted from. Moved away, it is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.trace import TracedRequest
+
+if TYPE_CHECKING:
+    from dynaplan.serving.frontend.answering import Exchange
+    from dynaplan.serving.frontend.stream_tokens import Usage
+
+log = logging.getLogger(__name__)
+
+WRITTEN_EVERY_S = 1.0
+LINES_AT_ONCE = 64
+"""Between two writes, in which other threads go on: making lines must not hold up the event loop."""
+
+MOST_WAITING = 50_000
+"""Requests kept while the disk does not take them; more are lost."""
+
+HASH_BITS = 40
+"""Enough to tell a million of blocks apart, and half as long as they come."""
+
+_ZERO = re.compile(rb'\{"began_unix_s":(\d+(?:\.\d+)?),')
+_READ_AT_ONCE = 65_536
+
+
+class TrafficRecording:
+    """Appends a line for each request that ended with an answer, or with a part of one.
+
+    ``now_s`` is the clock of their arrivals. Raises ConfigError when the file cannot be written, or is
+    something else than a recording. Afterwards it never raises: what cannot be written is lost, and the log
+    says so once.
+    """
+
+    def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
+        self._path = path.expanduser()
+        self._clock_zero_unix_s = time.time() - now_s()
+        self._secret = secrets.randbits(64)
+        self._waiting: list[TracedRequest] = []
+        self._has_waiting = asyncio.Event()
+        self._one_writer = asyncio.Lock()
+        self._is_failing = False
+        try:
+            os.close(self._opened())
+        except OSError as error:
+            raise ConfigError(
+                f"Frontend.record-traffic: {str(path)!r}: {error.strerror or error}",
+                hint="expected a file in a directory that is there: a new one, or a recording to go on with",
+            ) from None
+
+    def ended(self, exchange: Exchange, stated: Usage, *, is_answered: bool) -> None:
+        """The exchange is over. One that failed counts by the tokens it got until then; without any, not."""
+        call, record = exchange.call, exchange.record
+        output_tokens = record.output_tokens if stated.output_tokens is None else stated.output_tokens
+        if not (is_answered or output_tokens) or len(self._waiting) >= MOST_WAITING:
+            return
+        prompt_tokens = call.prompt_tokens if stated.input_tokens is None else stated.input_tokens
+        blocks = exchange.blocks
+        # The blocks were cut from an estimate of the prompt's tokens; it has no more than it has.
+        full = prompt_tokens // blocks.tokens if blocks.tokens else 0
+        self._waiting.append(
+            TracedRequest(record.begun_s, prompt_tokens, output_tokens, blocks.hashes[:full], blocks.tokens)
+        )
+        self._has_waiting.set()
+
+    async def run(self) -> None:
+        """Write what has gathered every ``WRITTEN_EVERY_S``, for ever."""
+        while True:
+            await self._has_waiting.wait()
+            await asyncio.sleep(WRITTEN_EVERY_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Write what has gathered."""
+        async with self._one_writer:
+            requests, self._waiting = self._waiting, []
+            self._has_waiting.clear()
+            if requests:
+                await asyncio.to_thread(self._append, requests)
+
+    def _append(self, requests: list[TracedRequest]) -> None:
+        try:
+            self._append_lines(requests)
+        except Exception as error:  # whatever it is: a recording is not worth a frontend
+            level = logging.DEBUG if self._is_failing else logging.WARNING
+            log.log(level, "traffic is not recorded in %s: %s", self._path, error)
+            self._is_failing = True
+            return
+        if self._is_failing:
+            log.info("traffic is recorded in %s again", self._path)
+        self._is_failing = False
+
+    def _append_lines(self, requests: list[TracedRequest]) -> None:
+        descriptor = self._opened()
+        try:
+            end = _cut_to_whole_lines(descriptor)
+            zero_unix_s = _zero_of(descriptor) if end else None
+            for lines in self._lines(requests, zero_unix_s):
+                try:
+                    _write_all(descriptor, lines)
+                except OSError:
+                    os.ftruncate(descriptor, end)
+                    raise
+                end += len(lines)
+        finally:
+            os.close(descriptor)
+
+    def _opened(self) -> int:
+        """The file, made if it is not there, and nobody else's to write until it is closed."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
+            if state.st_size:
+                _zero_of(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _lines(self, requests: list[TracedRequest], zero_unix_s: float | None) -> Iterator[bytes]:
+        head: dict[str, float] = {}
+        if zero_unix_s is None:
+            zero_unix_s = round(self._clock_zero_unix_s + min(each.arrival_s for each in requests), 3)
+            head = {"began_unix_s": zero_unix_s}
+        shift_s = self._clock_zero_unix_s - zero_unix_s
+        waiting = iter(requests)
+        while some := list(islice(waiting, LINES_AT_ONCE)):
+            lines = []
+            for each in some:
+                lines.append(_ENCODE(head | self._shown(each, shift_s).to_json()))
+                head = {}
+            yield "".join(f"{line}\n" for line in lines).encode()
+
+    def _shown(self, request: TracedRequest, shift_s: float) -> TracedRequest:
+        """The request as the file has it. Who guesses a prompt cannot tell by its hashes that he is right."""
+        secret, mask = self._secret, (1 << HASH_BITS) - 1
+        return replace(
+            request,
+            arrival_s=round(request.arrival_s + shift_s, 3) + 0.0,  # a negative zero becomes a zero
+            block_hashes=tuple(hash((secret, each)) & mask for each in request.block_hashes),
+        )
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _zero_of(descriptor: int) -> float:
+    """The time that arrivals in the file are counted from; OSError when it is no recording of a frontend."""
+    found = _ZERO.match(os.pread(descriptor, 64, 0))
+    if not found:
+        raise OSError(errno.EINVAL, "it is not a recording of a frontend")
+    return float(found[1])
+
+
+def _cut_to_whole_lines(descriptor: int) -> int:
+    """Cut off what a killed writer left of a line; where the file ends then."""
+    size = end = os.fstat(descriptor).st_size
+    while end and os.pread(descriptor, 1, end - 1) != b"\n":
+        begin = max(0, end - _READ_AT_ONCE)
+        end = begin + os.pread(descriptor, end - begin, begin).rfind(b"\n") + 1
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return end
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,224 @@
+"""What the Frontend does with each request that comes in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
+from dynaplan.serving.frontend.answering import Exchange
+from dynaplan.serving.frontend.forwarding import Forwarder
+from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
+from dynaplan.serving.frontend.recording import TrafficRecording
+from dynaplan.serving.frontend.settings import FrontendSettings
+from dynaplan.serving.frontend.stream_tokens import usage_in
+from dynaplan.serving.openai_api import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    ApiError,
+    Call,
+    Endpoint,
+    check_context,
+    no_worker,
+    read_call,
+)
+from dynaplan.serving.routing.worker_router import WorkerRouter
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class FrontendRequests:
+    """Answers every request: from the workers' knowledge for tokens, from its own for the rest.
+
+    While it ``is_draining`` it goes on answering and says so in ``/health``.
+    """
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        router: WorkerRouter,
+        forwarder: Forwarder,
+        metrics: FrontendMetrics,
+        recording: TrafficRecording | None = None,
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._forwarder = forwarder
+        self._metrics = metrics
+        self._recording = recording
+        self._room = WaitingRoom(settings.max_waiting_requests)
+        self._key = ApiKey(settings.api_key)
+        self._created_s = int(time.time())
+        self.in_flight = 0
+        self.is_draining = False
+        self._handlers: dict[str, tuple[str, Handler]] = {
+            CHAT_COMPLETIONS.path: ("POST", self._chat_completions),
+            COMPLETIONS.path: ("POST", self._completions),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/live": ("GET", self._live),
+            "/metrics": ("GET", self._render_metrics),
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer; every error in OpenAI's shape."""
+        try:
+            return await self._handler(request)(request)
+        except ApiError as error:
+            return web.Response(
+                body=error.to_json(),
+                status=error.status,
+                headers={"Content-Type": "application/json", **error.headers},
+            )
+
+    def _handler(self, request: web.BaseRequest) -> Handler:
+        method, handler = self._handlers.get(request.path, ("", self._live))
+        if not method:
+            raise ApiError(404, f"There is no {request.path} here", code="unknown_url", metric="not_found")
+        if request.method != method:
+            raise ApiError(
+                405,
+                f"{request.path} takes {method} only",
+                code="method_not_allowed",
+                headers={"Allow": method},
+            )
+        return handler
+
+    async def _chat_completions(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answer_tokens(request, CHAT_COMPLETIONS)
+
+    async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answer_tokens(request, COMPLETIONS)
+
+    async def _answer_tokens(self, request: web.BaseRequest, endpoint: Endpoint) -> web.StreamResponse:
+        self.in_flight += 1
+        try:
+            call = await self._accepted(request, endpoint)
+            return await self._forward(request, call)
+        finally:
+            self.in_flight -= 1
+
+    async def _accepted(self, request: web.BaseRequest, endpoint: Endpoint) -> Call:
+        """The request, checked; what is refused here shows in the metrics as refused."""
+        model = "unknown"
+        try:
+            self._key.check(request.headers.get("Authorization", ""))
+            self._room.check()
+            call = read_call(endpoint, await self._body(request))
+            self._check_model(call)
+            model = call.model
+            check_context(call, self._context_tokens())
+        except ApiError as error:
+            self._metrics.refused(endpoint.name, error.metric, model)
+            raise
+        return call
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await request.read()
+        except TimeoutError:
+            raise ApiError(408, f"The body was not complete after {BODY_TIMEOUT_S:g} s") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise ApiError(
+                413, f"The body is larger than {self._settings.max_body_bytes} bytes", code="body_too_large"
+            ) from None
+
+    async def _forward(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        record = self._metrics.record(call.model, call.endpoint.name, call.is_stream)
+        place = self._room.enter()
+        exchange = Exchange(request, call, place, record)
+        outcome = "cancelled"
+        try:
+            response = await self._forwarder.answer(exchange)
+            await response.prepare(request)
+            await response.write_eof()
+            outcome = exchange.failure
+        except ApiError as error:
+            outcome = error.metric
+            raise
+        except ConnectionError:
+            outcome = exchange.failure or outcome
+            return web.Response()  # the connection is closed: it goes nowhere
+        except Exception as error:
+            outcome = "internal"
+            log.exception("a request failed")
+            raise _internal_error() from error
+        finally:
+            place.leave()
+            if outcome == "cancelled":
+                self._metrics.client_left()
+            stated = usage_in(exchange.usage)
+            record.finished(outcome, call.prompt_tokens, stated)
+            if self._recording:
+                self._recording.ended(exchange, stated, is_answered=not outcome)
+        return response
+
+    def _check_model(self, call: Call) -> None:
+        known = self._model_names()
+        if call.model not in known:
+            if not known:
+                raise no_worker("No worker has said yet which model it serves. Try again.")
+            raise ApiError(
+                404,
+                f"The model {call.model!r} does not exist; there is {', '.join(sorted(known))}",
+                code="model_not_found",
+                param="model",
+                metric="not_found",
+            )
+
+    def _model_names(self) -> set[str]:
+        """The configured name and whatever the workers say."""
+        names = {str(instance.card.get("model") or "") for instance in self._router.instances}
+        return (names | {self._settings.model}) - {""}
+
+    def _context_tokens(self) -> int:
+        """The longest context of any worker whose tokens can be counted here; 0 when there is none."""
+        cards = [instance.card for instance in self._router.instances]
+        stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
+        return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)
+
+    async def _models(self, request: web.BaseRequest) -> web.Response:
+        self._key.check(request.headers.get("Authorization", ""))
+        models = [
+            {"id": name, "object": "model", "created": self._created_s, "owned_by": "dynaplan"}
+            for name in sorted(self._model_names())
+        ]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _health(self, request: web.BaseRequest) -> web.Response:
+        workers = len(self._router.instances)
+        missing = [] if workers else [self._settings.decode_component]
+        is_healthy = workers > 0 and not self.is_draining
+        document = {
+            "status": "healthy" if is_healthy else "draining" if self.is_draining else "unhealthy",
+            "workers": workers,
+            "missing": missing,
+        }
+        return web.json_response(document, status=200 if is_healthy else 503)
+
+    async def _live(self, request: web.BaseRequest) -> web.Response:
+        return web.json_response({"status": "live"})
+
+    async def _render_metrics(self, request: web.BaseRequest) -> web.Response:
+        for name in self._model_names():
+            cards = [each.card for each in self._router.instances]
+            self._metrics.describe_model(name, bool(cards), cards[0] if cards else {})
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _internal_error() -> ApiError:
+    return ApiError(
+        500, "The frontend failed; its log says how", kind="server_error", code="internal", metric="internal"
+    )

@@ -1,0 +1,190 @@
+"""The Frontend: the OpenAI API of the whole deployment, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+
+from dynaplan.domain.discovery import PUBLIC_URL
+from dynaplan.domain.planning.scaling import fleet_key
+from dynaplan.ports import Route
+from dynaplan.runtime.routers import ROUTES_TO
+from dynaplan.runtime.server import bind
+from dynaplan.serving.background import Background
+from dynaplan.serving.frontend.forwarding import Forwarder
+from dynaplan.serving.frontend.metrics import FrontendMetrics
+from dynaplan.serving.frontend.recording import TrafficRecording
+from dynaplan.serving.frontend.requests import FrontendRequests
+from dynaplan.serving.frontend.settings import FrontendSettings, gathered_settings
+from dynaplan.serving.frontend.upstream import Upstream
+from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from dynaplan.serving.routing.prefix_watch import follow_prefix
+from dynaplan.serving.routing.reservation import Reservations
+from dynaplan.serving.routing.worker_router import WorkerRouter
+
+if TYPE_CHECKING:
+    from dynaplan.runtime.process import WorkerRuntime
+
+IDLE_CONNECTION_S = 75.0
+BACKLOG = 1024
+DRAIN_POLL_S = 0.02
+SHUTDOWN_TIMEOUT_S = 0.5
+
+
+async def start_frontend(runtime: WorkerRuntime) -> None:
+    """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
+
+    Workers that leave say so to the process's own server (``POST /leaving/{instance id}``), and hear what is
+    still in flight there; they find it by its card. Raises ConfigError for a wrong option, OSError when the
+    port is taken.
+    """
+    frontend = Frontend(runtime, gathered_settings(runtime.settings))
+    await frontend.start()
+    runtime.on_drain(frontend.drain)
+    runtime.held_requests(lambda: frontend.in_flight)
+    runtime.on_stop(frontend.close)
+
+
+class Frontend:
+    """One frontend process. ``start`` it once; ``drain`` finishes what it holds; ``close`` ends the rest."""
+
+    def __init__(self, runtime: WorkerRuntime, settings: FrontendSettings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self.is_worker_coming = False
+        file = settings.record_traffic
+        self._recording = TrafficRecording(file, runtime.clock.now_s) if file else None
+        # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
+        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, settings.shared_metrics)
+        self._upstream = Upstream(runtime.worker_token)
+        self._background = Background()
+        self._router = WorkerRouter(
+            runtime.discovery,
+            settings.decode_component,
+            settings.router,
+            settings.overlap_weight,
+            is_coming=lambda: self.is_worker_coming,
+        )
+        self.prefill = RemotePrefill(
+            settings.disaggregation,
+            runtime.discovery,
+            namespace=runtime.namespace,
+            component=settings.prefill_component,
+            wait_s=settings.prefill_wait_s,
+            connect=runtime.messenger,
+            placed=self._metrics.placed,
+            background=self._background,
+        )
+        forwarder = Forwarder(
+            self._upstream,
+            self._router,
+            self.prefill,
+            Reservations(self._upstream, self._background),
+            worker_wait_s=settings.worker_wait_s,
+        )
+        self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
+        server = web.Server(
+            self._requests.handle,
+            request_factory=self._new_request,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=IDLE_CONNECTION_S,
+        )
+        self._runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        self._site: web.SockSite | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """The requests for tokens that are not answered yet."""
+        return self._requests.in_flight
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._runner.addresses[0][1])
+
+    async def start(self) -> None:
+        """Listen, and follow the store."""
+        self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
+        listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, listen_on, backlog=BACKLOG)
+        await self._site.start()
+        self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
+        if self._recording:
+            self._runtime.spawn(self._recording.run(), "record traffic")
+        store = self._runtime.store
+        self._runtime.spawn(
+            follow_prefix(store, fleet_key(self._runtime.namespace), self._read_fleet), "follow fleet"
+        )
+        if self._settings.disaggregation.is_on:
+            follow = follow_prefix(store, self.prefill.live_prefix, self.prefill.configure)
+            self._runtime.spawn(follow, "follow disaggregation settings")
+            self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
+
+    async def drain(self) -> None:
+        """Accept no new connection; return when every request is answered and the kernel has the answers."""
+        self._requests.is_draining = True
+        if self._site:
+            await self._site.stop()
+        if self._runner.server:
+            self._runner.server.pre_shutdown()
+        while self.in_flight or self._has_unsent_bytes():
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def close(self) -> None:
+        """Close every connection, once the workers know what is not needed any more."""
+        await self.prefill.close()
+        await self._runner.cleanup()
+        if self._recording:
+            await self._recording.write()
+        await self._background.close()
+        await self._upstream.close()
+
+    async def _leaving(self, request: web.Request) -> web.Response:
+        """A worker leaves, by its instance id in hexadecimal: it gets nothing more; what it has still."""
+        try:
+            instance_id = int(request.match_info["instance_id"], 16)
+        except ValueError:
+            return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
+        return web.json_response({"in_flight": self._router.leaving(instance_id)})
+
+    def _public_url(self) -> str:
+        """Where this machine reaches the public server."""
+        host, port = self._runner.addresses[0][:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _has_unsent_bytes(self) -> bool:
+        connections = self._runner.server.connections if self._runner.server else []
+        return any(each.transport and each.transport.get_write_buffer_size() for each in connections)
+
+    def _new_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        size = self._settings.max_body_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+
+    def _read_fleet(self, keys: Mapping[str, str]) -> None:
+        self.is_worker_coming = _has_coming_decode_workers(keys.get(fleet_key(self._runtime.namespace), ""))
+
+
+def _has_coming_decode_workers(fleet: str) -> bool:
+    """Whether the published fleet has decode workers that will be ready by themselves."""
+    try:
+        states = json.loads(fleet)["roles"]["decode"]
+        return any(int(states.get(state, 0)) > 0 for state in ("starting", "backoff"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,236 @@
+"""The prefill worker's loop: take work from the queue, compute it, hand it over, acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
+from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
+from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.ports import Clock, Engine, HoldingEngine, Messenger, WorkItem, WorkQueue
+
+log = logging.getLogger(__name__)
+
+MOST_DELIVERIES = 4
+"""A request delivered more often than that has killed its workers: it is given up."""
+
+GET_S = 1.0
+IN_PROGRESS_EVERY_S = 1.0
+RETRY_FIRST_S = 0.1
+RETRY_LONGEST_S = 2.0
+ANSWER_WITHIN_S = 10.0
+"""How long an answer is tried to be sent while the queue is away; later nobody waits for it."""
+
+T = TypeVar("T")
+
+
+class PrefillPuller:
+    """Pulls from the namespace's prefill queue for as long as it runs, whatever becomes of the queue.
+
+    A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
+    prefill has ended too, so that one whose worker dies is delivered again. One that cannot be read is
+    acknowledged at once: delivered again it would not get better. An engine that holds its hand-offs until
+    they are taken is told when they are.
+    """
+
+    def __init__(
+        self,
+        messenger: Callable[[], Awaitable[Messenger]],
+        engine: Engine,
+        clock: Clock,
+        namespace: str,
+        worker_name: str,
+        most_at_once: int = CONCURRENT_PREFILLS,
+    ) -> None:
+        self._messenger = messenger
+        self._engine = engine
+        self._clock = clock
+        self._stream = prefill_stream(namespace)
+        self._worker_name = worker_name
+        self._release_to = (
+            release_subject(namespace, worker_name) if isinstance(engine, HoldingEngine) else ""
+        )
+        self._is_listening = False
+        self._slots = asyncio.Semaphore(most_at_once)
+        self._working: set[asyncio.Task[None]] = set()
+        self._in_hand: set[str] = set()
+        self._is_stopping = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def held(self) -> int:
+        """How many requests were taken and are not acknowledged yet."""
+        return len(self._working)
+
+    async def run(self) -> None:
+        """Pull until ``finish`` is called."""
+        delay_s = RETRY_FIRST_S
+        self._is_idle.clear()
+        while not self._is_stopping:
+            try:
+                messenger = await self._messenger()
+                await self._listen(messenger)
+                queue = await messenger.queue(self._stream)
+                delay_s = RETRY_FIRST_S
+                await self._pull(queue, messenger)
+            except QueueUnavailable as error:
+                if delay_s == RETRY_FIRST_S:
+                    log.warning("the prefill queue does not answer, trying on: %s", error)
+                await self._clock.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+        self._is_idle.set()
+
+    async def finish(self) -> None:
+        """Take nothing more; return when everything taken is acknowledged.
+
+        What the queue hands over while the last question is still open is done too: giving it back
+        could only delay it.
+        """
+        self._is_stopping = True
+        await self._is_idle.wait()
+        while self._working:
+            await asyncio.wait(set(self._working))
+
+    async def _listen(self, messenger: Messenger) -> None:
+        """Hear what is taken; once, because the messenger itself subscribes again after an outage."""
+        engine = self._engine
+        if self._is_listening or not isinstance(engine, HoldingEngine):
+            return
+        await messenger.subscribe(
+            self._release_to, lambda _, payload: engine.release(payload.decode("utf-8", "replace"))
+        )
+        self._is_listening = True
+
+    async def _pull(self, queue: WorkQueue, messenger: Messenger) -> None:
+        while not self._is_stopping:
+            await self._slots.acquire()
+            item = None
+            try:
+                item = await queue.get(GET_S) if not self._is_stopping else None
+            finally:
+                if item is None:
+                    self._slots.release()
+            if item:
+                self._start(item, messenger)
+
+    def _start(self, item: WorkItem, messenger: Messenger) -> None:
+        task = asyncio.create_task(self._work(item, messenger))
+        self._working.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        self._slots.release()
+        if not task.cancelled() and task.exception():
+            log.error("a prefill request was left unacknowledged", exc_info=task.exception())
+
+    async def _work(self, item: WorkItem, messenger: Messenger) -> None:
+        keeping = asyncio.create_task(self._keep(item))
+        try:
+            request = _read(item)
+            if request and request.request_id in self._in_hand:
+                return  # delivered again after an outage: the first delivery's work acknowledges both
+            if request:
+                await self._serve(request, item, messenger)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        await self._persist(item.ack)
+
+    async def _serve(self, request: RemotePrefillRequest, item: WorkItem, messenger: Messenger) -> None:
+        async def send(answer: PrefillAnswer) -> None:
+            payload = answer.to_json()
+            if request.reply_to:
+                await self._persist(lambda: messenger.publish(request.reply_to, payload))
+
+        reply = _Reply(request.request_id, self._worker_name, self._release_to, send)
+        self._in_hand.add(request.request_id)
+        try:
+            if item.deliveries > MOST_DELIVERIES:
+                log.error("prefill %s given up: delivered %d times", request.request_id, item.deliveries)
+                await reply.refuse(f"given up after {item.deliveries} deliveries", is_retryable=False)
+            else:
+                await self._prefill(request, reply)
+        finally:
+            self._in_hand.discard(request.request_id)
+
+    async def _prefill(self, request: RemotePrefillRequest, reply: _Reply) -> None:
+        """Let the engine work; a failure is the answer, unless the decode side has its hand-off already."""
+        error, is_retryable, status = "the engine handed nothing over", True, 0
+        try:
+            await self._engine.prefill(request, reply.hand_over)
+        except Exception as failure:
+            log.exception("prefill %s failed", request.request_id)
+            error = f"{type(failure).__name__}: {failure}"
+            is_retryable = not isinstance(failure, PermanentError)
+            status = failure.status if isinstance(failure, RequestRefused) else 0
+        if not reply.is_sent:
+            await reply.refuse(error, is_retryable=is_retryable, status=status)
+
+    async def _keep(self, item: WorkItem) -> None:
+        """Tell the queue that the work goes on."""
+        while True:
+            await self._clock.sleep(IN_PROGRESS_EVERY_S)
+            try:
+                await item.in_progress()
+            except QueueUnavailable:
+                log.debug("the queue is away; work goes on")
+
+    async def _persist(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Repeat the call while the queue is away; in the end leave it: the request is delivered again."""
+        give_up_s = self._clock.now_s() + ANSWER_WITHIN_S
+        while True:
+            try:
+                return await call()
+            except QueueUnavailable as error:
+                if self._clock.now_s() >= give_up_s:
+                    log.warning("the prefill queue stayed away: %s", error)
+                    return None
+                await self._clock.sleep(RETRY_FIRST_S)
+
+
+class _Reply:
+    """The one answer to a request."""
+
+    def __init__(
+        self, request_id: str, worker: str, release_to: str, send: Callable[[PrefillAnswer], Awaitable[None]]
+    ) -> None:
+        self._request_id = request_id
+        self._worker = worker
+        self._release_to = release_to
+        self._send = send
+        self.is_sent = False
+
+    async def hand_over(self, hand_off: Mapping[str, Any]) -> None:
+        """The engine's word that a decode worker may begin."""
+        if self.is_sent:
+            raise RuntimeError(f"prefill {self._request_id} was handed over already")
+        await self._send(PrefillAnswer(self._request_id, self._worker, hand_off, release_to=self._release_to))
+        self.is_sent = True
+
+    async def refuse(self, error: str, *, is_retryable: bool, status: int = 0) -> None:
+        """There is no hand-off."""
+        await self._send(
+            PrefillAnswer(
+                self._request_id, self._worker, error=error, is_retryable=is_retryable, status=status
+            )
+        )
+        self.is_sent = True
+
+
+def release_subject(namespace: str, worker_name: str) -> str:
+    """Where the decode side says which of this worker's hand-offs it has taken."""
+    return re.sub(r"[\s/\\*>]", "_", f"{namespace}.kv_hand_offs.{worker_name}")
+
+
+def _read(item: WorkItem) -> RemotePrefillRequest | None:
+    try:
+        return RemotePrefillRequest.from_json(item.payload)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("dropping what is no prefill request (%s: %s)", type(error).__name__, error)
+        return None

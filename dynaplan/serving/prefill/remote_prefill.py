@@ -1,0 +1,249 @@
+"""Remote prefill: the frontend's side of the prefill queue.
+
+Whatever goes wrong here costs time, never a request: without a hand-off the decode worker computes the
+prompt itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from dynaplan.core.routing.disaggregation import (
+    DisaggregationSettings,
+    PrefillPlace,
+    live_settings_prefix,
+    place_prefill,
+    with_live_settings,
+)
+from dynaplan.domain.errors import DynaplanError, TemporaryError
+from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.ports import Messenger, WorkQueue
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.serving.background import Background
+from dynaplan.serving.openai_api import ApiError, Call, worker_failed
+from dynaplan.serving.prefill.depth import PrefillDepth
+from dynaplan.serving.prefill.hand_off import HandOff, HandOffs
+
+log = logging.getLogger(__name__)
+
+LARGEST_PAYLOAD_BYTES = 1024 * 1024 - 4096
+"""A little below the largest message of a NATS server with default settings."""
+
+ANSWER_S = 1.0
+"""An answer is published before its work leaves the queue, and certainly here so long afterwards."""
+
+QUEUE_TIMEOUT_S = 1.0
+"""How long a request waits for the queue to take its prefill, and then how long the queue is left alone."""
+
+
+_BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
+"""Reasons against a remote prefill that could be done all the same."""
+
+
+@dataclass
+class _Pending:
+    """A prefill that was asked for: its answer, or None when it will never come."""
+
+    answer: asyncio.Future[PrefillAnswer | None]
+    sequence: int = 0
+    put_s: float = float("inf")
+
+
+class RemotePrefill:
+    """Decides where a prompt is computed, and has it computed remotely.
+
+    ``connect`` gives the process's messenger; it may fail, and is tried again. ``placed`` is told of
+    every decision: ``remote``, ``local`` or ``fallback``. What nobody waits for runs in ``background``.
+    """
+
+    def __init__(
+        self,
+        settings: DisaggregationSettings,
+        discovery: Discovery,
+        *,
+        namespace: str,
+        component: str,
+        wait_s: float,
+        connect: Callable[[], Awaitable[Messenger]],
+        placed: Callable[[str, str], None],
+        background: Background,
+    ) -> None:
+        self._configured = self._settings = settings
+        self._discovery = discovery
+        self._namespace = namespace
+        self._component = component
+        self._wait_s = wait_s
+        self._connect = connect
+        self._placed = placed
+        self._loop = asyncio.get_running_loop()
+        self._reply_to = f"{namespace}.prefill_answers.{uuid.uuid4().hex}"
+        self._queue: WorkQueue | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._background = background
+        self._hand_offs = HandOffs(connect, background)
+        self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
+        self._left_alone_until_s = float("-inf")
+        discovery.on_change(self._release_if_alone)
+
+    async def connect(self) -> None:
+        """Open the queue; returns when that has succeeded, however long the server is away."""
+        while self._queue is None:
+            try:
+                messenger = await self._connect()
+                await messenger.subscribe(self._reply_to, self._receive)
+                self._queue = await messenger.queue(prefill_stream(self._namespace))
+            except TemporaryError as error:
+                log.debug("no prefill queue yet: %s", error)
+                await asyncio.sleep(error.delay_s)
+
+    def configure(self, keys: Mapping[str, str]) -> None:
+        """Take over the live settings: everything under ``live_settings_prefix``."""
+        self._settings = with_live_settings(self._configured, self._namespace, keys)
+        log.info("disaggregation: %s", self._settings)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the queue is open."""
+        return self._queue is not None
+
+    @property
+    def queue_size(self) -> int:
+        """The estimate of the queue's depth at this moment."""
+        return self._depth.estimate
+
+    @property
+    def live_prefix(self) -> str:
+        """The keys that ``configure`` wants."""
+        return live_settings_prefix(self._namespace)
+
+    async def hand_off(
+        self, call: Call, prefix_hit_rate: float, *, is_needed: bool = False
+    ) -> HandOff | None:
+        """The hand-off of the remotely computed prompt; None when the decode worker shall compute it itself.
+
+        When it ``is_needed``, because the decode worker cannot, no prompt is too short and no queue too full.
+        The caller must release it. Raises ApiError when a prefill worker says that it can never be computed.
+        """
+        place = self._place(call, prefix_hit_rate)
+        if place is not PrefillPlace.REMOTE and not (is_needed and place in _BETTER_LOCAL):
+            log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
+            self._placed(call.model, "local")
+            return None
+        answer = await self._computed(call)
+        if answer is None or (answer.error and answer.is_retryable):
+            log.debug(
+                "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
+            )
+            self._placed(call.model, "fallback")
+            return None
+        if answer.status:
+            raise ApiError(answer.status, f"The prompt cannot be computed: {answer.error}")
+        if answer.error:
+            raise worker_failed(f"The prompt cannot be computed: {answer.error}")
+        log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
+        self._placed(call.model, "remote")
+        return self._hand_offs.of(answer)
+
+    async def close(self) -> None:
+        """Requests that still wait go on locally."""
+        self._release_all()
+        await self._depth.close()
+
+    def _place(self, call: Call, prefix_hit_rate: float) -> PrefillPlace:
+        if not self._settings.is_on:
+            return PrefillPlace.OFF
+        if self._queue is None or self._loop.time() < self._left_alone_until_s:
+            return PrefillPlace.QUEUE_AWAY
+        self._depth.keep(self._queue)
+        return place_prefill(
+            self._settings,
+            call.prompt_tokens,
+            prefix_hit_rate,
+            self.queue_size,
+            len(self._discovery.instances(self._component)),
+        )
+
+    async def _computed(self, call: Call) -> PrefillAnswer | None:
+        """The answer of the prefill worker that took it; None when there is none in time."""
+        request_id = uuid.uuid4().hex
+        request = RemotePrefillRequest(
+            request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
+        )
+        payload = request.to_json()
+        if len(payload) > LARGEST_PAYLOAD_BYTES:
+            return None
+        pending = self._pending[request_id] = _Pending(self._loop.create_future())
+        timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
+        try:
+            if not await self._enqueued(pending, payload):
+                return None
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._hand_offs.release(request_id)
+            raise
+        finally:
+            timer.cancel()
+            del self._pending[request_id]
+            self._withdraw_unless_answered(pending)
+
+    async def _enqueued(self, pending: _Pending, payload: bytes) -> bool:
+        assert self._queue is not None
+        try:
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
+                pending.sequence = await self._queue.put(payload)
+                pending.put_s = self._loop.time()
+        except (DynaplanError, TimeoutError) as error:
+            log.debug("the prefill queue did not take a request: %s", error)
+            self._left_alone_until_s = self._loop.time() + QUEUE_TIMEOUT_S
+            return False
+        return True
+
+    def _withdraw_unless_answered(self, pending: _Pending) -> None:
+        """Nobody waits for this prefill any more: spare the prefill workers the work."""
+        is_answered = pending.answer.done() and not pending.answer.cancelled() and pending.answer.result()
+        if pending.sequence and not is_answered:
+            self._background.spawn(self._withdraw(pending.sequence))
+
+    async def _withdraw(self, sequence: int) -> None:
+        assert self._queue is not None
+        try:
+            await self._queue.remove(sequence)
+        except DynaplanError as error:
+            log.debug("prefill %d stays in the queue: %s", sequence, error)
+
+    def _receive(self, subject: str, payload: bytes) -> None:
+        """An answer came in. One that nobody waits for (a redelivery's, or too late) is refused."""
+        try:
+            answer = PrefillAnswer.from_json(payload)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            log.warning("ignoring a message on %s: it is no prefill answer (%s)", subject, error)
+            return
+        pending = self._pending.get(answer.request_id)
+        if pending and not pending.answer.done():
+            self._hand_offs.hold(answer)
+            pending.answer.set_result(answer)
+        else:
+            self._hand_offs.refuse(answer)
+
+    def _release_if_alone(self) -> None:
+        if self._pending and not self._discovery.instances(self._component):
+            self._release_all()
+
+    def _release_all(self) -> None:
+        for pending in self._pending.values():
+            _give_up(pending.answer)
+
+    def _release_lost(self, empty_s: float) -> None:
+        """The queue was empty then: whoever has been in it for long has lost his answer on its way."""
+        for pending in self._pending.values():
+            if pending.put_s < empty_s - ANSWER_S:
+                _give_up(pending.answer)
+
+
+def _give_up(answer: asyncio.Future[PrefillAnswer | None]) -> None:
+    if not answer.done():
+        answer.set_result(None)

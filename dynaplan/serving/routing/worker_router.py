@@ -1,0 +1,201 @@
+"""The router: follows discovery, keeps book of what went where, and chooses the next request's worker."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from dynaplan.core.engine.kv_blocks import chain_hashes
+from dynaplan.core.routing.choosing import MODES, Candidate, Inputs
+from dynaplan.core.routing.prefix_index import PrefixIndex
+from dynaplan.domain.discovery import Instance
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
+
+AVOID_S = 0.25
+"""How long a worker that refused or died gets no request, unless it is known to be gone before."""
+
+REMEMBER_S = 60.0
+"""A worker that was there so recently is expected back: worth waiting for."""
+
+DEFAULT_BLOCK_TOKENS = 16
+
+
+@dataclass
+class _Book:
+    """What this frontend has in flight at one worker."""
+
+    in_flight: int = 0
+    active_blocks: int = 0
+    prefill_blocks: int = 0
+    avoid_until_s: float = 0.0
+
+
+@dataclass
+class Booking:
+    """One request at one worker: counted there until ``close``. ``prefix_hit_rate`` is a guess, 0 to 1."""
+
+    instance: Instance
+    blocks: PromptBlocks = NO_BLOCKS
+    overlap_blocks: int = 0
+    _book: _Book = field(default_factory=_Book)
+    _prefill_blocks: int = 0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """The part of the prompt that the worker probably has in its cache."""
+        return self.overlap_blocks / len(self.blocks.hashes) if self.blocks.hashes else 0.0
+
+    def prefilled(self) -> None:
+        """The prompt is computed."""
+        self._book.prefill_blocks -= self._prefill_blocks
+        self._prefill_blocks = 0
+
+    def close(self) -> None:
+        """The request has left the worker."""
+        self.prefilled()
+        self._book.in_flight -= 1
+        self._book.active_blocks -= len(self.blocks.hashes)
+
+
+class WorkerRouter:
+    """Chooses among the instances of one component. ``is_coming`` says whether workers are being started."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        component: str,
+        mode: str,
+        overlap_weight: float = 1.0,
+        is_coming: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._discovery = discovery
+        self._component = component
+        self._choose = MODES[mode]
+        self._is_prefix_aware = mode == "kv"
+        self._overlap_weight = overlap_weight
+        self._is_coming = is_coming
+        self._loop = asyncio.get_running_loop()
+        self._books: dict[int, _Book] = {}
+        self._index = PrefixIndex()
+        self._dice = Random()
+        self._turn = 0
+        self._had_instances = False
+        self._last_seen_s = float("-inf")
+        self._changed = self._loop.create_future()
+        self._follow()
+        discovery.on_change(self._follow)
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The instances that can be chosen."""
+        return self._discovery.instances(self._component)
+
+    async def book(self, call: Call, deadline_s: float) -> Booking:
+        """A worker for the request, waited for until the deadline (on the loop's clock) if one is expected.
+
+        Raises ApiError (503) when there is none.
+        """
+        while True:
+            booking = self._book_now(call)
+            if booking:
+                return booking
+            now_s = self._loop.time()
+            if now_s >= deadline_s or not self._is_expected(now_s):
+                raise no_worker(f"No {self._component} is there to answer. Try again.")
+            await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
+
+    def leaving(self, instance_id: int) -> int:
+        """The instance leaves: choose it no more; how many requests are in flight there.
+
+        Discovery may say so much later, while the store is away.
+        """
+        for instance in self.instances:
+            if instance.instance_id == instance_id:
+                self._book_of(instance).avoid_until_s = math.inf
+        book = self._books.get(instance_id)
+        return book.in_flight if book else 0
+
+    def avoid(self, instance: Instance) -> None:
+        """The instance refused, or died: send it nothing for a moment."""
+        self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
+
+    def _book_now(self, call: Call) -> Booking | None:
+        instances = self.instances
+        if not instances:
+            return None
+        now_s = self._loop.time()
+        usable = [instance for instance in instances if self._book_of(instance).avoid_until_s <= now_s]
+        if not usable:
+            return None
+        if self._is_prefix_aware:
+            return self._book_by_prefix(call, usable, now_s)
+        chosen = self._chosen(usable, {}, 0)
+        return self._entered(chosen, NO_BLOCKS, 0)
+
+    def _book_by_prefix(self, call: Call, usable: Sequence[Instance], now_s: float) -> Booking:
+        block_tokens = int(usable[0].card.get("kv_block_tokens") or DEFAULT_BLOCK_TOKENS)
+        prompt, block_length = prompt_blocks(call, block_tokens)
+        hashes = chain_hashes(prompt, block_length)
+        overlaps = self._index.overlaps(hashes, now_s)
+        chosen = self._chosen(usable, overlaps, len(hashes))
+        self._index.record(hashes, chosen.instance_id, now_s)
+        blocks = PromptBlocks(hashes, block_tokens)
+        return self._entered(chosen, blocks, overlaps.get(chosen.instance_id, 0))
+
+    def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
+        candidates = [self._candidate(instance, overlaps.get(instance.instance_id, 0)) for instance in usable]
+        inputs = Inputs(self._turn, self._dice.random(), blocks, self._overlap_weight)
+        self._turn += 1
+        chosen = self._choose(candidates, inputs)
+        return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
+
+    def _candidate(self, instance: Instance, overlap_blocks: int) -> Candidate:
+        book = self._books[instance.instance_id]
+        return Candidate(
+            instance.instance_id, book.in_flight, book.active_blocks, book.prefill_blocks, overlap_blocks
+        )
+
+    def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
+        book = self._books[instance.instance_id]
+        number = len(blocks.hashes)
+        book.in_flight += 1
+        book.active_blocks += number
+        book.prefill_blocks += number - overlap_blocks
+        return Booking(instance, blocks, overlap_blocks, book, number - overlap_blocks)
+
+    def _book_of(self, instance: Instance) -> _Book:
+        book = self._books.get(instance.instance_id)
+        if book is None:
+            book = self._books[instance.instance_id] = _Book()
+        return book
+
+    def _is_expected(self, now_s: float) -> bool:
+        return bool(self.instances) or now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
+
+    def _next_chance_s(self, now_s: float) -> float:
+        """When an avoided worker may be tried again; soon, when there is none at all."""
+        return min(
+            (self._book_of(instance).avoid_until_s for instance in self.instances), default=now_s + 1.0
+        )
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        await asyncio.wait((self._changed,), timeout=max(timeout_s, 0.001))
+
+    def _follow(self) -> None:
+        """The instances changed: wake whoever waits for one, and close the books of those that are gone.
+
+        A book with requests in flight stays: the worker that drains asks for them.
+        """
+        if self.instances or self._had_instances:
+            self._last_seen_s = self._loop.time()
+        self._had_instances = bool(self.instances)
+        known = {instance.instance_id for instance in self.instances}
+        self._books = {
+            identity: book for identity, book in self._books.items() if identity in known or book.in_flight
+        }
+        self._changed.set_result(None)
+        self._changed = self._loop.create_future()

@@ -1,0 +1,1 @@
+"""Workers that run an inference engine."""

@@ -1,0 +1,113 @@
+"""The stock engine workers: what a decode, an aggregated and a prefill worker do when they start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dynaplan import wiring
+from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError
+from dynaplan.ports import AbandonableEngine, ObservableEngine, ServingEngine
+from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
+from dynaplan.serving.prefill.puller import PrefillPuller
+
+if TYPE_CHECKING:
+    from dynaplan.ports import Engine
+    from dynaplan.runtime.process import WorkerRuntime
+
+
+async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
+    """Start the configured engine and serve its OpenAI API: for decode and for aggregated workers.
+
+    Draining, the requests in flight finish first and the engine stops last; one that gets them on a port of
+    its own, when no router sends it any more.
+    """
+    engine = await _start_engine(runtime, "decode")
+    if isinstance(engine, ServingEngine):
+        routed = RoutedRequests(runtime, engine.requests, engine.load)
+        runtime.held_requests(lambda: routed.held, routed.look)
+        runtime.on_drain(routed.gone)
+    return engine
+
+
+async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
+    """Start the configured engine and, as soon as this worker is ready, pull from the prefill queue.
+
+    Draining, it stops pulling, finishes and acknowledges what it holds, and waits until its hand-offs
+    have been taken or have expired.
+    """
+    most_at_once = _most_at_once(runtime)
+    engine = await _start_engine(runtime, "prefill")
+    puller = PrefillPuller(
+        runtime.messenger,
+        engine,
+        runtime.clock,
+        runtime.namespace,
+        runtime.worker_name,
+        most_at_once,
+    )
+
+    async def pull() -> None:
+        await runtime.ready.wait()
+        await puller.run()
+
+    routers = RoutersWatch(runtime)
+
+    async def finish() -> None:
+        await puller.finish()
+        await _stop_without_orphans(engine, routers)
+
+    runtime.on_drain(finish)
+    runtime.held_requests(lambda: puller.held)
+    runtime.spawn(pull(), "prefill queue")
+    return engine
+
+
+async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
+    """Stop the engine; it waits for hand-offs to be taken, but not for those that nobody can take any more.
+
+    An answer that was lost with the queue's server leaves one behind.
+    """
+    stopping, alone = asyncio.create_task(engine.stop()), asyncio.create_task(routers.gone())
+    try:
+        await asyncio.wait({stopping, alone}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done() and isinstance(engine, AbandonableEngine):
+            engine.abandon()
+        await stopping
+    finally:
+        for task in (stopping, alone):
+            task.cancel()
+        await asyncio.gather(stopping, alone, return_exceptions=True)
+
+
+async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
+    context = EngineContext(
+        worker_name=runtime.worker_name,
+        role=role,
+        address=runtime.url,
+        token=runtime.worker_token,
+        gpus=runtime.gpus,
+        scratch_dir=runtime.scratch_dir,
+    )
+    engine = wiring.make_engine(str(runtime.settings.get("engine", "sim")), runtime.settings, context)
+    runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
+    await engine.start()
+    runtime.add_routes(engine.routes())
+    runtime.set_load(engine.load)
+    runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
+    if isinstance(engine, ServingEngine):
+        runtime.engine_url = engine.url
+    if isinstance(engine, ObservableEngine):
+        runtime.add_metrics(engine.metrics)
+        runtime.spawn(engine.died(), "engine")
+    return engine
+
+
+def _most_at_once(runtime: WorkerRuntime) -> int:
+    value = runtime.settings.get("max-concurrent-prefills", CONCURRENT_PREFILLS)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        key = f"{runtime.component}.max-concurrent-prefills"
+        raise ConfigError(f"{key}: {value!r}", hint="Expected a whole number, 1 or more.")
+    return value

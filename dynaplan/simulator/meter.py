@@ -1,0 +1,84 @@
+"""What the frontends of the simulated service would tell about the traffic.
+
+Sums and counts only: nobody may ask for hours, as the policies that look at no traffic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
+from dynaplan.domain.trace import TracedRequest
+
+PROMPTS, ANSWERS = INPUT_TOKENS[1:], OUTPUT_TOKENS[1:]
+"""The buckets of lengths; the frontends' first bound is 0, and nothing is shorter than 1 token."""
+
+FEWEST_PULLS = 5
+"""For a variance."""
+
+
+class TrafficMeter:
+    """Counts as the frontends' metrics do: arrivals at once, lengths and duration at the end of a request."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def arrived(self) -> None:
+        """A request came in."""
+        self._arrived += 1
+
+    def first_token(self, ttft_s: float) -> None:
+        """A client got its first token after that time."""
+        self._first_tokens += 1
+        self._ttft_s += ttft_s
+
+    def finished(self, traced: TracedRequest, decoding_s: float, duration_s: float) -> None:
+        """A request was answered; ``decoding_s`` lay between its first and its last token."""
+        tokens = traced.output_tokens
+        self._isl[bisect_left(PROMPTS, traced.prompt_tokens)] += 1
+        self._osl[bisect_left(ANSWERS, tokens)] += 1
+        self._finished += 1
+        self._prompt_tokens += traced.prompt_tokens
+        self._output_tokens += tokens
+        self._decoding_s += decoding_s
+        self._duration_s += duration_s
+
+    def pull(self) -> None:
+        """A metric pull."""
+        arrivals = self._arrived - self._pulled
+        self._pulled += arrivals
+        self._pulls += 1
+        self._squares += arrivals * arrivals
+
+    def traffic(self, interval_s: float) -> Traffic:
+        """What was seen since the last call, which was that long ago."""
+        finished, gaps = self._finished, self._output_tokens - self._finished
+        seen = Traffic(
+            interval_s,
+            float(self._arrived),
+            self._prompt_tokens / finished if finished else None,
+            self._output_tokens / finished if finished else None,
+            1000 * self._ttft_s / self._first_tokens if self._first_tokens else None,
+            1000 * self._decoding_s / gaps if gaps else None,
+            1000 * self._duration_s / finished if finished else None,
+            Lengths(PROMPTS, tuple(self._isl), self._prompt_tokens / finished) if finished else None,
+            Lengths(ANSWERS, tuple(self._osl), self._output_tokens / finished) if finished else None,
+            self._dispersion(),
+        )
+        self._begin()
+        return seen
+
+    def _dispersion(self) -> float | None:
+        """The variance of the arrivals in each pull over their mean; None for few pulls, or no arrival."""
+        pulls, arrivals = self._pulls, self._pulled
+        if pulls < FEWEST_PULLS or not arrivals:
+            return None
+        variance = (pulls * self._squares - arrivals * arrivals) / (pulls * (pulls - 1))
+        return variance / (arrivals / pulls)
+
+    def _begin(self) -> None:
+        self._arrived = self._finished = self._prompt_tokens = self._output_tokens = 0
+        self._pulls = self._pulled = self._squares = self._first_tokens = 0
+        self._decoding_s = self._duration_s = self._ttft_s = 0.0
+        self._isl = [0] * (len(PROMPTS) + 1)
+        self._osl = [0] * (len(ANSWERS) + 1)

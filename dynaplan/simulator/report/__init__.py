@@ -1,0 +1,1 @@
+"""Simulations as a web page with charts."""

@@ -1,0 +1,222 @@
+"""The results of simulations as one HTML page, and as a picture: nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import dynaplan
+from dynaplan import wiring
+from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.routing.disaggregation import DisaggregationSettings
+from dynaplan.domain.lifecycle import Role
+from dynaplan.simulator.report.charts import axis_of, lanes_of, panels_of, told
+from dynaplan.simulator.report.drawing import COLOURS, LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
+from dynaplan.simulator.run import Result
+from dynaplan.simulator.shell.simulation import ANY_QUEUE, SimulateOptions
+
+DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
+
+HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "slo_of_oracle"})
+"""Of any other number less is better."""
+
+Columns = Mapping[str, tuple[str, str]]
+"""The key of each column of the table: its heading, and the format of its values."""
+
+
+def page(
+    options: SimulateOptions, results: Sequence[Result], table: Sequence[Mapping[str, Any]], columns: Columns
+) -> str:
+    """One HTML document that needs no other file: what was asked for, the table, and what happened when.
+
+    ``table`` are the ``rows`` of these results, in their order. The same results make the same page.
+    """
+    axis = axis_of(results)
+    panels = panels_of(results, options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
+    lanes = lanes_of(results, axis)
+    drawing, height = draw(panels, lanes, axis)
+    return Template(_file("page.html")).substitute(
+        title=escape(f"{', '.join(each.policy for each in results)} on {options.trace}"),
+        essentials="".join(
+            f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _asked(options)
+        ),
+        table=_table(table, columns),
+        switches="".join(_switch(index, each.policy) for index, each in enumerate(results)),
+        drawing=drawing,
+        width=WIDTH,
+        height=f"{height:g}",
+        end=f"{axis.end_s:g}",
+        width_s=f"{max((each.outcome.windows.width_s for each in results), default=1.0):g}",
+        decisions="".join(_decisions(index, each, axis) for index, each in enumerate(results)),
+        version=dynaplan.__version__,
+        style=_file("chart.css") + _file("page.css"),
+        script=_file("page.js"),
+        data=_embedded({"rows": list(table), **_document(results, panels, axis)}),
+    )
+
+
+def picture(options: SimulateOptions, results: Sequence[Result], title: str, keys: Iterable[str]) -> str:
+    """A standing SVG of the panels of those keys, the first decisions told below it."""
+    axis = axis_of(results)
+    panels = panels_of(results, options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
+    shown = [panel for key in keys for panel in panels if panel.key == key]
+    drawing, height = draw(shown, lanes_of(results, axis), axis)
+    below, last = _legend(results, axis, height + 18)
+    return Template(_file("picture.svg")).substitute(
+        title=escape(title),
+        drawing=drawing,
+        below=below,
+        width=WIDTH,
+        height=f"{last + 34:g}",
+        style=_file("chart.css"),
+    )
+
+
+MOST_TOLD, MOST_LETTERS, LINE = 6, 150, 15
+"""So many decisions are told below a picture, in lines of so many letters and so many pixels."""
+
+
+def _legend(results: Sequence[Result], axis: TimeAxis, top: float) -> tuple[str, float]:
+    """The first decisions, and where the last line is."""
+    texts = []
+    for result in results:
+        texts += [f"{axis.told(event.at_s)}: {told(event)}" for event in result.events[:MOST_TOLD]]
+        more = len(result.events) - MOST_TOLD
+        texts += [f"and {more} more"] if more > 0 else []
+    lines = [line for text in texts for line in textwrap.wrap(text, MOST_LETTERS)]
+    parts = [
+        f'<text class="told" x="{LEFT}" y="{top + LINE * index:g}">{escape(line)}</text>'
+        for index, line in enumerate(lines)
+    ]
+    return "\n".join(parts), top + LINE * len(lines)
+
+
+def _file(name: str) -> str:
+    return (DIRECTORY / name).read_text(encoding="utf-8")
+
+
+def _asked(options: SimulateOptions) -> Iterable[tuple[str, object]]:
+    workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
+    profile = wiring.engine_profile(SimOptions.from_options(options.engine))
+    yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
+    yield "Profile", profile
+    yield "GPUs", f"{options.gpus}, {workers}"
+    yield "Start-up", f"{options.startup_time_s:g} s"
+    yield "Targets", f"TTFT {options.slo.ttft_ms:g} ms, ITL {options.slo.itl_ms:g} ms"
+    yield "Router", options.router
+    yield "Seed", options.seed
+    engines = {"Engine": options.engine_of(Role.DECODE)}
+    if options.is_disaggregated:
+        yield "Local prefill", _local_prefill(options.disaggregation)
+        if options.engine_of(Role.PREFILL) != options.engine:
+            engines["Prefill engine"] = options.engine_of(Role.PREFILL)
+    for name, given in {"Planner": options.planner, **engines}.items():
+        texts = [f"{key}={value}" for key, value in given.items() if key != "profile"]
+        if texts:
+            yield name, ", ".join(texts)
+
+
+def _local_prefill(settings: DisaggregationSettings) -> str:
+    """Which prompts decode workers compute themselves."""
+    texts = []
+    if settings.max_prefill_queue_size < ANY_QUEUE:
+        texts.append(f"with {settings.max_prefill_queue_size} prompts in the prefill queue")
+    if settings.is_conditional:
+        texts.append(f"of prompts up to {settings.max_local_prefill_length_tokens} tokens")
+    return " or ".join(texts) or "never"
+
+
+def _table(table: Sequence[Mapping[str, Any]], columns: Columns) -> str:
+    heads = "".join(
+        f'<th scope="col" title="{key}">{escape(head)}</th>' for key, (head, _) in columns.items()
+    )
+    best = {key: _best(key, shown, table) for key, (_, shown) in columns.items()}
+    lines = []
+    for index, row in enumerate(table):
+        cells = [f'<th scope="row"><i class="swatch p{index % COLOURS}"></i>{escape(row["policy"])}</th>']
+        for key, (_, shown) in columns.items():
+            text = shown.format(row[key])
+            mark = ' class="best"' if text == best[key] else ""
+            cells.append(f"<td{mark}>{escape(text)}</td>" if key != "policy" else "")
+        lines.append(f'<tr data-policy="{index}">{"".join(cells)}</tr>')
+    return f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
+
+
+def _best(key: str, shown: str, table: Sequence[Mapping[str, Any]]) -> str | None:
+    """The best value as it is shown; None when all are alike, or are no numbers."""
+    values = [row[key] for row in table if isinstance(row[key], int | float)]
+    if len({shown.format(each) for each in values}) < 2:
+        return None
+    return shown.format(max(values) if key in HIGHER_IS_BETTER else min(values))
+
+
+def _switch(index: int, policy: str) -> str:
+    return (
+        f'<label><input type="checkbox" checked data-switch="{index}">'
+        f'<i class="swatch p{index % COLOURS}"></i>{escape(policy)}</label>'
+    )
+
+
+def _decisions(index: int, result: Result, axis: TimeAxis) -> str:
+    lines = "".join(
+        f"<tr><td>{axis.told(each.at_s)}</td><td>{each.before}</td><td>{each.after}</td><td>{escape(each.why)}</td></tr>"
+        for each in result.events
+    )
+    head = "<tr><th>At</th><th>From</th><th>To</th><th>Why</th></tr>"
+    return (
+        f'<details data-policy="{index}"><summary><i class="swatch p{index % COLOURS}"></i>'
+        f"Decisions of {escape(result.policy)}: {len(result.events)}</summary>"
+        f"<table><thead>{head}</thead><tbody>{lines}</tbody></table></details>"
+    )
+
+
+def _document(results: Sequence[Result], panels: Sequence[Panel], axis: TimeAxis) -> dict[str, Any]:
+    """What is drawn as plain data; times in s, the rest as the panels' titles say."""
+    return {
+        "axis": {
+            "end_s": axis.end_s,
+            "unit": axis.unit,
+            "unit_s": axis.unit_s,
+            "left": LEFT,
+            "right": WIDTH - RIGHT,
+            "width": WIDTH,
+        },
+        "policies": [each.policy for each in results],
+        "panels": [
+            {
+                "key": panel.key,
+                "series": [
+                    {
+                        "name": each.name,
+                        "policy": each.policy,
+                        "at_s": [round(at_s, 3) for at_s in each.at_s],
+                        "values": [_short(value) for value in each.values],
+                    }
+                    for each in panel.series
+                ],
+            }
+            for panel in panels
+        ],
+        "decisions": [
+            [{"at_s": round(each.at_s, 3), "told": told(each)} for each in result.events]
+            for result in results
+        ],
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits, and no fraction where there is none."""
+    if value is None:
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
+
+
+def _embedded(document: Mapping[str, Any]) -> str:
+    """JSON that no HTML parser can take for a tag."""
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -1,0 +1,1 @@
+"""What a simulation reads from the world: traces, profiles, a graph's file."""

@@ -1,0 +1,90 @@
+"""The deployment that a graph's sections describe, as ``dynaplan simulate`` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan.domain.errors import ConfigError
+
+SECTIONS = ("Planner", "VllmWorker", "PrefillWorker", "Frontend", "Router", "Processor")
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SimulatedGraph:
+    """Sections in kebab-case, with what they take from ``Common``.
+
+    ``is_served`` says that a file holds the whole graph: what it leaves out is as ``dynaplan serve`` has it.
+    Without one, every prompt is computed remotely, nobody is refused, and prefill workers are like decode
+    workers but for what is said of them.
+    """
+
+    sections: Mapping[str, Section]
+    service_args: Mapping[str, Section]
+    is_served: bool
+
+    def workers(self, name: str) -> int:
+        """How many of a service there are to begin with."""
+        return self._count(name, 1, "workers")
+
+    def engines(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The engine options of decode workers and of prefill workers."""
+        decode = self._engine("VllmWorker")
+        prefill = self._engine("PrefillWorker")
+        return decode, prefill if self.is_served and prefill else {**decode, **prefill}
+
+    def routing(self) -> dict[str, Any]:
+        """Options of a simulation: the router, where prompts are computed, and how many may wait."""
+        from dynaplan.planner.graph_settings import ROUTED_BY
+        from dynaplan.serving.frontend.settings import read_settings
+        from dynaplan.simulator.shell.simulation import ANY_QUEUE
+
+        sections = [(name, self.sections[name]) for name in ROUTED_BY]
+        if not self.is_served:
+            most = ("max-prefill-queue-size", "max-waiting-requests")
+            sections.append(("", {"remote-prefill": True, **dict.fromkeys(most, ANY_QUEUE)}))
+        settings = read_settings(sections, {})
+        return {
+            "router": settings.router,
+            "overlap_weight": settings.overlap_weight,
+            "disaggregation": settings.disaggregation,
+            "max_waiting_requests": settings.max_waiting_requests * self.workers("Frontend"),
+        }
+
+    def _engine(self, name: str) -> dict[str, Any]:
+        """As the supervisor does, a worker with several GPUs divides the layers between them."""
+        from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
+
+        options = dict(self.sections[name])
+        gpus = self._count(name, 0, "resources", "gpu")
+        if gpus > 1:
+            options[TENSOR[0]] = tensor_parallel_size(options, gpus)
+        return options
+
+    def _count(self, name: str, least: int, *keys: str) -> int:
+        """A number in the service's ``ServiceArgs``; 1 when it is not there, or for a share of a GPU."""
+        value: Any = self.service_args[name]
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None or (isinstance(value, float) and 0 < value < 1):
+            return 1
+        if isinstance(value, bool) or not str(value).isdecimal() or int(value) < least:
+            where = ".".join((name, "ServiceArgs", *keys))
+            raise ConfigError(f"{where}: {value!r}", hint=f"expected a whole number, {least} or more")
+        return int(value)
+
+
+def read_graph(file: Path | None, overrides: Sequence[str]) -> SimulatedGraph:
+    """The graph of a file, and of ``--Section.key=value``; ConfigError for what cannot be read."""
+    from dynaplan.cli.overriding import sections_of
+    from dynaplan.options.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
+    from dynaplan.sdk.config import read_config
+
+    given = sections_of(overrides, SECTIONS)
+    config = ServiceConfig(given if file is None else read_config(file, overrides))
+    sections = {name: kebab_keys(config.get_parsed_config(name)) for name in SECTIONS}
+    arguments = {name: kebab_keys(config.get(name) or {}).get(SERVICE_ARGS) or {} for name in SECTIONS}
+    return SimulatedGraph(sections, arguments, is_served=file is not None)

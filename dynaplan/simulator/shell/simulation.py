@@ -1,0 +1,307 @@
+"""Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.engine.settings import EngineSettings, SimOptions, concurrent_prefills
+from dynaplan.core.engine.timing import StepTiming
+from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.core.routing.choosing import MODES
+from dynaplan.core.routing.disaggregation import DisaggregationSettings
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.trace import TracedRequest
+from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.policies import PlannerPolicy
+from dynaplan.simulator.rivals import HpaPolicy, KpaPolicy
+from dynaplan.simulator.run import Policy, Result, StaticPolicy, simulate
+from dynaplan.simulator.service import ServiceSettings
+
+ORACLE = "oracle"
+POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa", ORACLE)
+"""``formula`` is the SLA planner as Dynamo had it: its formulas and no second thought."""
+
+HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
+"""Mean KV usage, and queue per prefill worker: the middle between the load planner's default thresholds."""
+
+KPA_UTILIZATION = 0.7
+"""Knative's default: so much of the concurrency that one worker can bear."""
+
+ANY_QUEUE = 1_000_000
+EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
+"""Unless something else is said: a prompt that the decode worker computes itself would spoil the ITL."""
+
+KPA_PREFILLS = 2.0
+KPA_CONTEXT_TOKENS = 2000
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """What the user asks for. ``trace`` is a file or a made-up load; ``first`` are the workers to begin with.
+
+    Without a ``first`` there is one worker of each role, or what a static policy says. ``engine`` are options
+    of the simulated engine, ``planner`` of the planner; prefill workers have the same engine unless there is
+    a ``prefill_engine``. ``disaggregation`` counts only where there are prefill workers. More than
+    ``max_waiting_requests`` are refused. Times are in seconds, targets in ms.
+    """
+
+    trace: str
+    policies: tuple[str, ...] = ("load",)
+    gpus: int = 8
+    is_disaggregated: bool = True
+    startup_time_s: float = 60.0
+    rate_scale: float = 1.0
+    slo: Slo = field(default_factory=Slo)
+    first: Targets | None = None
+    router: str = "round-robin"
+    seed: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    planner: Mapping[str, Any] = field(default_factory=dict)
+    prefill_engine: Mapping[str, Any] | None = None
+    disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
+    overlap_weight: float = 1.0
+    max_waiting_requests: int | None = None
+
+    def engine_of(self, role: Role) -> Mapping[str, Any]:
+        """The options of that role's engines."""
+        is_own = role is Role.PREFILL and self.prefill_engine is not None
+        return (self.prefill_engine or {}) if is_own else self.engine
+
+
+def run_simulations(options: SimulateOptions) -> Iterator[Result]:
+    """The result of each policy on the same trace, in the order given; raises ConfigError at once."""
+    settings = service_settings(options)
+    trace = _trace(options)
+    runs = [_run(name, trace, options, settings) for name in options.policies]
+    next(trace(), None)
+    return (run() for run in runs)
+
+
+def _run(
+    name: str, trace: Trace, options: SimulateOptions, settings: ServiceSettings
+) -> Callable[[], Result]:
+    kind, _, effort = name.partition(":")
+    _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
+    if kind == ORACLE:
+        if effort and not (effort.isdecimal() and int(effort)):
+            raise ConfigError(f"policy {name!r}", hint=f"expected {ORACLE}:EFFORT, a whole number from 1 on")
+        oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
+        return lambda: find_oracle(trace, settings, oracle).result
+    policy, first = _policy(name, options, settings), _first(name, options)
+    _check_fits(name, first, settings)
+
+    def run() -> Result:
+        try:
+            return simulate(trace(), settings, first, policy)
+        finally:
+            if isinstance(policy, PlannerPolicy):
+                policy.close()
+
+    return run
+
+
+def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
+    """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
+    needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
+    if needed > settings.gpus:
+        raise ConfigError(
+            f"policy {name!r}: {workers} need {needed} GPUs, but --gpus is {settings.gpus}",
+            hint="expected more GPUs, or fewer workers to begin with",
+        )
+
+
+Trace = Callable[[], Iterator[TracedRequest]]
+"""Gives the same requests whenever it is called."""
+
+
+def service_settings(options: SimulateOptions) -> ServiceSettings:
+    """The deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
+    if options.router not in MODES:
+        raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
+    roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
+    checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
+    return ServiceSettings(
+        engines={role: _engine(each) for role, each in checked.items()},
+        gpus=options.gpus,
+        gpus_per_worker={role: each.tensor_parallel_size for role, each in checked.items()},
+        startup_s=dict.fromkeys(roles, options.startup_time_s),
+        router=options.router,
+        overlap_weight=options.overlap_weight,
+        disaggregation=replace(options.disaggregation, is_on=options.is_disaggregated),
+        concurrent_prefills=concurrent_prefills(options.engine_of(Role.PREFILL)),
+        max_waiting_requests=options.max_waiting_requests,
+        slo=options.slo,
+        seed=options.seed,
+    )
+
+
+def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
+    if checked.startup_time_s:
+        raise ConfigError(
+            f"startup-time of the engine is {checked.startup_time_s:g}",
+            hint="expected it as --startup-time here: all that passes until a worker is ready",
+        )
+    timing, kv_tokens = wiring.engine_timing(checked)
+    if not checked.speedup_ratio:
+        raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
+    return checked.settings(kv_tokens), timing.sped_up(checked.speedup_ratio)
+
+
+def _trace(options: SimulateOptions) -> Trace:
+    def requests() -> Iterator[TracedRequest]:
+        return wiring.read_requests(options.trace, options.rate_scale, options.seed)
+
+    return requests
+
+
+def _first(name: str, options: SimulateOptions) -> Targets:
+    kind, _, workers = name.partition(":")
+    if kind == "static":
+        return _static_targets(name, workers, options)
+    return options.first or Targets(int(options.is_disaggregated), 1)
+
+
+def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
+    kind, _, rest = name.partition(":")
+    if kind not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {known}; --policy for each")
+    if kind == "static":
+        return StaticPolicy(name)
+    if rest:
+        raise ConfigError(f"policy {name!r}", hint=f"expected {kind}, which is told nothing more")
+    if kind in PLANNED:
+        planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
+        model = None
+        if planner.is_by_targets:
+            prefill = options.engine_of(Role.PREFILL)
+            model = wiring.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
+        return PlannerPolicy(name, planner, model, before=_warm_up(planner), foretell=_foretold_by(planner))
+    roles = settings.gpus_per_worker
+    if kind == "hpa":
+        return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
+    _, timing = settings.engines[Role.DECODE]
+    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: bearable_batch(timing, options.slo.itl_ms)}
+    return KpaPolicy({role: max(1.0, KPA_UTILIZATION * bearable[role]) for role in roles})
+
+
+def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
+    """The largest number of sequences of that context whose common step meets the ITL target; at least 1."""
+    batch = 1
+    while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
+        batch += 1
+    return batch
+
+
+def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
+    trace = planner.load_predictor_warmup_trace
+    if not planner.is_by_targets or not trace:
+        return []
+    return interval_history(wiring.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
+
+
+def _foretold_by(planner: PlannerSettings) -> OutsideForetell | None:
+    if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
+        return None
+    return OutsideForetell(planner)
+
+
+class OutsideForetell:
+    """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
+
+    def __init__(self, planner: PlannerSettings) -> None:
+        patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
+        self._forecaster = wiring.make_forecaster(patient, planner.adjustment_interval_s)
+        self._runner = asyncio.Runner()
+
+    def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        """See ``dynaplan.ports.Forecaster``."""
+        return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
+
+    def close(self) -> None:
+        """End the process."""
+        self._runner.run(self._forecaster.close())
+        self._runner.close()
+
+
+PATIENCE_S = 600.0
+
+
+PLANNED: Mapping[str, Mapping[str, Any]] = {
+    "load": {"policy": "load"},
+    "sla": {"policy": "sla"},
+    "both": {"policy": "both"},
+    "formula": {"policy": "sla", "sizing": "formula"},
+}
+"""The policies of the planner itself, as its options."""
+
+
+def _planner_settings(
+    given: Mapping[str, Any], options: SimulateOptions, settings: ServiceSettings
+) -> PlannerSettings:
+    gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
+    slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
+    profile = {"profile-results-dir": wiring.engine_profile(SimOptions.from_options(options.engine))}
+    known = {key.replace("_", "-"): value for key, value in given.items()}
+    return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo})
+
+
+def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:
+    numbers = workers.split(",")
+    expected = "static:P,D" if options.is_disaggregated else "static:N"
+    if len(numbers) != 1 + options.is_disaggregated or not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"policy {name!r}", hint=f"expected {expected}, numbers of workers")
+    *prefill, decode = map(int, numbers)
+    return Targets(prefill[0] if prefill else 0, decode)
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One row per result: attainment in parts of 1, latencies in ms, as plain data.
+
+    With the oracle among them, every row says how it compares: ``..._of_oracle`` are parts of its values.
+    """
+    table = []
+    oracle = next((each for each in results if each.policy == ORACLE), None)
+    for result in results:
+        outcome = result.outcome
+        table.append(
+            {
+                "policy": result.policy,
+                "requests": outcome.requests,
+                "lost": outcome.lost,
+                "slo": outcome.attainment(outcome.both_met),
+                "ttft_slo": outcome.attainment(outcome.ttft_met),
+                "itl_slo": outcome.attainment(outcome.itl_met),
+                "goodput_per_s": outcome.both_met / result.trace_s if result.trace_s else 0.0,
+                **_percentiles("ttft_ms", outcome.ttft_ms.percentile),
+                **_percentiles("itl_ms", outcome.itl_ms.percentile),
+                "queued_p95_ms": outcome.queued_ms.percentile(95),
+                "gpu_hours": result.gpu_hours,
+                "scale_events": result.scale_events,
+                "flaps": result.flaps,
+                **(_beside(result, oracle) if oracle else {}),
+            }
+        )
+    return table
+
+
+def _beside(result: Result, oracle: Result) -> dict[str, float]:
+    met = oracle.outcome.both_met
+    return {
+        "slo_of_oracle": result.outcome.both_met / met if met else 1.0,
+        "gpu_hours_of_oracle": result.gpu_hours / oracle.gpu_hours if oracle.gpu_hours else 1.0,
+    }
+
+
+def _percentiles(name: str, of: Callable[[float], float]) -> dict[str, float]:
+    return {f"{name.removesuffix('_ms')}_p{percent}_ms": of(percent) for percent in (50, 95, 99)}

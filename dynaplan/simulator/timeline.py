@@ -1,0 +1,126 @@
+"""What a simulation was like over time, for drawings, in memory that does not grow with the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.service import SimulatedService
+
+FLAP_S = 300.0
+"""A change that takes back one of the same role within that time is a flap."""
+
+MOST = 2000
+"""So many of a kind are kept at most."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The service at one look of the policy. ``arrived`` counts all requests until then."""
+
+    at_s: float
+    in_service: int
+    prefill_queue: int
+    arrived: int
+
+
+@dataclass(frozen=True)
+class FleetChange:
+    """The fleet from then on: workers that get requests, workers asked for, GPUs that all of them hold."""
+
+    at_s: float
+    serving: Targets
+    wanted: Targets
+    gpus: float
+
+
+@dataclass(frozen=True)
+class ScaleEvent:
+    """One decision that changed something, and why as the policy says it; "" where it does not say."""
+
+    at_s: float
+    before: Targets
+    after: Targets
+    why: str
+
+
+class Timed(Protocol):
+    """Something of one moment."""
+
+    @property
+    def at_s(self) -> float:
+        """The moment, in seconds."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Thinned(Generic[T]):
+    """The last item of every stretch of time; the stretches double whenever there are too many of them."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._stretch_s = 0.0
+        self._items: list[T] = []
+
+    def add(self, item: T) -> None:
+        """One more, no earlier than the one before."""
+        if self._items and self._of(self._items[-1]) == self._of(item):
+            self._items[-1] = item
+            return
+        self._items.append(item)
+        if len(self._items) > self._most:
+            span_s = item.at_s - self._items[0].at_s
+            self._stretch_s = max(2 * self._stretch_s, 2 * span_s / self._most)
+            self._items = list({self._of(each): each for each in self._items}.values())
+
+    def items(self) -> tuple[T, ...]:
+        """What was kept, the earliest first."""
+        return tuple(self._items)
+
+    def _of(self, item: T) -> float:
+        return item.at_s // self._stretch_s if self._stretch_s else item.at_s
+
+
+class History:
+    """Watches a service that has just begun; ``arrived`` is for the caller to count."""
+
+    def __init__(self, service: SimulatedService) -> None:
+        self._service = service
+        self._wanted = service.pools.wanted
+        self._last: dict[Role, tuple[int, float]] = {}
+        self.arrived = 0
+        self.scale_events = 0
+        self.flaps = 0
+        self.moments: Thinned[Moment] = Thinned()
+        self.fleet: Thinned[FleetChange] = Thinned()
+        self.events: Thinned[ScaleEvent] = Thinned()
+        service.pools.on_change = self._fleet_changed
+        self._fleet_changed(service.now_s)
+
+    def note(self, why: str) -> None:
+        """The policy has looked, and says that it last changed something for that reason."""
+        service = self._service
+        at_s, wanted = service.now_s, service.pools.wanted
+        if wanted != self._wanted:
+            self.events.add(ScaleEvent(at_s, self._wanted, wanted, why))
+            self._count(wanted, at_s)
+            self._wanted = wanted
+        self.moments.add(Moment(at_s, service.in_service, service.queue_depth, self.arrived))
+
+    def _count(self, wanted: Targets, at_s: float) -> None:
+        for role in (Role.PREFILL, Role.DECODE):
+            change = wanted.of(role) - self._wanted.of(role)
+            if change:
+                self.scale_events += 1
+                before, before_s = self._last.get(role, (0, 0.0))
+                self.flaps += before * change < 0 and at_s - before_s <= FLAP_S
+                self._last[role] = change, at_s
+
+    def _fleet_changed(self, at_s: float) -> None:
+        pools = self._service.pools
+        serving = Targets(len(pools.serving(Role.PREFILL)), len(pools.serving(Role.DECODE)))
+        self.fleet.add(FleetChange(at_s, serving, pools.wanted, pools.held_gpus))

@@ -1,0 +1,112 @@
+"""Finding the running deployment, for the commands beside ``serve``. Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.core.fleet.statefile import Document, arbiter_of, fleet_of
+from dynaplan.domain.errors import DeploymentError, StatefileCorrupt
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Worker
+from dynaplan.supervisor.runtime_dir import CLIENTS_FILE
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment whose arbiter runs; ``document`` is its statefile as it was when it was found."""
+
+    statefile: Path
+    document: Document
+    arbiter: ProcessIdentity
+
+    @property
+    def namespace(self) -> str:
+        """Its name."""
+        return str(self.document["namespace"])
+
+    @property
+    def circus_endpoint(self) -> str:
+        """Where circus takes commands."""
+        return str(self.document["circus_endpoint"])
+
+    @property
+    def frontend_url(self) -> str:
+        """Where the Frontends answer."""
+        return str(self._addresses["frontend_url"])
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Its private directory."""
+        return Path(self._addresses["runtime_dir"])
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each worker's log is, ``{watcher name}.log``."""
+        return Path(self._addresses["log_dir"])
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Its workers when it was found."""
+        return fleet_of(self.document)
+
+    def environment(self) -> dict[str, str]:
+        """What a client needs in its environment: addresses and tokens. Never to be printed.
+
+        ``ETCD_ENDPOINTS``, ``NATS_SERVER``, ``NATS_AUTH_TOKEN``, ``DYNAPLAN_WORKER_TOKEN`` ...
+        """
+        try:
+            return dict(json.loads((self.runtime_dir / CLIENTS_FILE).read_text()))
+        except OSError as error:
+            raise DeploymentError(
+                f"cannot read {self.runtime_dir / CLIENTS_FILE}: {error.strerror}",
+                hint="run this as the user who started `dynaplan serve`",
+            ) from error
+
+    @property
+    def _addresses(self) -> dict[str, Any]:
+        return dict(self.document["addresses"])
+
+
+def find_deployment(namespace: str | None = None) -> Deployment:
+    """The deployment of that namespace, or the only one that runs; DeploymentError otherwise."""
+    directory = wiring.statefile_path("any").parent
+    paths = [wiring.statefile_path(namespace)] if namespace else sorted(directory.glob("*.json"))
+    running = [found for path in paths if (found := _read(path))]
+    if len(running) == 1:
+        return running[0]
+    if running:
+        names = ", ".join(each.namespace for each in running)
+        raise DeploymentError(f"several deployments are running: {names}", hint="choose one with --namespace")
+    which = f"no deployment {namespace}" if namespace else "no deployment"
+    others = [each.namespace for path in sorted(directory.glob("*.json")) if (each := _read(path))]
+    hint = f"running: {', '.join(others)}" if others else "start one with `dynaplan serve GRAPH`"
+    raise DeploymentError(
+        f"{which} is running here ({directory})", hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same"
+    )
+
+
+def tail(path: Path, lines: int) -> Iterator[str]:
+    """The last lines of a file; none when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 400 * lines - 4096))
+            yield from file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return
+
+
+def _read(path: Path) -> Deployment | None:
+    """The deployment of a statefile; None when there is none, or its arbiter does not run."""
+    try:
+        document = wiring.open_statefile(path).read()
+    except StatefileCorrupt:
+        return None
+    arbiter = arbiter_of(document) if document else None
+    if document is None or arbiter is None or "addresses" not in document:
+        return None
+    return Deployment(path, document, arbiter) if wiring.processes().is_alive(arbiter) else None

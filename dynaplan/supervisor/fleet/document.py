@@ -1,0 +1,131 @@
+"""The statefile in the hands of its only writer, and how to get it back when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+
+from dynaplan.core.fleet.statefile import Deployment, Document, fleet_of, initial, with_fleet
+from dynaplan.domain.errors import StatefileCorrupt
+from dynaplan.domain.graph import ServiceSpec
+from dynaplan.domain.lifecycle import Worker
+from dynaplan.ports import Processes
+from dynaplan.supervisor.circus_client import CircusClient
+from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.watchers import worker_watcher
+
+log = logging.getLogger(__name__)
+
+
+class DocumentStore(Protocol):
+    """Where the statefile is."""
+
+    def read(self) -> Document | None:
+        """The document; None when there is none; raises StatefileCorrupt."""
+        ...
+
+    def write(self, document: Document) -> None:
+        """Replace the document; raises StatefileUnwritable."""
+        ...
+
+
+def new_document(launch: Launch) -> Document:
+    """The deployment's document, without workers."""
+    first = launch.graph.services[0]
+    anybody = Worker("", first.name, first.role)
+    commands = {
+        service.name: worker_watcher(launch, replace(anybody, component=service.name)).command_line
+        for service in launch.graph.services
+    }
+    addresses = {
+        "frontend_url": launch.frontend_url,
+        "circus_events": launch.circus_events,
+        "etcd": os.environ["ETCD_ENDPOINTS"],
+        "nats": os.environ["NATS_SERVER"],
+        "runtime_dir": str(launch.runtime_dir),
+        "log_dir": str(launch.log_dir),
+    }
+    return initial(
+        Deployment(
+            launch.graph,
+            launch.gpus,
+            launch.arbiter,
+            launch.circus_endpoint,
+            launch.config,
+            commands,
+            addresses,
+        )
+    )
+
+
+class Statefile:
+    """The document whose only writer this process is; what it does not know in it is kept."""
+
+    def __init__(self, store: DocumentStore, document: Document) -> None:
+        self._store = store
+        self._document = document
+
+    @classmethod
+    async def open(
+        cls, store: DocumentStore, launch: Launch, circus: CircusClient, processes: Processes
+    ) -> Statefile:
+        """As the last writer left it; made anew from what runs when somebody has spoilt it."""
+        try:
+            document = store.read()
+        except StatefileCorrupt as error:
+            log.error("the statefile is lost, writing it anew: %s", error)
+            document = None
+        if document is None:
+            document = with_fleet(new_document(launch), await running_workers(launch, circus, processes))
+        return cls(store, document)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that were last written down."""
+        return fleet_of(self._document)
+
+    def record(self, workers: Sequence[Worker]) -> None:
+        """Write them down; raises StatefileUnwritable."""
+        document = with_fleet(self._document, workers)
+        self._store.write(document)
+        self._document = document
+
+
+async def running_workers(launch: Launch, circus: CircusClient, processes: Processes) -> tuple[Worker, ...]:
+    """The workers that circus runs, with the GPUs of their environment: none is given out twice."""
+    workers = []
+    for name in await circus.statuses():
+        pid = await circus.pid(name)
+        options = (await circus.call("options", name=name))["options"]
+        environment = options.get("env") or {}
+        service = _service_of(launch, options.get("args") or ())
+        if service and pid and environment.get("DYNAPLAN_WORKER_NAME") == name:
+            workers.append(
+                Worker(
+                    name,
+                    service.name,
+                    service.role,
+                    gpus=_gpus(launch, service, environment.get("CUDA_VISIBLE_DEVICES", "")),
+                    gpu_share=service.gpus if 0 < service.gpus < 1 else 1.0,
+                    pid=pid,
+                    started_at=processes.identify(pid) or 0,
+                )
+            )
+    return tuple(workers)
+
+
+def _service_of(launch: Launch, args: Sequence[str]) -> ServiceSpec | None:
+    after = [following for word, following in pairwise(args) if word == "--service-name"]
+    return launch.graph.service(after[0]) if after else None
+
+
+def _gpus(launch: Launch, service: ServiceSpec, uuids: str) -> tuple[int, ...]:
+    """A worker without GPUs inherits the variable from ``serve``: it says nothing about the worker then."""
+    if not service.gpus:
+        return ()
+    index_of = {gpu.uuid: gpu.index for gpu in launch.gpus}
+    return tuple(index_of[uuid] for uuid in uuids.split(",") if uuid in index_of)

@@ -1,0 +1,83 @@
+"""The fleet's GPUs, claimed from the other deployments of this machine before a worker gets them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from dynaplan.domain.errors import DeploymentError
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker
+
+log = logging.getLogger(__name__)
+
+
+class Claims(Protocol):
+    """The claims of one arbiter; UUIDs in and out."""
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these; those obtained."""
+        ...
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these back."""
+        ...
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Those of these that others have, each with who it is."""
+        ...
+
+
+class GpuClaims:
+    """Claims what the workers hold, gives back what they do not. Indices into the inventory in and out.
+
+    While the claims cannot be used, the last known ones stand and nothing new is obtained.
+    """
+
+    def __init__(self, claims: Claims, inventory: Sequence[Gpu]) -> None:
+        self._claims = claims
+        self._index_of = {gpu.uuid: gpu.index for gpu in inventory}
+        self._uuid_of = {gpu.index: gpu.uuid for gpu in inventory}
+        self._held: frozenset[int] | None = None
+        self._foreign: frozenset[int] = frozenset()
+
+    def foreign(self) -> frozenset[int]:
+        """The GPUs that belong to others at this moment."""
+        try:
+            self._foreign = frozenset(self._index_of[uuid] for uuid in self._claims.foreign(self._index_of))
+        except DeploymentError as error:
+            log.warning("%s", error)
+        return self._foreign
+
+    def claim_for(self, fleet: Iterable[Worker]) -> frozenset[int]:
+        """Claim the GPUs of these workers; those that could not be obtained."""
+        wanted = _held_by(fleet)
+        new = wanted - (self._held or frozenset())
+        if not new:
+            return frozenset()
+        try:
+            claimed = self._claims.claim([self._uuid_of[index] for index in new])
+        except DeploymentError as error:
+            log.warning("%s", error)
+            return new
+        obtained = frozenset(self._index_of[uuid] for uuid in claimed)
+        self._held = (self._held or frozenset()) | obtained
+        return new - obtained
+
+    def release_beyond(self, fleet: Iterable[Worker]) -> None:
+        """Give back every GPU that none of these workers holds."""
+        if self._held is None:
+            self._held = frozenset(self._uuid_of)
+        unused = self._held - _held_by(fleet)
+        if not unused:
+            return
+        try:
+            self._claims.release([self._uuid_of[index] for index in unused])
+            self._held -= unused
+        except DeploymentError as error:
+            log.warning("%s", error)
+
+
+def _held_by(fleet: Iterable[Worker]) -> frozenset[int]:
+    return frozenset(index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus)

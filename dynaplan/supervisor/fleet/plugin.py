@@ -1,0 +1,103 @@
+# mypy: disallow-untyped-calls=False
+# (circus is not typed)
+"""The fleet plugin: a process of its own beside the arbiter, started again by circus when it dies.
+
+A thin shell: it gives the fleet keeper (``keeper.py``) its surroundings and the events of circus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from circus.plugins import CircusPlugin
+
+from dynaplan import wiring
+from dynaplan.runtime.logfile import LogFile, configure_logging
+from dynaplan.runtime.parent import die_with_parent
+from dynaplan.supervisor.circus_client import CircusClient
+from dynaplan.supervisor.fleet.document import Statefile
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.health import HealthWatch
+from dynaplan.supervisor.fleet.keeper import FleetKeeper
+from dynaplan.supervisor.fleet.store_link import StoreLink
+from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
+
+log = logging.getLogger(__name__)
+
+
+class FleetPlugin(CircusPlugin):
+    """Owns the workers' watchers, the GPUs and the statefile of one deployment."""
+
+    name = "fleet"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        die_with_parent(int(os.environ["DYNAPLAN_PARENT_PID"]))
+        super().__init__(*arguments, **options)
+        self._keeper: FleetKeeper | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def initialize(self) -> None:
+        """Connect, and begin to keep the fleet."""
+        super().initialize()
+        self.loop.add_callback(self._begin)
+
+    def handle_recv(self, data: Any) -> None:
+        """An event of circus: the end of a process, or a reason to look."""
+        _, action, message = self.split_data(data)
+        if self._keeper is None or action not in ("reap", "stop"):
+            return
+        event = self.load_message(message)
+        if action == "reap" and event.get("exit_code") is not None:
+            self._keeper.note_exit(int(event["process_pid"]), int(event["exit_code"]))
+        else:
+            self._keeper.wake()
+
+    def _begin(self) -> None:
+        self._task = asyncio.ensure_future(self._keep())
+        self._task.add_done_callback(lambda _: self.loop.stop())
+
+    async def _keep(self) -> None:
+        launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
+        terminal = Terminal(launch.log_dir / f"{launch.plugin_name}.log")
+        circus, processes = CircusClient(launch.circus_endpoint), wiring.processes()
+        store = wiring.open_statefile(launch.statefile)
+        statefile = await Statefile.open(store, launch, circus, processes)
+        self._keeper = keeper = FleetKeeper(
+            launch,
+            statefile.workers,
+            circus,
+            processes,
+            wiring.system_clock(),
+            statefile.record,
+            terminal.say,
+            GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus),
+            wiring.startup_times(launch.statefile).learn,
+        )
+        keeper.link = StoreLink(wiring.connect_store(), launch.namespace, keeper.wake)
+        keeper.link.start()
+        keeper.health = HealthWatch(keeper.link.is_answering, keeper.wake)
+        log.info("keeping %d workers", len(keeper.workers))
+        await keeper.run()
+
+
+class Terminal:
+    """The terminal of ``serve``, for the few lines that the user must see; the rest is logged."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._descriptor = os.dup(1)
+        self._log_file = LogFile(log_path)
+        self._log_file.redirect()
+        configure_logging()
+
+    def say(self, line: str) -> None:
+        """Write to the terminal, if there is still one, and to the log."""
+        log.info("%s", line)
+        self._log_file.turn_over_if_full()
+        try:
+            os.write(self._descriptor, f"{line}\n".encode())
+        except OSError:
+            log.debug("the terminal is gone")

@@ -1,0 +1,179 @@
+"""The fleet plugin's end of the key-value store: what it reads by watch, what it writes when it can.
+
+Nothing here holds the plugin up: the store may be away for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.store import Snapshot, Transaction, values_after
+from dynaplan.ports import KeyValueStore, LeaseKeeper
+from dynaplan.runtime.discovery import Discovery
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+RETRY_S = 0.5
+REVOKE_FOR_S = 30.0
+"""After that time a lease whose keeper is gone has expired by itself."""
+
+
+class Store(KeyValueStore, LeaseKeeper, Protocol):
+    """A key-value store that keeps leases."""
+
+
+class StoreLink:
+    """Follows the desired counts and the registrations; writes acknowledgements and the fleet.
+
+    ``wake`` is called after every change of what is known.
+    """
+
+    def __init__(self, store: Store, namespace: str, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._wake = wake
+        self._keys: dict[str, str] | None = None
+        self._discovery = Discovery(store, namespace)
+        self._is_following = False
+        self._wanted: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        self._has_work = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_deciding = False
+        self._revoking: set[int] = set()
+        self.unanswered: set[int] = set()
+        """Leases that were to be revoked while the store did not answer."""
+
+    def start(self) -> None:
+        """Follow and write, in the background, from now on."""
+        self._discovery.on_change(self._wake)
+        self._spawn(self._follow_registrations(), "registrations")
+        self._spawn(self._follow_counts(), "desired counts")
+        self._spawn(self._write(), "store writer")
+
+    @property
+    def counts(self) -> DesiredCounts | None:
+        """The decision in force; None as long as the store has not told."""
+        return None if self._keys is None else DesiredCounts.from_keys(self._namespace, self._keys)
+
+    @property
+    def instances(self) -> tuple[Any, ...] | None:
+        """Every registration; None until the store has told, the last known ones while it is away."""
+        return self._discovery.all() if self._is_following else None
+
+    def acknowledge(self, decision_id: int) -> None:
+        """Tell everybody that this decision is carried out."""
+        self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
+
+    def publish_fleet(self, document: dict[str, Any]) -> None:
+        """Tell everybody what the fleet is."""
+        self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
+
+    def decide_first(self, keys: dict[str, str]) -> None:
+        """Write the first decision, unless somebody is faster."""
+        if self._is_deciding or self._keys is None:
+            return
+        self._is_deciding = True
+        prefix = planner_prefix(self._namespace)
+        puts = {prefix + name: value for name, value in keys.items()}
+        expected = {key: 0 for key in puts if key not in self._keys}
+        self._spawn(self._commit(Transaction(expected, puts)), "first decision")
+
+    def revoke(self, lease: int) -> None:
+        """Revoke the lease, again and again until the store has answered or it has expired by itself."""
+        if lease not in self._revoking:
+            self._revoking.add(lease)
+            self._spawn(self._revoke(lease), "revoke")
+
+    async def is_answering(self) -> bool:
+        """Whether the store answers now."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._store.get(fleet_key(self._namespace))
+            return True
+        except (TimeoutError, TemporaryError, PermanentError):
+            return False
+
+    async def close(self) -> None:
+        """End everything that runs in the background."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._discovery.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("%s ended", task.get_name(), exc_info=error)
+
+    async def _follow_registrations(self) -> None:
+        await self._discovery.start()
+        self._is_following = True
+        self._wake()
+
+    async def _follow_counts(self) -> None:
+        async for event in self._store.watch(planner_prefix(self._namespace)):
+            if isinstance(event, Snapshot):
+                # It may come from a store that has lost what was written to it.
+                self._written.clear()
+                self._has_work.set()
+            self._keys = values_after(self._keys or {}, event)
+            self._wake()
+
+    def _want(self, key: str, value: str) -> None:
+        self._wanted[key] = value
+        if self._written.get(key) != value:
+            self._has_work.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            for key, value in list(self._wanted.items()):
+                if self._written.get(key) != value and await self._answered(self._store.put(key, value)):
+                    self._written[key] = value
+
+    async def _commit(self, transaction: Transaction) -> None:
+        try:
+            await self._answered(self._store.commit(transaction))
+        finally:
+            self._is_deciding = False
+            self._wake()
+
+    async def _revoke(self, lease: int) -> None:
+        try:
+            async with asyncio.timeout(REVOKE_FOR_S):
+                while not await self._answered(self._store.revoke(lease)):
+                    self.unanswered.add(lease)
+                    self._wake()
+        except TimeoutError:
+            log.warning("lease %x was not revoked; it has expired by now", lease)
+        finally:
+            self._revoking.discard(lease)
+
+    async def _answered(self, call: Coroutine[Any, Any, Any]) -> bool:
+        """Whether the store has answered; when not, after a pause, so that the caller may just try again."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await call
+            return True
+        except (TimeoutError, TemporaryError) as error:
+            log.warning("the store does not answer: %s", error or "no answer in time")
+            self._has_work.set()
+            await asyncio.sleep(RETRY_S)
+            return False
+        except PermanentError as error:
+            log.warning("the store refused: %s", error)
+            return True

@@ -1,0 +1,1 @@
+"""A worker process's main: from its command line to its drain."""

@@ -1,0 +1,100 @@
+"""Making a service of a graph live in this process: its instance, its clients, its hooks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp
+
+from dynaplan.domain.lifecycle import Role
+from dynaplan.runtime.client import DependencyClient, LocalClient, worker_session
+from dynaplan.runtime.endpoints import ServedEndpoint
+from dynaplan.runtime.life import Prepared
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.sdk.service import Service
+
+ENGINE_ENDPOINT = "generate"
+"""What a decode or prefill worker registers, whether its class has such an endpoint or only an engine."""
+
+NO_ENDPOINT = "health"
+"""What a service without endpoints registers, so that others see that it is ready."""
+
+
+class Host:
+    """A service in its process, with the services that live in the same process because it says so.
+
+    Clients are bound before ``__init__`` runs, one per dependency: over the network for services with a
+    process of their own, plain calls for those of this one.
+    """
+
+    def __init__(self, service: Service[Any], runtime: WorkerRuntime) -> None:
+        self._service = service
+        self._runtime = runtime
+        self._session: aiohttp.ClientSession | None = None
+        self._instances: dict[str, Any] = {}
+        self._services: dict[str, Service[Any]] = {}
+
+    async def prepare(self) -> Prepared:
+        """Make the instances and run their start hooks, those of a dependency before those of its user."""
+        self._make(self._service)
+        for hook in list(self._hooks(lambda service: service.start_hooks)):
+            result = hook()
+            if inspect.isawaitable(result):
+                await result
+        return Prepared(
+            endpoints=tuple(self._served(self._service).values()),
+            registered=registered_names(self._service),
+            shutdown_hooks=tuple(self._hooks(lambda service: service.shutdown_hooks)),
+            checks={path: checks for path, checks in self._checks().items() if checks},
+        )
+
+    def _checks(self) -> dict[str, tuple[Callable[[], Any], ...]]:
+        return {
+            "/healthz": tuple(self._hooks(lambda service: service.liveness_hooks)),
+            "/readyz": tuple(self._hooks(lambda service: service.readiness_hooks)),
+        }
+
+    async def close(self) -> None:
+        """Close what the clients share."""
+        if self._session:
+            await self._session.close()
+
+    def _make(self, service: Service[Any]) -> Any:
+        if service.name in self._instances:
+            return self._instances[service.name]
+        inner: Any = service.inner
+        instance = self._instances[service.name] = inner.__new__(inner)
+        for attribute, dependency in service.dependencies.items():
+            service.bind(instance, attribute, self._client(dependency))
+        instance.__init__()
+        self._services[service.name] = service
+        return instance
+
+    def _client(self, dependency: Service[Any]) -> Any:
+        if dependency.in_process_of == self._service.name:
+            self._make(dependency)
+            return LocalClient(dependency.name, self._served(dependency))
+        self._session = self._session or worker_session(self._runtime.worker_token)
+        return DependencyClient(dependency.name, dependency.endpoints, self._runtime.discovery, self._session)
+
+    def _served(self, service: Service[Any]) -> dict[str, ServedEndpoint]:
+        instance = self._instances[service.name]
+        return {
+            name: ServedEndpoint(name, getattr(instance, each.method_name), each.request_type, each.is_public)
+            for name, each in service.endpoints.items()
+        }
+
+    def _hooks(self, names: Callable[[Service[Any]], tuple[str, ...]]) -> Iterator[Callable[[], Any]]:
+        for service in self._services.values():
+            for name in names(service):
+                yield getattr(self._instances[service.name], name)
+
+
+def registered_names(service: Service[Any]) -> tuple[str, ...]:
+    """The endpoints that the service's worker registers: its own, and at least one."""
+    names = dict.fromkeys(service.endpoints)
+    if service.role in (Role.DECODE, Role.PREFILL):
+        names[ENGINE_ENDPOINT] = None
+    return tuple(names or (NO_ENDPOINT,))

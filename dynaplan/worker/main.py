@@ -1,0 +1,216 @@
+"""One worker process: ``python -m dynaplan.worker.main GRAPH --service-name S --worker-id 1``.
+
+Exit codes: 0 drained, 75 drained but the deadline cut requests off, 78 can never start, 1 crashed, or cannot
+start now (no port is free, for one).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
+from dynaplan.domain.lifecycle import EXIT_NEVER
+from dynaplan.runtime.logfile import LogFile, configure_logging
+
+if TYPE_CHECKING:
+    from dynaplan.runtime.process import WorkerRuntime
+    from dynaplan.sdk.service import Service
+
+DRAIN_DEADLINE_S = 600.0
+"""How long requests may take to finish once a worker was told to leave; its ``drain-deadline`` wins."""
+
+CLOSE_S = 3.0
+"""How long closing connections may take in the end; servers may be away."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a worker process finds in its environment."""
+
+    namespace: str
+    worker_name: str
+    worker_token: str
+    log_dir: str
+    parent_pid: int
+    host: str
+    port: int
+    api_key: str
+    drain_deadline_s: float
+    gpus: float
+    scratch_dir: str
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], service_name: str) -> Surroundings:
+        """Read them; raises ConfigError for a number that is none."""
+        namespace = environment.get("DYN_NAMESPACE", "dynamo")
+        return cls(
+            namespace=namespace,
+            worker_name=environment.get("DYNAPLAN_WORKER_NAME") or f"{namespace}_{service_name}",
+            worker_token=environment.get("DYNAPLAN_WORKER_TOKEN", ""),
+            log_dir=environment.get("DYNAPLAN_LOG_DIR", ""),
+            parent_pid=int(_number(environment, "DYNAPLAN_PARENT_PID", 0)),
+            host=environment.get("DYNAMO_HOST", "127.0.0.1"),
+            port=int(_number(environment, "DYNAMO_PORT", 8000)),
+            api_key=environment.get("DYNAPLAN_API_KEY", ""),
+            drain_deadline_s=_number(environment, "DYNAPLAN_DRAIN_DEADLINE_S", DRAIN_DEADLINE_S),
+            gpus=_number(environment, "DYNAPLAN_GPUS", 0),
+            scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Live one worker's life; the exit code."""
+    from dynaplan.runtime.process import EXIT_CRASHED
+
+    try:
+        options = _options(arguments)
+        surroundings = Surroundings.read(os.environ, options["service-name"])
+        log_file = _prepare_process(surroundings)
+        return _run(_live(options, surroundings, log_file))
+    except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
+        print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
+        return EXIT_CRASHED
+    except (UserError, WorkerStartFailed) as error:
+        print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
+        return EXIT_NEVER
+    except Exception:
+        import logging
+
+        logging.getLogger(__name__).exception("this worker crashed")
+        return EXIT_CRASHED
+
+
+def _prepare_process(surroundings: Surroundings) -> LogFile | None:
+    """First of all: die with the parent, and write into the own log."""
+    if surroundings.parent_pid:
+        from dynaplan.runtime.parent import die_with_parent
+
+        die_with_parent(surroundings.parent_pid)
+    log_file = None
+    if surroundings.log_dir:
+        log_file = LogFile(Path(surroundings.log_dir) / f"{surroundings.worker_name}.log")
+        log_file.redirect()
+    configure_logging()
+    return log_file
+
+
+async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file: LogFile | None) -> int:
+    import asyncio
+
+    from dynaplan.runtime.life import WorkerLife
+    from dynaplan.runtime.server import WorkerServer, bind
+    from dynaplan.worker.hosting import Host
+
+    service = _service(options)
+    server = WorkerServer(bind("127.0.0.1", 0), surroundings.worker_token)
+    runtime = await _runtime(service, surroundings, server.url)
+    if log_file:
+        runtime.spawn(log_file.watch(runtime.clock), "log file")
+    runtime.spawn(runtime.discovery.failed(), "discovery")
+    _fill_context(service, runtime, options)
+
+    def public() -> WorkerServer:
+        listen_on = bind(surroundings.host, surroundings.port, is_shared=True)
+        return WorkerServer(listen_on, surroundings.api_key, leaves_port=True)
+
+    host = Host(service, runtime)
+    deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)
+    try:
+        return await WorkerLife(runtime, server, public, deadline_s).live(host.prepare)
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await host.close()
+                await runtime.close()
+                await runtime.discovery.close()
+                await runtime.store.close()  # type: ignore[attr-defined]
+
+
+def _service(options: Mapping[str, str]) -> Service[Any]:
+    from dynaplan.sdk.graph import load_graph
+
+    return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
+
+
+async def _runtime(service: Service[Any], surroundings: Surroundings, url: str) -> WorkerRuntime:
+    from dynaplan import wiring
+    from dynaplan.options.service_config import ServiceConfig, kebab_keys
+    from dynaplan.runtime.discovery import Discovery
+    from dynaplan.runtime.process import WorkerRuntime
+
+    store = wiring.connect_store()
+    discovery = Discovery(store, surroundings.namespace)
+    await discovery.start()
+    return WorkerRuntime(
+        namespace=surroundings.namespace,
+        component=service.name,
+        worker_name=surroundings.worker_name,
+        worker_token=surroundings.worker_token,
+        url=url,
+        store=store,
+        leases=store,
+        clock=wiring.system_clock(),
+        discovery=discovery,
+        settings=kebab_keys(ServiceConfig.get_instance().get_parsed_config(service.name)),
+        connect_messenger=wiring.connect_messenger,
+        gpus=surroundings.gpus,
+        scratch_dir=surroundings.scratch_dir,
+    )
+
+
+def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]) -> None:
+    from dynaplan.sdk.context import dynamo_context
+
+    dynamo_context.update(
+        service_name=service.name,
+        namespace=runtime.namespace,
+        worker_id=options["worker-id"],
+        runtime=runtime,
+        runner_map={},
+        component=service.name,
+        endpoints=list(service.endpoints),
+    )
+
+
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    """GRAPH and ``--name value`` pairs; argparse would cost more to import than this saves to write."""
+    graph, *rest = arguments or ("",)
+    named = dict(zip((name.removeprefix("--") for name in rest[::2]), rest[1::2], strict=False))
+    options = {"worker-id": "1", "service-name": "", **named, "graph": graph}
+    if not graph or not options["service-name"]:
+        raise ConfigError("GRAPH and --service-name are needed", hint="dynaplan serve runs this command.")
+    return options
+
+
+def _number(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key, default)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key}: {value!r} is not a number", hint="Expected seconds, as in 30.") from None
+
+
+def _run(life: Coroutine[Any, Any, int]) -> int:
+    """Run it on uvloop where that is installed."""
+    try:
+        from uvloop import run
+    except ImportError:
+        from asyncio import run  # type: ignore[assignment]
+    return run(life)
+
+
+def _exit(code: int) -> NoReturn:
+    """End at once: an engine's thread that is still loading its model is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

@@ -1,0 +1,302 @@
+"""TensorRT-LLM's adapter against its flags, its metric names and its hand-off, none of which is run here.
+
+``tests/fixtures/engines/trtllm``: the options of ``trtllm-serve`` and a metrics text, both from its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.engines import trtllm
+from dynaplan.adapters.engines.common.signals import Signals, read_signals
+from dynaplan.adapters.engines.common.watch import EngineWatch
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.prefill import RemotePrefillRequest
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "trtllm"
+FLAGS = frozenset((FIXTURES / "flags.txt").read_text().split())
+PORTS = (18000,)
+FILE = Path("/dev/shm/dynaplan/ns_VllmWorker.trtllm.yaml")
+
+EVERY_OPTION: Mapping[str, Any] = {
+    "engine": "trtllm",
+    "model": "org/model",
+    "trtllm-command": "/opt/trt/bin/trtllm-serve",
+    "remote-prefill": True,
+    "conditional-disagg": True,
+    "max-local-prefill-length": 0,
+    "hang-timeout": 60,
+    "ServiceArgs": {"workers": 1, "resources": {"gpu": 2}},
+    "block-size": 64,
+    "max-model-len": 16384,
+    "max-num-batched-tokens": 8192,
+    "max-num-seqs": 64,
+    "gpu-memory-utilization": 0.8,
+    "enable-prefix-caching": False,
+    "enable-chunked-prefill": True,
+    "enforce-eager": True,
+    "tokenizer": "org/tokenizer",
+    "kv-transfer-config": {"kv_connector": "NixlConnector"},
+    "served-model-name": "public",
+    "dtype": "bfloat16",
+    "kv-cache-dtype": "fp8",
+    "trust-remote-code": True,
+    "log-level": "warning",
+    "extra-llm-api-options": {"cuda_graph_config": {"enable_padding": True}},
+}
+
+
+def context(**fields: Any) -> EngineContext:
+    return EngineContext("ns_VllmWorker", token="secret", scratch_dir=str(FILE.parent), **fields)
+
+
+def words(options: Mapping[str, Any], **fields: Any) -> tuple[str, ...]:
+    return trtllm.command({"model": "m", **options}, context(**fields), PORTS).argv
+
+
+def written(options: Mapping[str, Any], **fields: Any) -> Any:
+    launch = trtllm.command({"model": "m", **options}, context(**fields), PORTS)
+    assert list(launch.files) == [FILE]
+    return yaml.safe_load(launch.files[FILE])
+
+
+def value(argv: Sequence[str], flag: str) -> str:
+    assert argv.count(flag) == 1, f"{flag} in {argv}"
+    return argv[argv.index(flag) + 1]
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+@pytest.mark.parametrize("options", [{}, EVERY_OPTION], ids=["nothing", "everything"])
+def test_every_flag_is_one_of_trtllm_serve(options: Mapping[str, Any], role: str) -> None:
+    argv = words(options, role=role, gpus=2)
+    flags = [word for word in argv if word.startswith("--")]
+    assert set(flags) <= FLAGS
+    assert sorted(flags) == sorted(set(flags)), "a flag twice"
+
+
+def test_the_server_listens_on_this_machine_only_on_the_leased_port() -> None:
+    argv = words({})
+    assert (value(argv, "--host"), value(argv, "--port")) == ("127.0.0.1", "18000")
+    assert value(argv, "--backend") == "pytorch"
+    assert value(argv, "--extra_llm_api_options") == str(FILE)
+
+
+def test_the_metrics_are_switched_on() -> None:
+    assert written({}) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    assert trtllm.KIND.metrics_path == "/prometheus/metrics"
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "expected"),
+    [
+        ({"max-model-len": 4096}, "--max_seq_len", "4096"),
+        ({"max-num-seqs": 8}, "--max_batch_size", "8"),
+        ({"max-num-batched-tokens": 2048}, "--max_num_tokens", "2048"),
+        ({"max-batch-size": 8}, "--max_batch_size", "8"),
+        ({"a-flag-of-tomorrow": "x"}, "--a_flag_of_tomorrow", "x"),
+    ],
+)
+def test_an_option_is_the_flag_that_trtllm_serve_calls_it(
+    options: dict[str, Any], flag: str, expected: str
+) -> None:
+    assert value(words(options), flag) == expected
+
+
+def test_options_of_the_kv_cache_stand_together_in_the_file() -> None:
+    options = {
+        "gpu-memory-utilization": 0.5,
+        "block-size": 64,
+        "enable-prefix-caching": False,
+        "kv-cache-dtype": "fp8",
+    }
+    assert written(options)["kv_cache_config"] == {
+        "free_gpu_memory_fraction": 0.5,
+        "tokens_per_block": 64,
+        "enable_block_reuse": False,
+        "dtype": "fp8",
+    }
+
+
+def test_what_the_section_says_of_the_file_is_merged_over_ours() -> None:
+    extra = {"kv_cache_config": {"dtype": "fp8"}, "return_perf_metrics": False, "enable_attention_dp": True}
+    document = written({"block-size": 32, "extra-llm-api-options": extra})
+    assert document["kv_cache_config"] == {"tokens_per_block": 32, "dtype": "fp8"}
+    assert document["enable_attention_dp"] is True
+    assert document["return_perf_metrics"] is False
+    assert written({"extra-llm-api-options": '{"dtype": "bfloat16"}'})["dtype"] == "bfloat16"
+
+
+def test_both_sides_of_a_disaggregated_graph_have_a_cache_transceiver() -> None:
+    expected = {"backend": "DEFAULT", "max_tokens_in_buffer": 4096}
+    decode = written({"remote-prefill": True, "max-model-len": 4096})
+    prefill = written({"max-model-len": 4096}, role="prefill")
+    assert decode["cache_transceiver_config"] == prefill["cache_transceiver_config"] == expected
+    assert prefill["disable_overlap_scheduler"] is True
+    assert "disable_overlap_scheduler" not in decode
+    assert "cache_transceiver_config" not in written({})
+
+
+def test_one_resource_gives_the_gpus_and_the_flag() -> None:
+    assert value(words({}, gpus=4), "--tp_size") == "4"
+    assert value(words({"pipeline-parallel-size": 2}, gpus=4), "--tp_size") == "2"
+    with pytest.raises(ConfigError, match=r"tp-size 2 needs 2 GPUs, but resources\.gpu is 4"):
+        trtllm.check({"model": "m", "tp-size": 2}, 4)
+
+
+def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise() -> None:
+    assert written({}, gpus=0.5)["kv_cache_config"] == {"free_gpu_memory_fraction": 0.45}
+    given = written({"gpu-memory-utilization": 0.2}, gpus=0.5)
+    assert given["kv_cache_config"] == {"free_gpu_memory_fraction": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host": "0.0.0.0"}, "host cannot be set with engine trtllm"),
+        ({"extra-llm-api-options": "file.yaml"}, "extra-llm-api-options is 'file.yaml'"),
+        ({"max-num-seqs": 1, "max-batch-size": 2}, "max-num-seqs is 1 and max-batch-size is 2"),
+        ({"data-parallel-size": 2, "tp-size": 1}, "data-parallel-size"),
+        ({"trtllm-command": 5}, "trtllm-command is 5"),
+        ({"model": None}, "model is None"),
+    ],
+)
+def test_what_it_could_not_start_with_is_refused_before(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trtllm.check({"model": "m", **options}, 1)
+
+
+def test_the_metrics_are_read() -> None:
+    signals = read_signals((FIXTURES / "metrics.txt").read_text(), trtllm.SIGNALS)
+    assert (signals.running, signals.waiting) == (5, 3)
+    assert signals.kv_usage == pytest.approx(0.375)
+    assert (signals.kv_active, signals.kv_total) == (384, 1024)
+    assert signals.prefix_hit_rate == 0.25
+    assert signals.samples["trtllm_generation_tokens_total"] == 140
+    assert signals.missing == ()
+
+
+async def test_values_that_stand_still_are_no_standstill() -> None:
+    """The server brings its metrics up to date when a request ends: nothing moves within a long one."""
+    signals = read_signals((FIXTURES / "metrics.txt").read_text(), trtllm.SIGNALS)
+
+    async def read() -> Signals:
+        return signals
+
+    class Later(SystemClock):
+        time_s = 0.0
+
+        def now_s(self) -> float:
+            self.time_s += 1.0
+            return self.time_s
+
+    watch = EngineWatch(read, Later(), hang_timeout_s=2.0)
+    for _ in range(10):
+        await watch.poll()
+    assert not watch._hung.is_set()
+
+
+def test_a_token_for_the_hub_is_a_variable_and_no_flag() -> None:
+    launch = trtllm.command({"model": "m", "hf-token": "hf_secret"}, context(), PORTS)
+    assert launch.environment["HF_TOKEN"] == "hf_secret"
+    assert not any("hf_secret" in word or "hf_token" in word for word in launch.argv)
+
+
+def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() -> None:
+    """It answers whatever model a request names, and has no flag for a name of its own."""
+    options = {"model": "/models/tiny", "served-model-name": "public"}
+    assert "public" not in words(options)
+    engine = trtllm.TrtllmEngine(options, context())
+    engine._model = {"id": "tiny"}  # as it says once it runs
+    assert engine.card()["model"] == "public"
+    unnamed = trtllm.TrtllmEngine({"model": "/models/tiny"}, context())
+    unnamed._model = {"id": "tiny"}
+    assert unnamed.card()["model"] == "tiny"
+
+
+async def test_its_count_of_requests_is_not_relied_upon() -> None:
+    engine = trtllm.TrtllmEngine({"model": "m"}, context())
+    with pytest.raises(TemporaryError, match="does not tell how many requests"):
+        await engine.requests()
+
+
+REQUEST = RemotePrefillRequest(
+    "id-1",
+    path="/v1/completions",
+    body={"prompt": "hello", "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}},
+)
+OPAQUE = {"first_gen_tokens": [7], "ctx_request_id": 12, "encoded_opaque_state": "AAEC", "ctx_dp_rank": 0}
+
+
+class Prefiller:
+    """Copies a context server of TensorRT-LLM: the answer's choice says how to take its KV entries over."""
+
+    def __init__(self, finish_reason: str = "length") -> None:
+        self.finish_reason = finish_reason
+        self.body: Mapping[str, Any] = {}
+
+    async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        self.body = body
+        asked = body.get("disaggregated_params")
+        hand_off = {"disaggregated_params": {**asked, **OPAQUE}} if asked else {}
+        return {"choices": [{"text": "x", "finish_reason": self.finish_reason, **hand_off}]}
+
+
+async def prefilled(engine: Prefiller, request: RemotePrefillRequest = REQUEST) -> Mapping[str, Any]:
+    """The fields that the decode side is told."""
+    told: list[Mapping[str, Any]] = []
+
+    async def hand_over(fields: Mapping[str, Any]) -> None:
+        assert engine.body, "the decode side is told when the prompt is computed, not before"
+        told.append(fields)
+
+    await trtllm.run_prefill(request, hand_over, engine.ask, PORTS)
+    (fields,) = told
+    return fields
+
+
+async def test_the_prompt_is_computed_first_and_its_answer_goes_to_the_decode_side() -> None:
+    engine = Prefiller()
+    fields = await prefilled(engine)
+    asked = engine.body["disaggregated_params"]
+    assert asked["request_type"] == "context_only"
+    assert 2**40 <= asked["disagg_request_id"] < 2**63
+    assert engine.body["max_tokens"] == 1 and engine.body["stream"] is False
+    assert "stream_options" not in engine.body
+    assert fields == {
+        "disaggregated_params": {
+            **OPAQUE,
+            "request_type": "generation_only",
+            "disagg_request_id": asked["disagg_request_id"],
+        }
+    }
+
+
+async def test_only_one_of_the_two_names_of_the_token_limit_is_sent() -> None:
+    engine = Prefiller()
+    body = {"messages": [], "max_completion_tokens": 50}
+    await prefilled(engine, RemotePrefillRequest("id-1", path="/v1/chat/completions", body=body))
+    assert engine.body["max_completion_tokens"] == 1
+    assert "max_tokens" not in engine.body
+
+
+async def test_an_answer_of_one_token_is_left_to_the_decode_side_as_a_whole() -> None:
+    with pytest.raises(TemporaryError, match="nothing to hand over"):
+        await prefilled(Prefiller(finish_reason="stop"))
+
+
+async def test_an_answer_without_a_hand_off_is_left_to_the_decode_side_as_a_whole() -> None:
+    async def ask(path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        return {"choices": [{"text": "x", "finish_reason": "length"}]}
+
+    async def hand_over(fields: Mapping[str, Any]) -> None:
+        raise AssertionError("there is nothing to hand over")
+
+    with pytest.raises(TemporaryError, match="has no disaggregated_params"):
+        await trtllm.run_prefill(REQUEST, hand_over, ask, PORTS)

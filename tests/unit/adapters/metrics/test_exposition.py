@@ -1,0 +1,131 @@
+"""The frontends' counts: read from their text, compared, and made into Traffic."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.adapters.metrics.exposition import (
+    DEFAULT_PREFIX,
+    ISL,
+    OSL,
+    REQUESTS,
+    TTFT,
+    Counts,
+    Exposition,
+    dispersion,
+    has_restarted,
+    increase,
+    traffic_of,
+)
+from dynaplan.domain.planning.traffic import INPUT_TOKENS
+from dynaplan.serving.frontend.metrics import FrontendMetrics
+from dynaplan.serving.frontend.stream_tokens import Usage
+
+
+def frontend(namespace: str = "ns") -> FrontendMetrics:
+    return FrontendMetrics(namespace, lambda: 0.0)
+
+
+def answer(metrics: FrontendMetrics, model: str = "m", isl: int = 300, osl: int = 50) -> None:
+    record = metrics.record(model, "completions", is_stream=True)
+    record.finished("", isl, Usage(isl, osl))
+
+
+def read(metrics: FrontendMetrics, namespace: str = "ns") -> Counts:
+    return Exposition(DEFAULT_PREFIX, namespace).read(metrics.render())
+
+
+def test_what_a_frontend_counted_is_read_over_all_models() -> None:
+    metrics = frontend()
+    answer(metrics, "a", isl=100, osl=10)
+    answer(metrics, 'b "quoted", le="7", dynamo_namespace="other"', isl=300, osl=50)
+    seen = traffic_of(30.0, read(metrics))
+    assert (seen.requests, seen.isl_tokens, seen.osl_tokens) == (2, 200, 30)
+
+
+def test_another_namespace_does_not_count_and_one_without_a_name_does() -> None:
+    metrics = frontend("other")
+    answer(metrics)
+    assert traffic_of(30.0, read(metrics)).requests == 0
+    text = (
+        b'dynamo_frontend_requests_started_total{model="m"} 3\ndynamo_frontend_requests_started_total 4 17\n'
+    )
+    assert Exposition(DEFAULT_PREFIX, "ns").read(text) == {(REQUESTS, ""): 7}
+
+
+def test_requests_that_found_the_waiting_room_full_are_demand_and_other_refusals_are_not() -> None:
+    metrics = frontend()
+    answer(metrics)
+    metrics.refused("completions", "overload")
+    metrics.refused("completions", "validation")
+    metrics.record("m", "completions", is_stream=False).finished("overload", 5)  # a worker's 429
+    assert traffic_of(30.0, read(metrics)).requests == 3
+
+
+def test_the_lengths_are_the_frontends_histograms_with_the_exact_mean() -> None:
+    metrics = frontend()
+    for tokens in (0, 50, 150, 200_000):
+        answer(metrics, isl=tokens)
+    isl = traffic_of(30.0, read(metrics)).isl
+    assert isl
+    assert isl.upper_bounds_tokens == INPUT_TOKENS[1:]
+    assert isl.counts == (2, 1, *(0 for _ in INPUT_TOKENS[3:]), 1)
+    assert isl.mean_tokens == pytest.approx(200_200 / 4)
+
+
+def test_a_frontend_that_nobody_asked_anything_has_no_requests_and_no_means() -> None:
+    seen = traffic_of(30.0, read(frontend()))
+    assert seen.requests == 0
+    assert (seen.isl_tokens, seen.osl_tokens, seen.ttft_ms, seen.itl_ms, seen.duration_ms) == (None,) * 5
+    assert (seen.isl, seen.osl, seen.missing) == (None, None, "")
+
+
+def test_what_is_no_frontends_metrics_is_an_error_and_nothing_yet_is_not() -> None:
+    exposition = Exposition("mine", "ns")
+    assert exposition.read(b"") == {}
+    with pytest.raises(ValueError, match="mine_"):
+        exposition.read(frontend().render())
+
+
+def test_what_was_counted_before_is_not_counted_again() -> None:
+    metrics = frontend()
+    answer(metrics, isl=1000)
+    before = read(metrics)
+    answer(metrics, isl=10)
+    now = read(metrics)
+    assert not has_restarted(before, now)
+    seen = traffic_of(30.0, increase(before, now))
+    assert (seen.requests, seen.isl_tokens) == (1, 10)
+    assert seen.isl is not None
+    assert seen.isl.total == 1
+
+
+def test_a_count_that_falls_means_a_new_process_and_a_sum_that_rounds_otherwise_does_not() -> None:
+    before: Counts = {(REQUESTS, ""): 3.0, (f"{TTFT}_sum", ""): 0.3}
+    assert has_restarted(before, {(REQUESTS, ""): 2.0, (f"{TTFT}_sum", ""): 9.0})
+    rounded: Counts = {(REQUESTS, ""): 3.0, (f"{TTFT}_sum", ""): 0.29999999}
+    assert not has_restarted(before, rounded)
+    assert increase(before, rounded)[f"{TTFT}_sum", ""] == 0
+
+
+def test_means_are_over_requests_not_over_frontends() -> None:
+    seen: Counts = {}
+    for count, mean in ((99, 10.0), (1, 1000.0)):
+        for key, value in (((f"{OSL}_sum", ""), count * mean), ((f"{OSL}_count", ""), float(count))):
+            seen[key] = seen.get(key, 0.0) + value
+    assert traffic_of(30.0, seen).osl_tokens == pytest.approx(19.9)
+    assert traffic_of(30.0, seen | {(f"{ISL}_count", ""): 0.0}).isl_tokens is None
+
+
+def test_dispersion_is_the_sample_variance_over_the_mean() -> None:
+    assert dispersion([(1.0, each) for each in (4, 4, 4, 4, 4)]) == 0
+    assert dispersion([(1.0, each) for each in (2, 4, 4, 4, 5, 5, 7, 9)]) == pytest.approx(32 / 7 / 5)
+
+
+def test_dispersion_does_not_take_a_longer_pull_for_a_burst() -> None:
+    assert dispersion([(1.0, 4), (1.0, 4), (3.0, 12), (1.0, 4), (0.5, 2)]) == pytest.approx(0)
+
+
+def test_dispersion_wants_five_pulls_and_a_request() -> None:
+    assert dispersion([(1.0, 4)] * 4) is None
+    assert dispersion([(1.0, 0)] * 9) is None

@@ -1,0 +1,60 @@
+"""The simulated engine's tokenizer and its reading of prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.core.engine.kv_blocks import chain_hashes
+from dynaplan.core.engine.tokens import chat_text, count_tokens, prompt_token_ids, tokenize
+from dynaplan.domain.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "four", "fives", "ein Gespräch über 天気", "\ud800 lone surrogate"]
+)
+def test_counting_agrees_with_tokenizing(text: str) -> None:
+    assert count_tokens(text) == len(tokenize(text))
+
+
+def test_a_longer_text_keeps_the_tokens_of_its_beginning() -> None:
+    text = "the quick brown fox jumps"
+    assert tokenize(text + " over the lazy dog")[: len(text) // 4] == tokenize(text)[: len(text) // 4]
+
+
+def test_a_chat_is_flattened_with_roles_and_text_parts() -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+        {"role": "assistant", "content": None},
+    ]
+    text = chat_text(messages)
+    assert text == "<|system|>\nbe brief\n<|user|>\nhello\n<|assistant|>\n\n<|assistant|>\n"
+
+
+@pytest.mark.parametrize("prompt", ["a text", ["a text"], [1, 2, 3], [[1, 2, 3]]])
+def test_every_form_of_one_prompt_is_read(prompt: object) -> None:
+    assert len(prompt_token_ids({"prompt": prompt}, is_chat=False)) >= 2
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], ["a", "b"], [1, -2], [1.5], [True], {"a": 1}, [[]], [[1], [2]]]
+)
+def test_anything_else_is_refused(prompt: object) -> None:
+    with pytest.raises(UserError, match="prompt"):
+        prompt_token_ids({"prompt": prompt}, is_chat=False)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, [], "hi", [{}], ["hi"], [{"role": "user", "content": 5}], [{"role": "user", "content": [{}]}]],
+)
+def test_anything_but_messages_is_refused(messages: object) -> None:
+    with pytest.raises(UserError):
+        chat_text(messages)
+
+
+def test_block_hashes_depend_on_everything_before_the_block() -> None:
+    first, second = chain_hashes([1, 2, 3, 4, 5], 2), chain_hashes([9, 2, 3, 4], 2)
+    assert len(first) == len(second) == 2
+    assert first[1] != second[1]
+    assert chain_hashes([1, 2, 3, 4, 7], 2) == first

@@ -1,0 +1,86 @@
+"""What becomes of a worker whose process ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.core.fleet.restarting import RestartPolicy, after_exit, exit_reason
+from dynaplan.domain.lifecycle import EXIT_NEVER, Worker
+from dynaplan.supervisor import guard
+from tests.unit.core.fleet.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
+
+
+def crash(times: int, now_s: float, between_s: float) -> tuple[Worker, list[float]]:
+    """A worker that crashes again and again while it starts; the delays before its restarts."""
+    crashing, delays = worker("VllmWorker", STARTING, gpus=(0,)), []
+    for _ in range(times):
+        crashing = after_exit(crashing, 1, now_s)
+        if crashing.state is FAILED:
+            break
+        delays.append(crashing.retry_at_s - now_s)
+        now_s = crashing.retry_at_s + between_s
+        crashing = crashing.moved(STARTING, now_s)
+    return crashing, delays
+
+
+def test_the_first_restart_is_at_once_and_the_next_ones_later_and_later() -> None:
+    assert crash(5, 100.0, 0.1)[1] == [0.0, 0.5, 1.0, 2.0, 4.0]
+
+
+def test_too_many_restarts_in_the_window_is_failed_and_frees_the_gpus() -> None:
+    failed, delays = crash(9, 100.0, 0.1)
+    assert (failed.state, len(delays), failed.gpus) == (FAILED, 5, ())
+    assert "exit code 1, after 5 restarts within 60 s" in failed.reason
+
+
+def test_slow_crashes_never_fail_but_wait_up_to_the_cap() -> None:
+    crashing, delays = crash(40, 0.0, 20.0)
+    assert crashing.state is STARTING
+    assert delays[-1] == 30.0
+
+
+def test_a_worker_that_was_stable_begins_anew() -> None:
+    policy = RestartPolicy(stable_s=60)
+    tried = replace(worker("VllmWorker"), restarts_s=(1.0, 2.0, 3.0, 4.0, 5.0), since_s=10.0)
+    assert after_exit(tried, -9, 69.0, policy).retry_at_s == 69.0 + 8.0
+    assert after_exit(tried, -9, 70.0, policy).retry_at_s == 70.0
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, None, EXIT_NEVER])
+def test_a_draining_worker_is_never_restarted(exit_code: int | None) -> None:
+    assert after_exit(worker("VllmWorker", DRAINING, gpus=(0,)), exit_code, 1.0).state is STOPPED
+
+
+@pytest.mark.parametrize("state", [STARTING, READY])
+@pytest.mark.parametrize("exit_code", [0, 1, -9, None])
+def test_a_worker_that_left_unasked_is_restarted_with_its_name_and_gpus(
+    state: object, exit_code: int | None
+) -> None:
+    before = replace(worker("VllmWorker", gpus=(3,)), state=state, pid=7, started_at=8, instance_id=9)
+    after = after_exit(before, exit_code, 1.0)
+    assert (after.state, after.name, after.gpus) == (BACKOFF, before.name, (3,))
+    assert (after.pid, after.started_at, after.instance_id) == (0, 0, 0)
+
+
+def test_a_worker_that_can_never_start_is_not_retried() -> None:
+    after = after_exit(worker("VllmWorker", STARTING, gpus=(0,)), EXIT_NEVER, 1.0)
+    assert (after.state, after.gpus) == (FAILED, ())
+
+
+@pytest.mark.parametrize("state", [BACKOFF, FAILED, STOPPED])
+def test_an_exit_told_twice_counts_once(state: object) -> None:
+    before = worker("VllmWorker", state)  # type: ignore[arg-type]
+    assert after_exit(before, 1, 1.0) == before
+
+
+def test_the_reason_is_in_words() -> None:
+    assert exit_reason(-9) == "killed by SIGKILL"
+    assert exit_reason(3) == "exit code 3"
+    assert exit_reason(-100) == "killed by signal 100"
+    assert exit_reason(None) == "exit code unknown"
+
+
+def test_the_exit_code_for_never_is_the_one_that_the_guard_uses() -> None:
+    assert guard.EXIT_NEVER == EXIT_NEVER

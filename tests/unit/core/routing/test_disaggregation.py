@@ -1,0 +1,66 @@
+"""Where a prefill goes: the original's vectors, the cases it lacked, and the live settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.core.routing.disaggregation import (
+    DisaggregationSettings,
+    PrefillPlace,
+    QueueReading,
+    place_prefill,
+    with_live_settings,
+)
+
+CONDITIONAL = DisaggregationSettings(is_on=True, is_conditional=True)
+ALWAYS = DisaggregationSettings(is_on=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "prefix_hit_rate", "queue_size", "place"),
+    [
+        (1000, 0.0, 0, PrefillPlace.SHORT),
+        (1001, 0.0, 0, PrefillPlace.REMOTE),
+        (1001, 0.0, 2, PrefillPlace.QUEUE_FULL),
+        (2000, 0.5, 0, PrefillPlace.SHORT),
+        (2004, 0.5, 1, PrefillPlace.REMOTE),
+    ],
+)
+def test_the_conditional_decision_is_the_originals(
+    prompt_tokens: int, prefix_hit_rate: float, queue_size: int, place: PrefillPlace
+) -> None:
+    assert place_prefill(CONDITIONAL, prompt_tokens, prefix_hit_rate, queue_size, 1) is place
+
+
+def test_unconditional_remote_prefill_takes_even_the_shortest_prompt() -> None:
+    assert place_prefill(ALWAYS, 1, 0.0, 0, 1) is PrefillPlace.REMOTE
+
+
+def test_a_full_queue_keeps_the_prefill_local_even_when_unconditional() -> None:
+    assert place_prefill(ALWAYS, 5000, 0.0, 2, 1) is PrefillPlace.QUEUE_FULL
+
+
+def test_without_a_prefill_worker_every_prefill_is_local() -> None:
+    assert place_prefill(ALWAYS, 5000, 0.0, 0, 0) is PrefillPlace.NO_WORKER
+
+
+def test_remote_prefill_is_off_unless_asked_for() -> None:
+    assert place_prefill(DisaggregationSettings(), 5000, 0.0, 0, 4) is PrefillPlace.OFF
+
+
+def test_live_keys_replace_the_thresholds() -> None:
+    prefix = "/ns/disagg_router/"
+    keys = {f"{prefix}max_local_prefill_length": " 10 ", f"{prefix}max_prefill_queue_size": "7"}
+    changed = with_live_settings(CONDITIONAL, "ns", keys)
+    assert (changed.max_local_prefill_length_tokens, changed.max_prefill_queue_size) == (10, 7)
+
+
+@pytest.mark.parametrize("text", ["", "ten", "-1", "1.5", "²"])
+def test_a_live_value_that_is_not_a_whole_number_changes_nothing(text: str) -> None:
+    keys = {"/ns/disagg_router/max_prefill_queue_size": text}
+    assert with_live_settings(CONDITIONAL, "ns", keys) == CONDITIONAL
+
+
+def test_the_queue_is_estimated_from_the_others_at_the_reading_and_the_own_now() -> None:
+    assert QueueReading(depth=5, own=3).estimate(own_now=1) == 3
+    assert QueueReading(depth=1, own=3).estimate(own_now=0) == 0

@@ -1,0 +1,178 @@
+"""What engines are taken to be, from what was measured: steps are compared, never queues."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import pytest
+
+from dynaplan.core.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, corrected
+from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Demand, Traffic
+from dynaplan.domain.settings.sla import Corrections, SlaTargets
+from tests.unit.core.planning import targets as situations
+from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
+
+DISAGGREGATED = Deployment(kind(H200), kind(H200))
+AGGREGATED = Deployment(kind(H200))
+PROMISE = SlaTargets(2000.0, 50.0)
+ONE_EACH = Targets(1, 1)
+EXACT = Corrections()
+
+
+def measured(requests_per_s: float, engines: Deployment, serving: Targets = ONE_EACH) -> Traffic:
+    """An interval as it is where engines are like that: the means that the model has for them."""
+    traffic = situations.traffic(requests_per_s)
+    assert traffic.isl
+    assert traffic.osl
+    assert traffic.requests
+    times = Outlook(engines, Demand(requests_per_s, traffic.isl, traffic.osl)).mean_times(serving)
+    assert times
+    part = traffic.requests / traffic.osl.total
+    answered = replace(traffic.osl, counts=tuple(part * each for each in traffic.osl.counts))
+    return replace(traffic, osl=answered, ttft_ms=times.mean_ttft_ms, itl_ms=times.mean_itl_ms)
+
+
+def corrections_after(
+    traffic: Traffic,
+    before: Corrections = EXACT,
+    deployment: Deployment = DISAGGREGATED,
+    serving: Targets = ONE_EACH,
+) -> Corrections:
+    return corrected(deployment, before, traffic, serving, PROMISE)[0]
+
+
+def aimed_at(
+    traffic: Traffic,
+    before: Corrections = EXACT,
+    deployment: Deployment = DISAGGREGATED,
+    serving: Targets = ONE_EACH,
+) -> Corrections:
+    """Where many such intervals would take the corrections; a decode factor is exact in ``before``."""
+    after = corrections_after(traffic, before, deployment, serving)
+    return Corrections(
+        before.prefill * (after.prefill / before.prefill) ** (1 / GAIN),
+        before.decode * (after.decode / before.decode) ** (1 / GAIN),
+    )
+
+
+@pytest.mark.parametrize("requests_per_s", [3.0, 8.0, 14.0])
+def test_engines_as_their_profile_says_are_taken_to_be_so_whatever_their_load(
+    requests_per_s: float,
+) -> None:
+    aim = aimed_at(measured(requests_per_s, DISAGGREGATED))
+    assert astuple(aim) == pytest.approx((1.0, 1.0), abs=0.03)
+
+
+@pytest.mark.parametrize("requests_per_s", [3.0, 6.0, 9.0])
+def test_a_slow_engine_is_found_whatever_its_load(requests_per_s: float) -> None:
+    slow = measured(requests_per_s, DISAGGREGATED.slowed(1.6, 1.4))
+    assert aimed_at(slow).decode == pytest.approx(1.4, rel=0.05)
+    assert aimed_at(slow, Corrections(1.0, 1.4)).prefill == pytest.approx(1.6, rel=0.05)
+
+
+def test_a_fast_engine_is_found_where_hardly_anybody_waits() -> None:
+    fast = measured(3.0, DISAGGREGATED.slowed(0.7, 0.7))
+    assert aimed_at(fast).decode == pytest.approx(0.7, rel=0.05)
+    assert 0.7 < aimed_at(fast, Corrections(1.0, 0.7)).prefill < 0.85
+
+
+def test_a_pool_that_is_only_busy_is_not_taken_for_a_slow_one() -> None:
+    """Several times as long as alone, and no longer than the model's waiting says: no evidence either way."""
+    busy, alone = measured(15.0, DISAGGREGATED), measured(0.001, DISAGGREGATED)
+    assert busy.ttft_ms
+    assert alone.ttft_ms
+    assert busy.ttft_ms > 2 * alone.ttft_ms
+    for part in (0.2, 0.5, 0.8, 1.0):
+        waits = replace(busy, ttft_ms=alone.ttft_ms + part * (busy.ttft_ms - alone.ttft_ms))
+        assert aimed_at(waits).prefill == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("before", [0.95, 1.0, 1.3])
+def test_a_factor_between_what_all_and_no_waiting_make_of_it_stays_exactly(before: float) -> None:
+    waits = measured(15.0, DISAGGREGATED.slowed(0.9, 1.0))
+    assert corrections_after(waits, Corrections(before, 1.0)).prefill == before
+
+
+def test_a_factor_that_neither_explains_goes_to_the_nearer_one() -> None:
+    slow = measured(3.0, DISAGGREGATED.slowed(1.6, 1.0))
+    all_waiting, no_waiting = (aimed_at(slow, Corrections(each, 1.0)).prefill for each in (0.5, 3.0))
+    assert all_waiting == pytest.approx(1.6, rel=0.03)
+    assert all_waiting < no_waiting < 2.5
+
+
+def test_a_factor_goes_a_fifth_of_the_way_in_one_interval() -> None:
+    after = corrections_after(measured(3.0, DISAGGREGATED.slowed(1.6, 1.4)), Corrections(1.0, 1.0))
+    assert GAIN == 0.2
+    assert after.decode == pytest.approx(1.4**GAIN, rel=0.01)
+    assert after.prefill == pytest.approx(1.6**GAIN, rel=0.02)
+
+
+def test_no_factor_is_believed_beyond_the_bounds() -> None:
+    hopeless = replace(measured(3.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms, itl_ms=1e6)
+    most = corrections_after(hopeless, Corrections(0.99 * MOST, 0.99 * MOST))
+    assert astuple(most) == pytest.approx((MOST, MOST), rel=0.02)
+    assert max(astuple(most)) <= MOST
+    miraculous = replace(hopeless, ttft_ms=0.001, itl_ms=0.001)
+    least = corrections_after(miraculous, Corrections(1.01 * LEAST, 1.01 * LEAST))
+    assert astuple(least) == pytest.approx((LEAST, LEAST), rel=0.02)
+    assert min(astuple(least)) >= LEAST
+
+
+def test_a_backlog_says_nothing_of_how_fast_prompts_are_computed() -> None:
+    backlog = replace(measured(10.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms + 1)
+    after, why = corrected(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
+    assert after.prefill == 1.2
+    assert "prefill stays: a TTFT of 2001 ms tells of a backlog, not of engines" in why
+
+
+def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what_arrived() -> None:
+    """Twice as many arrived as were answered: the steps were as long as the batch that there was."""
+    served = measured(8.0, DISAGGREGATED)
+    assert served.requests
+    backlog = replace(served, requests=2 * served.requests)
+    assert aimed_at(backlog).decode == pytest.approx(aimed_at(served).decode)
+
+
+@pytest.mark.parametrize(
+    ("change", "serving", "why"),
+    [
+        ({"requests": FEWEST_REQUESTS - 1.0}, ONE_EACH, "there were too few requests"),
+        ({"isl_tokens": None}, ONE_EACH, "there were too few requests"),
+        ({"osl": None}, ONE_EACH, "there were too few requests"),
+        ({"requests": None, "missing": "no frontend answered"}, ONE_EACH, "no frontend answered"),
+        ({"requests": None}, ONE_EACH, "nothing was measured"),
+        ({}, Targets(0, 1), "not every role had workers"),
+        ({}, Targets(1, 0), "not every role had workers"),
+    ],
+)
+def test_what_says_too_little_changes_nothing(change: dict[str, object], serving: Targets, why: str) -> None:
+    before = Corrections(1.3, 0.8)
+    slow = replace(measured(8.0, DISAGGREGATED.slowed(1.6, 1.4)), **change)  # type: ignore[arg-type]
+    after, words = corrected(DISAGGREGATED, before, slow, serving, PROMISE)
+    assert after == before
+    assert words == f"corrections stay at prefill 1.3, decode 0.8: {why}"
+
+
+def test_times_that_were_not_measured_change_only_what_they_do_not_tell() -> None:
+    slow = measured(8.0, DISAGGREGATED.slowed(1.6, 1.4))
+    without_itl, _ = corrected(DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), ONE_EACH, PROMISE)
+    assert without_itl.decode == 1.0 < without_itl.prefill
+    without_ttft, _ = corrected(DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), ONE_EACH, PROMISE)
+    assert without_ttft.prefill == 1.0 < without_ttft.decode
+
+
+def test_slow_decoding_is_not_taken_for_slow_prefill() -> None:
+    """A first token waits for decode steps too."""
+    slow = measured(6.0, DISAGGREGATED.slowed(1.0, 2.0))
+    assert aimed_at(slow).decode == pytest.approx(2.0, rel=0.05)
+    assert aimed_at(slow, Corrections(1.0, 2.0)).prefill == pytest.approx(1.0, abs=0.03)
+
+
+def test_aggregated_workers_have_one_factor_for_all_they_do() -> None:
+    serving = Targets(0, 2)
+    slow = measured(6.0, AGGREGATED.slowed(1.0, 1.5), serving)
+    aim = aimed_at(slow, Corrections(1.1, 1.0), AGGREGATED, serving)
+    assert aim.prefill == 1.1
+    assert aim.decode == pytest.approx(1.5, rel=0.1)

@@ -1,0 +1,93 @@
+"""The planner as a service: it starts without blocking, and leaves word where it logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.assembly import make_planner, planner_log_root, start_planner
+from dynaplan.planner.service import PLANNER, Planner
+from dynaplan.runtime.discovery import Discovery
+
+
+async def no_messenger() -> Any:
+    raise AssertionError("nobody may connect before there is a prefill worker")
+
+
+class Runtime(SimpleNamespace):
+    """What a service is given, as ``dynaplan.runtime.process.WorkerRuntime`` gives it."""
+
+    def __init__(self, **settings: object) -> None:
+        clock = SystemClock()
+        store = MemoryStore(clock)
+        super().__init__(
+            namespace="ns",
+            settings=settings,
+            store=store,
+            clock=clock,
+            discovery=Discovery(store, "ns"),
+            messenger=no_messenger,
+            tasks=[],
+            closers=[],
+            readers=[],
+        )
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        self.tasks.append(asyncio.create_task(coroutine, name=name))
+
+    def add_metrics(self, read: Any) -> None:
+        self.readers.append(read)
+
+    def on_stop(self, close: Any) -> None:
+        self.closers.append(close)
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for close in self.closers:
+            await close()
+
+
+@pytest.fixture(autouse=True)
+def log_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNAPLAN_LOG_DIR", str(tmp_path))
+    return tmp_path
+
+
+async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
+    runtime = Runtime(**{"backend": "vllm", "log-dir": str(log_dir / "mine")})
+    await start_planner(runtime)
+    await asyncio.sleep(0)
+    assert [task.done() for task in runtime.tasks] == [False]
+    assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
+    assert wiring.recent_decisions(planner_log_root(), 3) == []
+    await runtime.end()
+
+
+async def test_a_wrong_option_ends_the_start():
+    with pytest.raises(ConfigError, match="max-gpu-budget"):
+        await start_planner(Runtime(**{"max-gpu-bugdet": 4}))
+
+
+async def test_a_log_directory_that_cannot_be_written_does_not_keep_it_from_planning(log_dir, caplog):
+    (log_dir / "planner").touch()
+    runtime = Runtime()
+    planner = make_planner(PlannerSettings(), runtime.store, runtime.discovery, no_messenger, runtime.clock)
+    await planner.close()
+    assert "may not find these decisions" in caplog.text
+
+
+def test_the_service_is_a_planner_and_knows_every_option():
+    assert Planner.role is Role.PLANNER
+    assert set(PlannerSettings().to_options()) <= set(PLANNER)

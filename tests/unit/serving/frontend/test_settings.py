@@ -1,0 +1,64 @@
+"""The Frontend's options, from the sections that the original spreads them over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.serving.frontend.settings import FrontendSettings, read_settings
+
+
+def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendSettings:
+    return read_settings(sections, environment)
+
+
+def test_the_defaults_are_the_originals() -> None:
+    settings = read()
+    assert (settings.host, settings.port, settings.router) == ("127.0.0.1", 8000, "round-robin")
+    assert settings.disaggregation.max_local_prefill_length_tokens == 1000
+    assert settings.disaggregation.max_prefill_queue_size == 2
+    assert not settings.disaggregation.is_on
+
+
+def test_keys_are_read_in_both_spellings_and_the_first_section_decides() -> None:
+    settings = read(
+        ("Frontend", {"served_model_name": "mine", "max-waiting-requests": 5}),
+        ("VllmWorker", {"remote-prefill": True, "conditional_disagg": True, "max-waiting-requests": 9}),
+    )
+    assert (settings.model, settings.max_waiting_requests) == ("mine", 5)
+    assert settings.disaggregation.is_on
+    assert settings.disaggregation.is_conditional
+
+
+def test_the_environment_says_where_to_listen_and_the_key() -> None:
+    settings = read(DYNAMO_HOST="0.0.0.0", DYNAMO_PORT="9", DYNAPLAN_API_KEY="k")
+    assert (settings.host, settings.port, settings.api_key) == ("0.0.0.0", 9, "k")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"router": "best"}, "round-robin, random, least-loaded"),
+        ({"max-waiting-requests": 0}, "at least 1"),
+        ({"max-waiting-requests": True}, "a whole number"),
+        ({"worker-wait": "long"}, "a number"),
+        ({"remote-prefill": "yes"}, "true or false"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        read(("Frontend", options))
+    assert next(iter(options)) in str(refused.value)
+
+
+def test_a_whole_number_of_seconds_is_a_number() -> None:
+    assert read(("Frontend", {"worker-wait": 3})).worker_wait_s == 3.0
+
+
+def test_several_frontends_share_their_metrics() -> None:
+    environment = {"DYNAPLAN_RUNTIME_DIR": "/run/x"}
+    assert read_settings([], environment, frontends=1).shared_metrics is None
+    assert read_settings([], environment, frontends=2).shared_metrics == Path("/run/x/frontend-metrics")

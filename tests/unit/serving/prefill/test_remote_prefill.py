@@ -1,0 +1,333 @@
+"""The frontend's side of the prefill queue: remote, local, and every way to fall back. No sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.messaging.memory import MemoryMessenger
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.core.routing.disaggregation import DisaggregationSettings
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.ports import Messenger, WorkItem, WorkQueue
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.serving.background import Background
+from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
+from dynaplan.serving.prefill import remote_prefill
+from dynaplan.serving.prefill.hand_off import HandOff
+from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from tests.fakes.polling import eventually
+
+ON = DisaggregationSettings(is_on=True)
+PREFILL_WORKER = Instance("ns", "PrefillWorker", "generate", 7, "http://127.0.0.1:9", "ns_PrefillWorker")
+
+
+@dataclass
+class Scene:
+    prefill: RemotePrefill
+    messenger: MemoryMessenger
+    store: MemoryStore
+    queue: WorkQueue
+    discovery: Discovery
+    placed: list[str] = field(default_factory=list)
+
+    async def take(self) -> tuple[WorkItem, RemotePrefillRequest]:
+        item = await self.queue.get(5.0)
+        assert item
+        return item, RemotePrefillRequest.from_json(item.payload)
+
+    async def answer(self, request: RemotePrefillRequest, **answer: object) -> None:
+        text = json.dumps({"request_id": request.request_id, **answer}).encode()
+        await self.messenger.publish(request.reply_to, text)
+
+
+def call(prompt: str = "The sky is") -> Call:
+    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def fields(hand_off: HandOff | None) -> dict[str, object]:
+    assert hand_off
+    return dict(hand_off.fields)
+
+
+@asynccontextmanager
+async def scene(
+    settings: DisaggregationSettings = ON, wait_s: float = 30.0, prefill_workers: int = 1
+) -> AsyncIterator[Scene]:
+    clock = SystemClock()
+    store, messenger, placed = MemoryStore(clock), MemoryMessenger(clock), list[str]()
+    if prefill_workers:
+        await store.put(PREFILL_WORKER.key, PREFILL_WORKER.to_json())
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+
+    async def connect() -> Messenger:
+        return messenger
+
+    background = Background()
+    prefill = RemotePrefill(
+        settings,
+        discovery,
+        namespace="ns",
+        component="PrefillWorker",
+        wait_s=wait_s,
+        connect=connect,
+        placed=lambda model, place: placed.append(place),
+        background=background,
+    )
+    await prefill.connect()
+    queue = await messenger.queue(prefill_stream("ns"))
+    try:
+        yield Scene(prefill, messenger, store, queue, discovery, placed)
+    finally:
+        await prefill.close()
+        await background.close()
+        await discovery.close()
+        await store.close()
+
+
+async def test_the_answers_parameters_are_the_hand_off() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert request.body == {"model": "m", "prompt": "The sky is"}
+        await here.answer(request, worker="p", hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+        await item.ack()
+        assert here.placed == ["remote"]
+
+
+async def test_a_second_answer_after_a_redelivery_changes_nothing() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        await here.answer(request, hand_off={"remote_port": 1})
+        await here.answer(request, hand_off={"remote_port": 2})
+        assert fields(await hand_off) == {"remote_port": 1}
+        await here.answer(request, hand_off={"remote_port": 3})
+        await item.ack()
+        assert here.placed == ["remote"]
+
+
+async def test_a_message_that_is_no_answer_is_ignored() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        for garbage in (b"", b"[]", b"{}", b"\xff"):
+            await here.messenger.publish(request.reply_to, garbage)
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+async def test_a_retryable_error_falls_back() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="no blocks", is_retryable=True)
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_an_error_that_is_not_retryable_is_the_clients() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="too odd", is_retryable=False)
+        with pytest.raises(ApiError, match="too odd"):
+            await hand_off
+
+
+async def test_a_request_that_is_wrong_is_answered_with_the_engines_status() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="temperature is below 0", is_retryable=False, status=400)
+        with pytest.raises(ApiError, match="below 0") as caught:
+            await hand_off
+        assert caught.value.status == 400
+
+
+async def test_without_an_answer_in_time_it_falls_back_and_withdraws_the_work() -> None:
+    async with scene(wait_s=0.01) as here:
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        await eventually(lambda: _is_empty(here.queue))
+        assert here.placed == ["fallback"]
+
+
+async def test_when_the_last_prefill_worker_leaves_those_who_wait_fall_back() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await here.take()
+        await here.store.delete(PREFILL_WORKER.key)
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_an_answer_lost_on_its_way_is_noticed_by_the_empty_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_prefill, "ANSWER_S", 0.01)
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, _ = await here.take()
+        await item.ack()
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_a_client_that_leaves_withdraws_its_work() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await eventually(lambda: _has_work(here.queue))
+        hand_off.cancel()
+        await eventually(lambda: _is_empty(here.queue))
+
+
+async def test_while_the_queue_is_away_every_prefill_is_local() -> None:
+    async with scene() as here:
+        here.messenger.is_available = False
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["fallback", "local"]
+
+
+async def test_a_request_larger_than_a_message_is_prefilled_locally() -> None:
+    async with scene() as here:
+        assert await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0) is None
+        assert await here.queue.depth() == 0
+        assert here.placed == ["fallback"]
+
+
+async def test_without_a_prefill_worker_nothing_is_queued() -> None:
+    async with scene(prefill_workers=0) as here:
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert await here.queue.depth() == 0
+        assert here.placed == ["local"]
+
+
+async def test_own_requests_count_at_once_against_the_queues_limit() -> None:
+    async with scene() as here:
+        waiting = [asyncio.create_task(here.prefill.hand_off(call(), 0.0)) for _ in range(2)]
+        await eventually(lambda: here.prefill.queue_size == 2)
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["local"]
+        for task in waiting:
+            task.cancel()
+
+
+async def test_the_work_of_others_counts_once_it_was_read() -> None:
+    async with scene() as here:
+        for _ in range(2):
+            await here.queue.put(b"{}")
+        first = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await eventually(lambda: here.prefill.queue_size >= 2)
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        first.cancel()
+
+
+async def test_the_live_settings_decide_from_then_on() -> None:
+    conditional = DisaggregationSettings(is_on=True, is_conditional=True)
+    async with scene(conditional, wait_s=0.01) as here:
+        await here.prefill.hand_off(call(), 0.0)
+        here.prefill.configure({"/ns/disagg_router/max_local_prefill_length": "1"})
+        await here.prefill.hand_off(call(), 0.0)
+        here.prefill.configure({})
+        await here.prefill.hand_off(call(), 0.0)
+        assert here.placed == ["local", "fallback", "local"]
+
+
+async def test_an_answer_reads_back_as_it_was_written() -> None:
+    answer = PrefillAnswer("id", "p", {"a": 1}, "", True, "here")
+    assert PrefillAnswer.from_json(answer.to_json()) == answer
+
+
+async def released_in(here: Scene) -> list[tuple[str, str]]:
+    """What is published to let hand-offs go: (subject, request id), in a list that grows."""
+    seen: list[tuple[str, str]] = []
+    await here.messenger.subscribe("kv.>", lambda subject, payload: seen.append((subject, payload.decode())))
+    return seen
+
+
+async def test_a_hand_off_is_let_go_once_however_often_it_is_released() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        hand_off = await waiting
+        assert hand_off
+        assert released == []
+        hand_off.release()
+        hand_off.release()
+        await eventually(lambda: bool(released))
+    assert released == [("kv.p", request.request_id)]
+
+
+async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1})
+        hand_off = await waiting
+        assert hand_off
+        hand_off.release()
+    assert released == []
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go() -> None:
+    async with scene(wait_s=0.01) as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        assert await waiting is None
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_the_answer_of_a_client_that_leaves_as_it_comes_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        waiting.cancel()
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_of_two_answers_the_one_that_is_not_used_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 2}, release_to="kv.other")
+        assert fields(await waiting) == {"a": 1}
+        await eventually(lambda: bool(released))
+    assert released == [("kv.other", request.request_id)]
+
+
+async def test_a_failed_prefill_holds_nothing_that_could_be_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="no blocks", release_to="kv.p")
+        assert await waiting is None
+    assert released == []
+
+
+async def _is_empty(queue: WorkQueue) -> bool:
+    return await queue.depth() == 0
+
+
+async def _has_work(queue: WorkQueue) -> bool:
+    return await queue.depth() > 0

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.ports import Route
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
+from tests.unit.runtime.conftest import LoopClock
+from tests.unit.runtime.fake_store import FakeStore
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+class Engine:
+    """An engine that does nothing but say what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.broken = asyncio.Event()
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def stop(self) -> None:
+        self.events.append("stop")
+
+    async def died(self) -> None:
+        await self.broken.wait()
+        raise PermanentError("the engine died")
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def routes(self) -> Sequence[Route]:
+        return (Route("POST", "/v1/completions", self._serve),)
+
+    def card(self) -> Mapping[str, Any]:
+        return {"model": "m"}
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(running_requests=7)
+
+    async def _serve(self, _: Any) -> None: ...
+
+
+class ServingEngine(Engine):
+    """One with an HTTP port of its own."""
+
+    url = "http://127.0.0.1:2"
+
+    async def requests(self) -> int:
+        return 0
+
+
+class PatientEngine(Engine):
+    """One that holds a hand-off and does not end before somebody has taken it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = asyncio.Event()
+
+    async def stop(self) -> None:
+        await self.taken.wait()
+        await super().stop()
+
+    def abandon(self) -> None:
+        self.events.append("abandon")
+        self.taken.set()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: made)
+    return made
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[WorkerRuntime]:
+    store = FakeStore()
+
+    async def away() -> Any:
+        raise PermanentError("no messenger in this test")
+
+    made = WorkerRuntime(
+        namespace="ns",
+        component="VllmWorker",
+        worker_name="ns_VllmWorker",
+        worker_token="token",
+        url="http://127.0.0.1:1",
+        store=store,
+        leases=store,
+        clock=LoopClock(),
+        discovery=Discovery(store, "ns"),
+        connect_messenger=away,
+    )
+    yield made
+    await made.close()
+
+
+async def test_an_engine_becomes_the_workers_routes_load_and_card(
+    runtime: WorkerRuntime, engine: Engine
+) -> None:
+    await start_decode_worker(runtime)
+    assert engine.events == ["start"]
+    assert [route.path for route in runtime.routes] == ["/v1/completions"]
+    assert runtime.load.running_requests == 7
+    assert runtime.card == {"model": "m", "tensor_parallel": 1}
+    assert runtime.engine_url == ""
+    assert runtime.finishers == []
+
+
+async def test_an_engine_with_a_port_of_its_own_is_told_of_and_asked_before_it_is_stopped(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[EngineContext] = []
+
+    def make(_name: str, _options: Any, context: EngineContext) -> Engine:
+        contexts.append(context)
+        return ServingEngine()
+
+    monkeypatch.setattr(wiring, "make_engine", make)
+    runtime.gpus, runtime.scratch_dir = 2, "/dev/shm/x"
+    await start_decode_worker(runtime)
+    assert contexts == [EngineContext("ns_VllmWorker", "decode", runtime.url, "token", 2, "/dev/shm/x")]
+    assert runtime.engine_url == "http://127.0.0.1:2"
+    assert runtime.card["tensor_parallel"] == 2
+    assert runtime.held == 7
+    assert len(runtime.finishers) == 1
+
+
+async def test_an_engine_whose_start_fails_or_is_interrupted_is_stopped_too(
+    runtime: WorkerRuntime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start() -> None:
+        raise PermanentError("no memory")
+
+    monkeypatch.setattr(engine, "start", start)
+    with pytest.raises(PermanentError):
+        await start_decode_worker(runtime)
+    assert runtime.closers == [engine.stop]
+
+
+async def test_a_worker_ends_when_its_engine_dies(runtime: WorkerRuntime, engine: Engine) -> None:
+    await start_decode_worker(runtime)
+    await asyncio.sleep(1)
+    assert not runtime.failed.done()
+    engine.broken.set()
+    await asyncio.sleep(1)
+    assert str(runtime.failed.result()) == "the engine died"
+
+
+async def test_a_decode_engine_stops_last_and_a_prefill_engine_before_its_worker_is_drained(
+    runtime: WorkerRuntime, engine: Engine
+) -> None:
+    await start_decode_worker(runtime)
+    assert runtime.closers == [engine.stop]
+    await start_prefill_worker(runtime)
+    (finish,) = runtime.finishers
+    await finish()
+    assert engine.events == ["start", "start", "stop"]
+
+
+async def test_nothing_is_pulled_before_the_worker_is_ready(runtime: WorkerRuntime, engine: Engine) -> None:
+    await start_prefill_worker(runtime)
+    await asyncio.sleep(5)
+    assert not runtime.failed.done()
+    runtime.ready.set()
+    await asyncio.sleep(1)
+    assert str(runtime.failed.result()) == "no messenger in this test"
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", True, 1.5])
+async def test_a_wrong_number_of_prefills_is_an_error(
+    runtime: WorkerRuntime, engine: Engine, value: object
+) -> None:
+    runtime.settings = {"max-concurrent-prefills": value}
+    with pytest.raises(ConfigError, match="max-concurrent-prefills"):
+        await start_prefill_worker(runtime)
+
+
+async def test_a_prefill_worker_does_not_wait_for_hand_offs_that_nobody_is_left_to_take(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PatientEngine()
+    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: engine)
+    await runtime.discovery.start()
+    frontend = Instance("ns", "Frontend", "health", 7, "http://127.0.0.1:3", card={"routes_to": "VllmWorker"})
+    await runtime.store.put(frontend.key, frontend.to_json())
+    await start_prefill_worker(runtime)
+    finishing = asyncio.create_task(runtime.finishers[0]())
+    await asyncio.sleep(20)
+    assert engine.events == ["start"]
+
+    await runtime.store.delete(frontend.key)
+    await asyncio.wait_for(finishing, 10)
+
+    assert engine.events == ["start", "abandon", "stop"]
+    await runtime.discovery.close()

@@ -1,0 +1,48 @@
+"""Small simulated services with round numbers: 1 ms per prompt token, 10 ms per decode step."""
+
+from collections.abc import Iterable
+
+from dynaplan.core.engine.settings import EngineSettings
+from dynaplan.core.engine.timing import StepTiming
+from dynaplan.core.routing.disaggregation import DisaggregationSettings
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.service import ServiceSettings
+
+TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
+ENGINE = EngineSettings(total_blocks=1000, block_tokens=16, batched_tokens=1024)
+
+
+def service(
+    *, is_disaggregated: bool = False, gpus: int = 4, startup_s: float = 30.0, router: str = "round-robin"
+) -> ServiceSettings:
+    """A deployment of that shape; every prompt of a disaggregated one is computed remotely."""
+    roles = (Role.DECODE, Role.PREFILL) if is_disaggregated else (Role.DECODE,)
+    return ServiceSettings(
+        engines=dict.fromkeys(roles, (ENGINE, TIMING)),
+        gpus=gpus,
+        gpus_per_worker=dict.fromkeys(roles, 1),
+        startup_s=dict.fromkeys(roles, startup_s),
+        router=router,
+        disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=1000),
+        slo=Slo(500, 50),
+    )
+
+
+def every(
+    seconds: float, count: int, prompt_tokens: int = 100, output_tokens: int = 11
+) -> list[TracedRequest]:
+    """So many equal requests, one each time so many seconds have passed."""
+    return [TracedRequest(index * seconds, prompt_tokens, output_tokens) for index in range(count)]
+
+
+def workers(prefill: int = 0, decode: int = 1) -> Targets:
+    """How many workers of each role."""
+    return Targets(prefill, decode)
+
+
+def at_once(requests: Iterable[tuple[int, int]]) -> list[TracedRequest]:
+    """Requests (prompt and output tokens) that all arrive at the beginning."""
+    return [TracedRequest(0.0, prompt, output) for prompt, output in requests]

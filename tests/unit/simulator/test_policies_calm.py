@@ -1,0 +1,83 @@
+"""A load that stays as it is, but for noise: the number of workers stays too.
+
+The engines are four times as slow as the profile, and so are targets and load: the same numbers of workers
+are needed, and there are four times fewer requests to simulate.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.domain.planning.decisions import Decision, PlannerState
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.trace import TracedRequest
+from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.policies import PlannerPolicy
+from dynaplan.simulator.run import simulate
+from dynaplan.simulator.shell.simulation import SimulateOptions, service_settings
+
+H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
+SLOWNESS = 4
+ENGINE = {"profile": H200, "speedup-ratio": 1 / SLOWNESS}
+SLO = Slo(ttft_ms=500 * SLOWNESS, itl_ms=20 * SLOWNESS)
+WORTH_OF_A_WORKER = 5.0 / SLOWNESS
+"""Requests/s; eight times that need eight workers, prefill and decode together."""
+
+DURATION_S, SETTLED_S = 600, 300
+"""It begins with one worker of each role, so a backlog of minutes has to be worked off first."""
+
+GPUS = 16
+
+
+def noisy(requests_per_s: float) -> Iterator[TracedRequest]:
+    """In every second as many requests as the rate says, which varies by 5 % (standard deviation)."""
+    draws, due = random.Random(1), 0.0
+    for second in range(DURATION_S):
+        due += max(0.0, requests_per_s * draws.gauss(1, 0.05))
+        arriving = int(due)
+        due -= arriving
+        for number in range(arriving):
+            yield TracedRequest(second + (number + 0.5) / arriving, 3000, 150)
+
+
+def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
+    """Every decision for another number of workers, after settling."""
+    late: list[str] = []
+
+    def decided(_: PlannerState, seen: Observation, decision: Decision, __: PlannerState) -> None:
+        if decision.is_change and seen.at_s > SETTLED_S:
+            late.append(f"{seen.at_s:g} s: {decision.current} -> {decision.desired}: {decision.reason}")
+
+    options = SimulateOptions(
+        "",
+        gpus=GPUS,
+        is_disaggregated=first.prefill > 0,
+        startup_time_s=15.0,
+        slo=SLO,
+        engine=ENGINE,
+    )
+    settings = settings_of(
+        {
+            "policy": policy,
+            "profile-results-dir": H200,
+            "max-gpu-budget": GPUS,
+            "adjustment-interval": 20.0,
+            "ttft": SLO.ttft_ms,
+            "itl": SLO.itl_ms,
+        }
+    )
+    planner = PlannerPolicy(policy, settings, wiring.sla_model(settings, ENGINE), decided=decided)
+    simulate(noisy(requests_per_s), service_settings(options), first, planner)
+    return late
+
+
+@pytest.mark.parametrize("first", [Targets(0, 1), Targets(1, 1)], ids=["aggregated", "disaggregated"])
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_a_constant_load_with_noise_changes_nothing_after_settling(workers: int, first: Targets) -> None:
+    assert changes("sla", workers * WORTH_OF_A_WORKER, first) == []

@@ -1,0 +1,66 @@
+"""What a simulation holds in memory does not depend on the number of requests that have gone through it."""
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.meter import TrafficMeter
+from dynaplan.simulator.policies import PlannerPolicy
+from dynaplan.simulator.run import Policy, StaticPolicy, simulate
+from dynaplan.simulator.shell.simulation import SimulateOptions, service_settings
+from tests.unit.simulator.services import workers
+
+SECONDS = 60
+FEW, MANY = 150, 1500
+BYTES_PER_REQUEST = 16
+"""Less than one number costs that is remembered of a request."""
+
+
+def planned(policy: str) -> PlannerPolicy:
+    planner = settings_of(
+        {"policy": policy, "adjustment-interval": 20, "profile-results-dir": "h200-fp8-fit"}
+    )
+    model = wiring.sla_model(planner, {}, "round-robin") if planner.is_by_targets else None
+    return PlannerPolicy(policy, planner, model)
+
+
+def peak_bytes(policy: Policy, requests: int) -> int:
+    """The most that a simulation of so many requests, within the same time, has held at once."""
+    settings = replace(service_settings(SimulateOptions("")), gpus=4)
+    load = f"constant:rate={requests / SECONDS},duration={SECONDS},isl=20,osl=2,noise=0"
+    trace = wiring.read_requests(load, 1.0, 1)
+    tracemalloc.start()
+    try:
+        result = simulate(trace, settings, workers(1, 1), policy)
+        assert result.outcome.requests == requests
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "policy", [StaticPolicy, lambda: planned("load"), lambda: planned("sla")], ids=["static", "load", "sla"]
+)
+def test_ten_times_the_requests_need_no_more_memory(policy: Callable[[], Policy]) -> None:
+    few, many = peak_bytes(policy(), FEW), peak_bytes(policy(), MANY)
+
+    assert many - few < BYTES_PER_REQUEST * (MANY - FEW)
+
+
+def test_traffic_that_nobody_asks_for_is_not_piled_up() -> None:
+    meter = TrafficMeter()
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            meter.arrived()
+            meter.first_token(0.1)
+            meter.pull()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < 5000

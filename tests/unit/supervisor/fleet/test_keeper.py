@@ -1,0 +1,446 @@
+"""What the fleet keeper does, pass by pass, over circus, processes and a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any, cast
+
+import pytest
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.errors import StatefileUnwritable
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.keeper import FleetKeeper
+from dynaplan.supervisor.launch import Launch
+from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses
+
+GRAPH = GraphSpec(
+    "graphs.disagg:Frontend",
+    "/srv/project",
+    "ns",
+    (
+        ServiceSpec("Frontend", Role.FRONTEND),
+        ServiceSpec("VllmWorker", Role.DECODE, gpus=1),
+        ServiceSpec("PrefillWorker", Role.PREFILL, gpus=1),
+    ),
+)
+
+
+class Box:
+    """A keeper and everything around it, in the hands of the test."""
+
+    def __init__(self, directory: Path, *workers: Worker, foreign: Sequence[str] = ()) -> None:
+        self.launch = Launch(
+            graph=GRAPH,
+            gpus=tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4)),
+            arbiter=ProcessIdentity(1, 1, "boot"),
+            config={"VllmWorker": {"model": "some/model", "hang-timeout": 5}},
+            runtime_dir=directory,
+            log_dir=directory,
+            statefile=directory / "ns.json",
+            circus_endpoint="ipc:///none",
+            circus_events="ipc:///none",
+            host="127.0.0.1",
+            port=8000,
+            scratch_dir=directory / "scratch",
+            leave_timeout_s=10,
+        )
+        self.now = 100.0
+        self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
+        self.health = FakeHealth()
+        self.processes = FakeProcesses(self.circus)
+        self.said: list[str] = []
+        self.written: tuple[Worker, ...] = workers
+        self.is_disk_full = False
+        self.frozen: set[str] = set()
+        self.learnt: list[tuple[str, float]] = []
+        self.keeper = self.new_keeper()
+
+    def new_keeper(self) -> FleetKeeper:
+        """A keeper that knows what was written down, and nothing else."""
+        self.keeper = FleetKeeper(
+            self.launch,
+            self.written,
+            cast(Any, self.circus),
+            self.processes,
+            self,
+            self.record,
+            self.said.append,
+            GpuClaims(self.claims, self.launch.gpus),
+            lambda key, seconds: self.learnt.append((key, seconds)),
+        )
+        self.keeper.health = cast(Any, self.health)
+        self.keeper.link = cast(Any, self.link)
+        return self.keeper
+
+    def now_s(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def record(self, workers: Sequence[Worker]) -> None:
+        if self.is_disk_full:
+            raise StatefileUnwritable("no space left on device")
+        self.written = tuple(workers)
+
+    def register(self) -> None:
+        """Every process registers, and only those that run stay registered."""
+        self.link.instances = tuple(
+            Instance(
+                "ns",
+                worker.component,
+                "generate",
+                worker.pid + 1000,
+                f"http://127.0.0.1:{worker.pid}",
+                worker.name,
+                worker.pid,
+            )
+            for worker in self.keeper.workers.values()
+            if self.processes.identify(worker.pid) and worker.name not in self.frozen
+        )
+
+    async def settle(self, passes: int = 4) -> None:
+        for _ in range(passes):
+            await self.keeper.one_pass()
+            self.register()
+
+    def states(self) -> dict[str, str]:
+        return {name: worker.state.value for name, worker in self.keeper.workers.items()}
+
+    async def started(self, decode: int = 1, prefill: int = 1) -> Box:
+        self.link.counts = DesiredCounts(prefill, decode, 0)
+        await self.settle()
+        return self
+
+
+async def test_it_starts_what_the_graph_asks_for_and_writes_it_down_before(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    at_add: list[str] = []
+    add = box.circus.add
+
+    async def adding(name: str, *rest: Any) -> int:
+        at_add.append(next(worker.state.value for worker in box.written if worker.name == name))
+        return await add(name, *rest)
+
+    box.circus.add = adding  # type: ignore[assignment,method-assign]
+    await box.started()
+    assert at_add == ["starting"] * 3
+    assert box.states() == dict.fromkeys(["ns_Frontend", "ns_VllmWorker", "ns_PrefillWorker"], "ready")
+    assert box.circus.environments["ns_VllmWorker"]["CUDA_VISIBLE_DEVICES"] == "GPU-SIM-0"
+    assert box.claims.held == {"GPU-SIM-0", "GPU-SIM-1"}
+
+
+async def test_a_decision_is_acknowledged_when_its_workers_are_ready_and_not_before(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.acknowledged.clear()
+    box.link.counts = DesiredCounts(1, 2, 7, 0)
+    await box.keeper.one_pass()
+    assert box.states()["ns_VllmWorker_1"] == "starting"
+    assert box.link.acknowledged == []
+    box.register()
+    await box.keeper.one_pass()
+    assert box.link.acknowledged == [7]
+
+
+async def test_the_first_counts_are_the_workers_that_there_are(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts()
+    await box.keeper.one_pass()
+    assert box.link.first == {"num_prefill_workers": "1", "num_decode_workers": "2", "decision_id": "0"}
+
+
+async def test_nothing_is_scaled_while_the_store_is_away_but_a_crashed_worker_is_restarted(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts, box.link.instances = None, None
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), -9)
+    await box.keeper.one_pass()
+    assert box.circus.pids["ns_VllmWorker"] != 0
+    assert len(box.keeper.workers) == 4
+
+
+async def test_a_crashed_worker_is_dropped_by_routers_and_restarted_on_its_own_gpus(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    lease, gpus = box.keeper.workers["ns_VllmWorker"].instance_id, box.keeper.workers["ns_VllmWorker"].gpus
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), 1)
+    await box.settle()
+    assert box.link.revoked == [lease]
+    assert box.keeper.workers["ns_VllmWorker"].gpus == gpus
+    assert box.states()["ns_VllmWorker"] == "ready"
+
+
+async def test_a_decode_worker_leaves_by_its_lease_and_its_gpus_are_free_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    leaving = box.keeper.workers["ns_VllmWorker_1"]
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.keeper.one_pass()
+    assert box.link.revoked == [leaving.instance_id]
+    assert box.circus.signals == []
+    (gpu,) = leaving.gpus
+    assert f"GPU-SIM-{gpu}" in box.claims.held
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker_1"), 0)
+    await box.settle()
+    assert "ns_VllmWorker_1" not in box.keeper.workers
+    assert "ns_VllmWorker_1" not in box.circus.pids
+    assert f"GPU-SIM-{gpu}" not in box.claims.held
+    assert len(box.claims.held) == 2
+
+
+async def test_a_prefill_worker_leaves_by_sigterm_once(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.counts = DesiredCounts(0, 1, 1, 0)
+    await box.settle()
+    assert box.circus.signals == [("ns_PrefillWorker", SIGTERM)]
+
+
+async def test_a_decode_worker_gets_sigterm_when_the_store_does_not_answer(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    leaving = box.keeper.workers["ns_VllmWorker_1"]
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.keeper.one_pass()
+    box.link.unanswered.add(leaving.instance_id)
+    await box.keeper.one_pass()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+
+
+async def test_who_does_not_leave_is_killed_at_the_deadline_and_reported(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    box.now += 5
+    await box.settle()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+    assert box.processes.killed == []
+    box.now += 8
+    await box.settle()
+    assert len(box.processes.killed) == 1
+    assert any("ns_VllmWorker_1 did not leave" in line for line in box.said)
+    assert box.link.fleet["killed_at_deadline"] == 1
+
+
+async def test_a_worker_that_can_never_start_is_not_retried_and_shows_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ns_VllmWorker.log").write_text("one\ntwo: no such model\n")
+    box = await Box(tmp_path).started()
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), 78)
+    await box.settle()
+    box.now += 1000
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "failed"
+    assert box.circus.pids["ns_VllmWorker"] == 0
+    assert any("has failed" in line and "two: no such model" in line for line in box.said)
+    assert box.claims.held == {"GPU-SIM-1"}
+
+
+async def test_a_new_decision_tries_failed_workers_again(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), 78)
+    await box.settle()
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.states()["ns_VllmWorker"] == "ready"
+
+
+async def test_while_the_disk_is_full_nothing_new_starts_but_crashed_workers_do(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.is_disk_full = True
+    box.link.counts = DesiredCounts(1, 2, 1, 0)
+    box.keeper.note_exit(box.circus.end("ns_PrefillWorker"), -9)
+    await box.settle()
+    assert box.states() == dict.fromkeys(["ns_Frontend", "ns_VllmWorker", "ns_PrefillWorker"], "ready")
+    assert sum("cannot be written" in line for line in box.said) == 1
+    box.is_disk_full = False
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert {worker.name for worker in box.written} == set(box.keeper.workers)
+
+
+async def test_gpus_of_others_are_never_given_out(tmp_path: Path) -> None:
+    box = await Box(tmp_path, foreign=["GPU-SIM-0", "GPU-SIM-2"]).started(decode=2)
+    assert box.keeper.workers["ns_VllmWorker"].gpus == (1,)
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert "ns_PrefillWorker" not in box.states()
+    assert sum("PrefillWorker: a worker waits for its GPUs" in line for line in box.said) == 1
+    box.claims.others.clear()
+    await box.settle()
+    assert box.states()["ns_PrefillWorker"] == "ready"
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+async def test_a_new_keeper_finishes_a_start_that_was_begun(tmp_path: Path, is_added: bool) -> None:
+    box = await Box(tmp_path).started()
+    begun = Worker("ns_VllmWorker_1", "VllmWorker", Role.DECODE, gpus=(2,))
+    box.written = (*box.written, begun)
+    if is_added:
+        await box.circus.add(begun.name, "", [], {"env": {}})
+    box.link.counts = DesiredCounts(1, 2, 1, 0)
+    before = dict(box.circus.pids)
+    box.new_keeper()
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert before.items() <= box.circus.pids.items()
+    assert box.link.acknowledged[-1] == 1
+
+
+async def test_a_new_keeper_finishes_a_drain_that_was_begun(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.keeper.one_pass()
+    box.link.revoked.clear()
+    box.new_keeper()
+    await box.settle()
+    assert len(box.link.revoked) == 1
+    box.circus.end("ns_VllmWorker_1")
+    await box.settle()
+    box.now += 1
+    await box.settle()
+    assert "ns_VllmWorker_1" not in box.keeper.workers
+
+
+async def test_an_exit_whose_code_nobody_saw_is_a_crash(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.circus.end("ns_VllmWorker")
+    assert await box.keeper.one_pass() <= 0.05
+    assert box.states()["ns_VllmWorker"] == "ready"
+    box.now += 0.5
+    await box.settle()
+    assert box.keeper.workers["ns_VllmWorker"].restarts_s != ()
+
+
+async def test_what_circus_cannot_start_is_tried_again_later(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.circus.can_start = False
+    await box.started()
+    assert {worker.state for worker in box.keeper.workers.values()} == {WorkerState.BACKOFF}
+    box.circus.can_start = True
+    box.now += 5
+    await box.settle()
+    assert set(box.states().values()) == {"ready"}
+
+
+async def frozen(box: Box, name: str) -> Worker:
+    """A worker that was ready, and whose lease has lapsed."""
+    box.frozen.add(name)
+    box.register()
+    await box.keeper.one_pass()
+    return box.keeper.workers[name]
+
+
+async def test_a_worker_that_stands_still_is_killed_and_starts_again_as_after_a_crash(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    before = await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {"ns_VllmWorker": f"http://127.0.0.1:{before.pid}"}
+    box.health.silent_s = {"ns_VllmWorker": 4}
+    await box.keeper.one_pass()
+    assert box.processes.killed == []
+    box.health.silent_s = {"ns_VllmWorker": 5}
+    box.frozen.clear()
+    await box.keeper.one_pass()
+    assert box.processes.killed == [before.pid]
+    await box.keeper.one_pass()
+    box.now += 1
+    await box.settle()
+    after = box.keeper.workers["ns_VllmWorker"]
+    assert (after.state, after.gpus, len(after.restarts_s)) == (WorkerState.READY, before.gpus, 1)
+    assert [line for line in box.said if "stands still: no answer for 5 s" in line]
+    assert box.health.asked == {}
+
+
+async def test_who_was_never_registered_is_not_asked_whether_it_stands_still(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.frozen = {"ns_VllmWorker"}
+    await box.started()
+    assert box.states()["ns_VllmWorker"] == "starting"
+    assert box.health.asked == {}
+
+
+async def test_with_a_hang_timeout_of_0_nobody_is_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.launch.config["VllmWorker"]["hang-timeout"] = 0
+    await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {}
+
+
+async def test_who_was_told_to_leave_is_not_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.counts = DesiredCounts(1, 0, 1, 0)
+    await box.keeper.one_pass()
+    await frozen(box, "ns_VllmWorker")
+    assert box.health.asked == {}
+
+
+async def test_while_the_store_is_away_nobody_is_asked(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.link.instances = None
+    await box.keeper.one_pass()
+    assert box.health.asked == {}
+
+
+async def test_a_new_keeper_still_knows_where_to_ask(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    before = await frozen(box, "ns_VllmWorker")
+    box.health.asked = {}
+    box.new_keeper()
+    await box.keeper.one_pass()
+    assert box.health.asked == {"ns_VllmWorker": before.url}
+
+
+async def test_it_learns_how_long_an_engine_takes_to_start_and_only_from_a_start(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.frozen = {"ns_VllmWorker"}
+    await box.started()
+    box.now += 40
+    box.frozen.clear()
+    await box.settle()
+    assert box.learnt == [('["sim", "some/model", 1]', 40.0)]
+    await frozen(box, "ns_VllmWorker")
+    box.frozen.clear()
+    await box.settle()
+    assert len(box.learnt) == 1
+
+
+async def test_the_files_of_a_worker_go_when_its_processes_are_gone_and_those_of_others_stay(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started()
+    scratch = box.launch.scratch_dir
+    scratch.mkdir()
+    for name in ("ns_VllmWorker.slot", "ns_VllmWorker_1.slot", "ns_PrefillWorker.a.b", "other"):
+        (scratch / name).touch()
+    (scratch / "ns_VllmWorker.directory").mkdir()
+    await box.settle()
+    assert len(list(scratch.iterdir())) == 5
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), -9)
+    await box.settle()
+    assert {path.name for path in scratch.iterdir()} == {
+        "ns_VllmWorker_1.slot",
+        "ns_PrefillWorker.a.b",
+        "other",
+    }
+
+
+async def test_a_worker_that_still_loads_may_not_hold_its_gpu_for_as_long_as_requests_may_take(
+    tmp_path: Path,
+) -> None:
+    box = Box(tmp_path)
+    object.__setattr__(box.launch, "leave_timeout_s", 600)
+    box.frozen = {"ns_VllmWorker_1"}
+    await box.started(decode=2)
+    box.link.counts = DesiredCounts(1, 1, 1, 0)
+    await box.settle()
+    assert box.circus.signals == [("ns_VllmWorker_1", SIGTERM)]
+    box.now += 13
+    await box.settle()
+    assert len(box.processes.killed) == 1
