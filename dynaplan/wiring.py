@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -21,11 +20,9 @@ if TYPE_CHECKING:
     from dynaplan.core.engine.settings import SimOptions
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
-    from dynaplan.core.profiling.recommendation import Recommendation
     from dynaplan.domain.engine import EngineContext
     from dynaplan.domain.gpus import Gpu
     from dynaplan.domain.identity import ProcessIdentity
-    from dynaplan.domain.measurements import Measurements
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
@@ -286,38 +283,6 @@ def sla_model(
     from dynaplan.adapters.profiles.modelling import model_of
 
     return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
-
-
-def write_profile(
-    output_dir: Path,
-    recommendation: Recommendation,
-    measurements: Sequence[Measurements],
-    config: Mapping[str, Mapping[str, Any]],
-    *,
-    splits_layers: bool = True,
-) -> list[Path]:
-    """Everything that comes of a sweep: the profile, pictures, the configuration completed; the files.
-
-    ``config`` is the user's; ``splits_layers`` says that tensor parallel sizes were ours to choose. Without
-    matplotlib there are no pictures, and a warning in the log. Raises ConfigError when it cannot write.
-    """
-    from dynaplan.adapters.profiles import plots, writing
-    from dynaplan.core.profiling.configuration import with_recommendation
-
-    directory = output_dir.absolute()
-    sections = with_recommendation(config, recommendation, str(directory), splits_layers)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        written = writing.write_points(directory, recommendation.profile)
-        written.append(writing.write_config(directory, sections, recommendation.goal))
-        written += plots.draw(directory, recommendation, measurements)
-    except ImportError:
-        logging.getLogger(__name__).warning(plots.MISSING)
-    except OSError as error:
-        raise ConfigError(
-            f"--output-dir: {output_dir} cannot be written: {error}", hint="expected a directory of yours"
-        ) from error
-    return written
 
 
 def frontend_traffic(urls: Callable[[], Iterable[str]], namespace: str, clock: Clock) -> TrafficSource:

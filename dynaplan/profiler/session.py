@@ -39,6 +39,7 @@ from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, P
 from dynaplan.profiler.facts import EngineFacts
 from dynaplan.profiler.generating import AIPERF, OWN, aiperf_program
 from dynaplan.profiler.journal import Journal, fingerprint
+from dynaplan.profiler.results import write_results
 from dynaplan.profiler.stage import LoadsOf, Progress, Stage, StageResult, run_stage
 
 DEFAULT_CONTEXT_TOKENS = 16_384
@@ -120,7 +121,7 @@ class _Profiler:
             }
             measured = await self._with_curves(measured, chosen)
         recommendation = recommend(measured, goal.isl_tokens, goal.osl_tokens, goal.ttft_ms, goal.itl_ms)
-        files = wiring.write_profile(
+        files = write_results(
             self._options.output_dir,
             recommendation,
             measured,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan import wiring
+from dynaplan.profiler.results import write_results
 from tests.unit.core.profiling.known import TIMINGS, recommended, swept
 
 pytest.importorskip("matplotlib", reason="an extra: pip install 'dynaplan[plots]'")
@@ -24,7 +24,7 @@ PICTURES = {
 
 def test_every_picture_is_drawn(tmp_path: Path) -> None:
     measured = [swept(TIMINGS["a100-bf16"]), swept(TIMINGS["h200-bf16"], size=2)]
-    files = wiring.write_profile(tmp_path, recommended(measured, 100, 15), measured, {})
+    files = write_results(tmp_path, recommended(measured, 100, 15), measured, {})
     drawn = [file for file in files if file.suffix == ".png"]
     assert {str(file.relative_to(tmp_path)) for file in drawn} == PICTURES
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn)

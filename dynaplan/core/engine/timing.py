@@ -58,6 +58,15 @@ class StepTiming:
         return self.decode_ms(decodes, kv_tokens) + chunks_ms + max(fixed_ms - self._decode_fixed_ms, 0.0)
 
 
+PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
+"""The arrays of a measured profile's prefill half."""
+
+DECODE_KEYS = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
+"""The arrays of its decode half, and the one number."""
+
+_ARRAYS = (*PREFILL_KEYS, *DECODE_KEYS[:-1])
+
+
 @dataclass(frozen=True)
 class MeasuredProfile:
     """One engine configuration as measured, in the units of Dynamo's profiler.
@@ -109,17 +118,6 @@ class MeasuredProfile:
             _Curve(self.prefill_isl, self.prefill_ttft),
             _Surface(self.x_kv_usage, self.y_context_length, self.z_itl, self.max_kv_tokens),
         )
-
-
-_ARRAYS = (
-    "prefill_isl",
-    "prefill_ttft",
-    "prefill_thpt_per_gpu",
-    "x_kv_usage",
-    "y_context_length",
-    "z_itl",
-    "z_thpt_per_gpu",
-)
 
 
 class _Curve:

@@ -74,7 +74,7 @@ def options(directory: Path, **changes: Any) -> ProfileOptions:
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaplan.wiring.write_profile", lambda *_, **__: [])
+    monkeypatch.setattr("dynaplan.profiler.session.write_results", lambda *_, **__: [])
 
 
 async def test_every_size_is_measured_at_the_target_and_the_chosen_ones_everywhere(tmp_path: Path) -> None:

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.core.engine.settings import SimOptions
-from dynaplan.core.engine.timing import FITTED, MOCKER_KV_BLOCKS, MeasuredProfile, StepTiming, mocker_timing
+from dynaplan.core.engine.timing import (
+    DECODE_KEYS,
+    FITTED,
+    MOCKER_KV_BLOCKS,
+    PREFILL_KEYS,
+    MeasuredProfile,
+    StepTiming,
+    mocker_timing,
+)
 from dynaplan.domain.errors import ConfigError
 
 SHIPPED_DIR = Path(__file__).parents[3] / "data" / "profiles"
 DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 DEFAULT_70B_PROFILE = "h100_sxm-Llama-3.3-70B-Instruct-FP8"
-
-PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
-DECODE_KEYS = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
 
 
 def known_profiles() -> list[str]:

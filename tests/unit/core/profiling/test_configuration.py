@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import graphs
-from dynaplan.adapters.profiles.writing import write_config
 from dynaplan.core.profiling.configuration import Sections, with_recommendation
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.profiler.results import write_config
 from dynaplan.sdk import load_graph
 from dynaplan.sdk.config import read_config, resolve_graph, validate_config
 from tests.unit.core.profiling.known import of_sizes, recommended

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.profiles.writing import selected_dir
 from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.profiling.selection import DecodeChoice, Goal, decode_choices, prefill_choices
@@ -17,6 +16,11 @@ MISSING = "no plots: matplotlib is not installed (pip install 'dynaplan[plots]')
 
 SIZE_INCHES = (8.0, 5.0)
 DOTS_PER_INCH = 120
+
+
+def selected_dir(directory: Path, half: str) -> Path:
+    """The directory of the chosen size's measured points and their pictures; ``half``: prefill or decode."""
+    return directory / f"selected_{half}_interpolation"
 
 
 def draw(directory: Path, recommendation: Recommendation, measured: Sequence[Measurements]) -> list[Path]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy
 import pytest
 
-from dynaplan import wiring
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.adapters.profiles.opening import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
@@ -20,6 +19,7 @@ from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import Measurements
+from dynaplan.profiler.results import write_results
 from tests.unit.core.profiling.known import TIMINGS, recommended, swept
 
 TRUTH = TIMINGS["h200-bf16"]
@@ -36,7 +36,7 @@ def written(
     directory: Path, measured: Measurements, config: dict[str, dict[str, object]] | None = None
 ) -> tuple[Recommendation, list[Path]]:
     recommendation = recommended([measured], 200, 20)
-    return recommendation, wiring.write_profile(directory, recommendation, [measured], config or {})
+    return recommendation, write_results(directory, recommendation, [measured], config or {})
 
 
 def timing_in(directory: Path) -> StepTiming:

@@ -1,0 +1,90 @@
+"""Files of a finished profile: curves in the layouts of Dynamo's profiler, pictures, a configuration."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaplan.core.engine.timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
+from dynaplan.core.profiling.configuration import with_recommendation
+from dynaplan.core.profiling.recommendation import Recommendation
+from dynaplan.core.profiling.selection import Goal
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.measurements import Measurements
+from dynaplan.profiler import pictures
+
+log = logging.getLogger(__name__)
+
+HALVES = {"prefill": PREFILL_KEYS, "decode": DECODE_KEYS}
+
+CONFIG_FILE = "config_with_planner.yaml"
+
+
+def write_results(
+    output_dir: Path,
+    recommendation: Recommendation,
+    measurements: Sequence[Measurements],
+    config: Mapping[str, Mapping[str, Any]],
+    *,
+    splits_layers: bool = True,
+) -> list[Path]:
+    """Write the profile, its pictures and the completed configuration; return the files.
+
+    ``config`` is the user's; ``splits_layers`` is true when the profiler chose the tensor parallel sizes.
+    Without matplotlib there are no pictures, and a warning in the log. Raises ConfigError when it cannot
+    write.
+    """
+    directory = output_dir.absolute()
+    sections = with_recommendation(config, recommendation, str(directory), splits_layers)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        written = write_points(directory, recommendation.profile)
+        written.append(write_config(directory, sections, recommendation.goal))
+        written += pictures.draw(directory, recommendation, measurements)
+    except ImportError:
+        log.warning(pictures.MISSING)
+    except OSError as error:
+        raise ConfigError(
+            f"--output-dir: {output_dir} cannot be written: {error}", hint="expected a directory of yours"
+        ) from error
+    return written
+
+
+def write_points(directory: Path, profile: MeasuredProfile) -> list[Path]:
+    """Both halves, each as ``raw_data.npz`` and as JSON; returns the files. Raises OSError.
+
+    Keys and units are those of ``MeasuredProfile``; ``max_kv_tokens`` is an array of one in the archive.
+    """
+    import numpy  # only for archives: it costs 30 MiB and 0.1 s
+
+    written = []
+    for half, keys in HALVES.items():
+        values: dict[str, Any] = {key: getattr(profile, key) for key in keys}
+        archive = pictures.selected_dir(directory, half) / "raw_data.npz"
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {key: numpy.atleast_1d(value) for key, value in values.items()}
+        numpy.savez(archive, **arrays)
+        document = directory / f"{half}_raw_data.json"
+        document.write_text(json.dumps(values) + "\n")
+        written += [archive, document]
+    return written
+
+
+def write_config(directory: Path, sections: Mapping[str, Mapping[str, Any]], goal: Goal) -> Path:
+    """A configuration that ``dynaplan serve -f`` takes; returns the file. Raises OSError."""
+    import yaml
+
+    path = directory / CONFIG_FILE
+    body = yaml.safe_dump(dict(sections), sort_keys=False, allow_unicode=True)
+    path.write_text(_HEAD.format(goal=goal) + body, encoding="utf-8")
+    return path
+
+
+_HEAD = """\
+# What profile-sla recommends for prompts of {goal.isl_tokens} and answers of {goal.osl_tokens} tokens, \
+TTFT {goal.ttft_ms:g} ms, ITL {goal.itl_ms:g} ms.
+# Planner.policy says what counts: `load` the thresholds, `sla` targets and profile, `both` all of them.
+"""
