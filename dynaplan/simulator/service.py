@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
+from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.model import EngineModel
-from dynaplan.core.engine.request import EngineRequest, splitmix64
+from dynaplan.core.engine.request import EngineRequest
 from dynaplan.core.engine.settings import CONCURRENT_PREFILLS, EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.planning.load_policy import kv_pressure
@@ -88,7 +89,7 @@ class SimulatedService:
         self._homeless: deque[str] = deque()
         self._prefills = PrefillQueue(settings.concurrent_prefills)
         self._turn = 0
-        self._dice = splitmix64(settings.seed)
+        self._draws = uniform_draws(settings.seed)
         self._index = PrefixIndex()
         told = {
             Role.PREFILL: (_ignore, self._prefilled_at),
@@ -219,7 +220,7 @@ class SimulatedService:
         hashes = live.traced.block_hashes if self.settings.router == "kv" else ()
         overlaps = self._index.overlaps(hashes, self.now_s) if hashes else {}
         candidates = [_candidate(each, overlaps.get(each.number, 0)) for each in workers]
-        draw = next(self._dice) / 2**64 if self.settings.router == "random" else 0.0
+        draw = next(self._draws) if self.settings.router == "random" else 0.0
         chosen = choose(candidates, Inputs(self._turn, draw, len(hashes), self.settings.overlap_weight))
         self._turn += 1
         if hashes:

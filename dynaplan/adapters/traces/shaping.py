@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from dynaplan.core.engine.request import splitmix64
+from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.trace import TracedRequest
 
@@ -25,7 +25,7 @@ def scaled(trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1) 
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise ConfigError(f"rate-scale: {rate_scale!r}", hint="expected a number, more than 0")
-    return iter(trace) if rate_scale == 1 else _scaled(trace, rate_scale, splitmix64(seed))
+    return iter(trace) if rate_scale == 1 else _scaled(trace, rate_scale, uniform_draws(seed))
 
 
 def _scaled(

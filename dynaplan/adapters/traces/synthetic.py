@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dynaplan.core.engine.request import splitmix64
+from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.trace import TracedRequest
 
@@ -97,15 +97,15 @@ def _number(text: str, key: str, value: str) -> float:
 
 def _requests(kind: Kind, of: Numbers) -> Iterator[TracedRequest]:
     seed = int(of["seed"])
-    isl = _lengths(of["isl"], of["isl-cv"], splitmix64(seed + 1))
-    osl = _lengths(of["osl"], of["osl-cv"], splitmix64(seed + 2))
-    for at_s in _arrivals(kind, of, splitmix64(seed)):
+    isl = _lengths(of["isl"], of["isl-cv"], uniform_draws(seed + 1))
+    osl = _lengths(of["osl"], of["osl-cv"], uniform_draws(seed + 2))
+    for at_s in _arrivals(kind, of, uniform_draws(seed)):
         yield TracedRequest(at_s, next(isl), next(osl))
 
 
 def _arrivals(kind: Kind, of: Numbers, draws: Iterator[float]) -> Iterator[float]:
     """Times in seconds, ascending, below the duration."""
-    noise = _noise(of, splitmix64(int(of["seed"]) + 3))
+    noise = _noise(of, uniform_draws(int(of["seed"]) + 3))
     # Evenly spaced arrivals begin half a space after the beginning.
     expected, threshold = 0.0, _exponential(draws) if kind.is_poisson else 0.5
     for cell in range(math.ceil(of["duration"] / CELL_S)):

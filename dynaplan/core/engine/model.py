@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.kv_blocks import KvBlocks
-from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult, Totals, splitmix64
+from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult, Totals
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.domain.worker_load import WorkerLoad
@@ -46,7 +47,7 @@ class EngineModel:
         self._filling: list[dict[str, EngineRequest]] = [{} for _ in range(settings.block_tokens)]
         self._finishing: dict[int, dict[str, EngineRequest]] = {}
         self._finish_order: list[int] = []
-        self._jitter = splitmix64(settings.seed)
+        self._jitter = uniform_draws(settings.seed)
 
     @property
     def is_idle(self) -> bool:

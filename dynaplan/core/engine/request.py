@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -110,14 +110,3 @@ class Totals:
         self.external = 0
         self.preemptions = 0
         self.finished_requests = 0
-
-
-def splitmix64(seed: int) -> Iterator[float]:
-    """Numbers from 0 to 1, the same for the same seed (Steele, Lea and Flood 2014)."""
-    mask = 0xFFFFFFFFFFFFFFFF
-    state = seed & mask
-    while True:
-        state = (state + 0x9E3779B97F4A7C15) & mask
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-        yield (mixed ^ (mixed >> 31)) / 2**64

@@ -150,6 +150,42 @@ def test_the_same_simulation_twice_gives_the_same(router):
     assert results[0].gpu_hours == results[1].gpu_hours
 
 
+def answered_by(router: str, trace: list[TracedRequest], count: int) -> list[int]:
+    """The requests that each of ``count`` decode workers answered."""
+    simulated = SimulatedService(service(router=router), workers(0, count))
+    for request in trace:
+        simulated.run_until(request.arrival_s)
+        simulated.arrive(request)
+    simulated.run_out()
+    return [each.engine.model.totals.finished_requests for each in simulated.pools.all(Role.DECODE)]
+
+
+def test_round_robin_gives_every_worker_the_same_number_of_requests():
+    assert answered_by("round-robin", every(0.05, 300), 3) == [100, 100, 100]
+
+
+def test_random_spreads_the_requests_over_all_workers():
+    assert answered_by("random", every(0.05, 300), 3) == [PRECISE(100, abs=25)] * 3
+
+
+@pytest.mark.parametrize("router", ["least-loaded", "kv-load"])
+def test_routers_by_load_give_a_request_to_a_worker_without_one(router):
+    trace = [
+        TracedRequest(0.0, 900, 500),
+        TracedRequest(0.1, 100, 11),
+        TracedRequest(1.5, 100, 11),
+    ]
+
+    assert sorted(answered_by(router, trace, 2)) == [1, 2]
+
+
+def test_the_kv_router_gives_a_prompt_to_the_worker_that_had_its_beginning():
+    blocks = tuple(range(1, 60))
+    trace = [TracedRequest(float(second), 960, 5, blocks, 16) for second in range(6)]
+
+    assert sorted(answered_by("kv", trace, 3)) == [0, 0, 6]
+
+
 def test_gpu_hours_count_until_the_last_arrival():
     result = simulate(every(36.0, 101), service(), workers(0, 2), StaticPolicy())
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.core.engine.request import splitmix64
+from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
 from dynaplan.domain.errors import UserError
 
@@ -120,7 +120,7 @@ class AnswerText:
 
     def __init__(self, seed: int) -> None:
         self._introduction = _pieces(INTRODUCTION)
-        numbers = splitmix64(seed)
+        numbers = uniform_draws(seed)
         vocabulary = FILLER_TEXT.split()
         words: list[str] = []
         length = 0
