@@ -14,7 +14,7 @@ from dynaplan import wiring
 from dynaplan.adapters.engines.sim.handoff import HandOffs
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.errors import ConfigError, PermanentError, RequestRefused
 from dynaplan.domain.prefill import RemotePrefillRequest
 from tests.contract.engine_workers import Worker, raw_post, starting
 from tests.fakes.polling import eventually
@@ -325,3 +325,20 @@ def test_wiring_names_the_engines() -> None:
 
 def test_hand_offs_hold_no_event_loop() -> None:
     assert HandOffs("w", "http://127.0.0.1:1", lambda _: None).held == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"max_tokens": 0}, "expected a whole number, at least 1"),
+        ({"max_tokens": 100_000_000}, "leaves room for"),
+        ({"n": 2}, "one answer per request"),
+    ],
+)
+async def test_a_prompt_that_no_worker_could_compute_is_the_clients_fault(
+    start_worker: StartWorker, field: dict[str, int], reason: str
+) -> None:
+    prefill = await start_worker(speedup_ratio=0)
+    with pytest.raises(RequestRefused, match=reason) as caught:
+        await prefilled(prefill, RemotePrefillRequest("r1", body={"prompt": "hi", **field}))
+    assert caught.value.status == 400

@@ -22,6 +22,7 @@ from dynaplan.serving.openai_api import (
     ApiError,
     Call,
     Endpoint,
+    bad_request,
     check_context,
     no_worker,
     read_call,
@@ -134,6 +135,14 @@ class FrontendRequests:
             raise ApiError(
                 413, f"The body is larger than {self._settings.max_body_bytes} bytes", code="body_too_large"
             ) from None
+        except web.RequestPayloadError as error:
+            reason = " ".join(str(error.__cause__ or error).split())
+            raise ApiError(
+                400,
+                f"The body cannot be read ({reason}). Send what Content-Length and Content-Encoding promise.",
+                code="invalid_body",
+                headers={"Connection": "close"},
+            ) from None
 
     async def _forward(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         record = self._metrics.record(call.model, call.endpoint.name, call.is_stream)
@@ -151,6 +160,10 @@ class FrontendRequests:
         except ConnectionError:
             outcome = exchange.failure or outcome
             return web.Response()  # the connection is closed: it goes nowhere
+        except RecursionError:
+            # The parser follows deeper nesting than the writer that sends the prompt on.
+            outcome = "validation"
+            raise bad_request("The body is nested too deep.", code="invalid_json") from None
         except Exception as error:
             outcome = "internal"
             log.exception("a request failed")

@@ -18,6 +18,7 @@ from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.runtime.server import bind
 from dynaplan.serving.background import Background
 from dynaplan.serving.frontend.forwarding import Forwarder
+from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.requests import FrontendRequests
@@ -94,6 +95,7 @@ class Frontend:
             request_factory=self._new_request,
             handler_cancellation=True,
             access_log=None,
+            logger=http_logger(),
             keepalive_timeout=IDLE_CONNECTION_S,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_TIMEOUT_S)

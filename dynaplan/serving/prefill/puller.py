@@ -164,11 +164,13 @@ class PrefillPuller:
         error, is_retryable, status = "the engine handed nothing over", True, 0
         try:
             await self._engine.prefill(request, reply.hand_over)
+        except RequestRefused as refusal:
+            log.info("prefill %s is refused: %s", request.request_id, refusal)
+            error, is_retryable, status = str(refusal), False, refusal.status
         except Exception as failure:
             log.exception("prefill %s failed", request.request_id)
             error = f"{type(failure).__name__}: {failure}"
             is_retryable = not isinstance(failure, PermanentError)
-            status = failure.status if isinstance(failure, RequestRefused) else 0
         if not reply.is_sent:
             await reply.refuse(error, is_retryable=is_retryable, status=status)
 

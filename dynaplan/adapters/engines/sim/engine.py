@@ -28,7 +28,7 @@ from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest, RequestState
 from dynaplan.core.engine.settings import SimOptions
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import PermanentError, UserError
+from dynaplan.domain.errors import PermanentError, RequestRefused, UserError
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.ports import HandOver, Route
@@ -192,7 +192,7 @@ class SimEngine:
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         """Compute the prompt and hold its blocks until they are taken, at most 30 s.
 
-        Raises PermanentError for a prompt that this engine cannot serve.
+        Raises RequestRefused for a prompt that this engine cannot serve.
         """
         prompt = request.prompt_token_ids
         if not prompt:
@@ -200,7 +200,7 @@ class SimEngine:
                 is_chat = request.path.endswith("/chat/completions")
                 prompt = self._read(request.body, is_chat=is_chat).prompt
             except UserError as error:
-                raise PermanentError(f"remote prefill {request.request_id}: {error}") from error
+                raise RequestRefused(str(error)) from error
         hand_off_id = f"{request.request_id}.{self._next_number()}"
         held = EngineRequest(hand_off_id, len(prompt), 1, self._hashes(prompt), is_held=True)
         answer = self._submit(_Answer(held, is_streamed=False, transport=None))
@@ -245,6 +245,8 @@ class SimEngine:
         try:
             self._submit(answer)
             return await self._respond(http, answer, ask, Rendering(ask, self._text, number))
+        except RequestRefused as refusal:
+            return _error(str(refusal), refusal.status)
         except PermanentError as error:
             return _error(str(error), 500)
         finally:
@@ -303,7 +305,7 @@ class SimEngine:
         try:
             self._model.submit(answer.request)
         except ValueError as error:
-            raise PermanentError(str(error)) from error
+            raise RequestRefused(str(error)) from error
         self._live[answer.request.request_id] = answer
         if self._client_check is None:
             self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
