@@ -15,7 +15,7 @@ from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, runtime_dir, start_nats  # noqa: F401
+from tests.fakes.servers import Server, start_nats
 
 Connect = Callable[[], Awaitable[Messenger]]
 
@@ -63,7 +63,7 @@ async def other_queue(connect: Connect, queue: WorkQueue, request: pytest.Fixtur
 
 
 @pytest.fixture
-def nats(runtime_dir: Path) -> Iterator[Server]:  # noqa: F811
+def nats(runtime_dir: Path) -> Iterator[Server]:
     """One of its own, to be killed."""
     server = start_nats(runtime_dir)
     yield server

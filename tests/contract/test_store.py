@@ -17,7 +17,7 @@ from dynaplan.adapters.stores.watch import Watch
 from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
 from dynaplan.domain.store import Deleted, Put, Snapshot, Transaction, WatchEvent
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, runtime_dir, start_etcd  # noqa: F401
+from tests.fakes.servers import Server, start_etcd
 
 Store = EtcdStore | MemoryStore
 
@@ -43,7 +43,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def etcd(runtime_dir: Path) -> Iterator[Server]:  # noqa: F811
+def etcd(runtime_dir: Path) -> Iterator[Server]:
     """One of its own, to be killed."""
     server = start_etcd(runtime_dir)
     yield server

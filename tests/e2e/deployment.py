@@ -11,10 +11,12 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.fakes.polling import PATIENCE_S, wait_until
 
@@ -174,3 +176,22 @@ class Deployment:
 def dynaplan() -> str:
     """The installed console script beside this interpreter."""
     return str(Path(sys.executable).with_name("dynaplan"))
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+    """Start deployments; on the way out nothing of any of them may be left."""
+    deployments: list[Deployment] = []
+
+    def start(*arguments: Any, wait: bool = True, **keywords: Any) -> Deployment:
+        deployment = Deployment(tmp_path, *arguments, **keywords)
+        deployments.append(deployment)
+        if wait:
+            deployment.start()
+        else:
+            deployment.spawn()
+        return deployment
+
+    yield start
+    for deployment in deployments:
+        deployment.close()

@@ -21,7 +21,6 @@ from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import fill, in_torture, processes_of, small_disk
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until
-from tests.fakes.servers import runtime_dir  # noqa: F401
 
 QUIET = ("--Planner.no-operation=true",)
 WORKER = "dynamo_VllmWorker"
@@ -247,7 +246,7 @@ async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
 @pytest.mark.parametrize("place", ["state", "node", "logs", "runtime"])
 def test_a_disk_that_is_full_at_the_start_is_refused_in_words(
     tmp_path: Path,
-    runtime_dir: Path,  # noqa: F811
+    runtime_dir: Path,
     place: str,
 ) -> None:
     full = runtime_dir / place

@@ -21,7 +21,7 @@ import pytest
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment, dynaplan
 from tests.fakes.load import Outcome, stream_one
 from tests.fakes.polling import wait_until
-from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 
 QUIET = ("--Planner.no-operation=true",)
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "original_configs"
@@ -157,8 +157,8 @@ def test_a_yaml_of_the_original_serves_unchanged(deploy: Deploy, config: str) ->
 
 def test_servers_of_ones_own_are_used_and_left_running(
     deploy: Deploy,
-    etcd: Server,  # noqa: F811
-    nats: Server,  # noqa: F811
+    etcd: Server,
+    nats: Server,
 ) -> None:
     environment = {**etcd.environment, **nats.environment}
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET, environment=environment)

@@ -18,7 +18,7 @@ from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3")
 SECONDS = [5, pytest.param(40, marks=in_torture)]
@@ -85,7 +85,7 @@ async def load_through(deployment: Deployment, *outages: Awaitable[None]) -> Loa
 )
 async def test_etcd_away_restarts_nobody_and_loses_nothing(
     deploy: Callable[..., Deployment],
-    etcd: Server,  # noqa: F811
+    etcd: Server,
     outage: Outage,
     seconds: int,
 ) -> None:
@@ -110,7 +110,7 @@ async def test_etcd_away_restarts_nobody_and_loses_nothing(
 @pytest.mark.parametrize("seconds", [5, 40])
 async def test_nats_away_restarts_nobody_loses_nothing_and_remote_prefill_comes_back(
     deploy: Callable[..., Deployment],
-    nats: Server,  # noqa: F811
+    nats: Server,
     outage: Outage,
     seconds: int,
 ) -> None:
@@ -132,8 +132,8 @@ async def test_nats_away_restarts_nobody_loses_nothing_and_remote_prefill_comes_
 
 async def test_everything_away_at_once_while_a_worker_and_the_plugin_crash(
     deploy: Callable[..., Deployment],
-    etcd: Server,  # noqa: F811
-    nats: Server,  # noqa: F811
+    etcd: Server,
+    nats: Server,
 ) -> None:
     deployment = await asyncio.to_thread(start, deploy, etcd, nats)
     before = pids(deployment)
@@ -155,8 +155,8 @@ async def test_everything_away_at_once_while_a_worker_and_the_plugin_crash(
 @in_torture
 async def test_ctrl_c_while_every_server_is_away_still_exits_0_and_leaves_nothing(
     deploy: Callable[..., Deployment],
-    etcd: Server,  # noqa: F811
-    nats: Server,  # noqa: F811
+    etcd: Server,
+    nats: Server,
 ) -> None:
     deployment = await asyncio.to_thread(start, deploy, etcd, nats)
     etcd.freeze()

@@ -1,4 +1,4 @@
-"""A place to write graph modules to, forgotten after each test."""
+"""Graph modules that a test writes, and a process without a configuration: a plugin of pytest."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             del sys.modules[name]
 
 
-@pytest.fixture(autouse=True)
-def _no_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins and ends without a configuration in the environment."""
+@pytest.fixture
+def no_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin and end the test without a configuration in the environment."""
     monkeypatch.delenv("DYNAMO_SERVICE_CONFIG", raising=False)
     monkeypatch.delenv("DYN_DEPLOYMENT_CONFIG", raising=False)
     ServiceConfig.reset()

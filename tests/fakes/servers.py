@@ -1,7 +1,7 @@
 """Real etcd and NATS servers for tests, started just as ``dynaplan serve`` starts its own.
 
-Import the fixtures where they are needed (``from tests.fakes.servers import etcd, nats  # noqa: F401``):
-one server per test, in ``tmp_path``. ``Server.environment`` is what its clients need.
+A plugin of pytest: a test asks for ``etcd`` or ``nats`` and has a server of its own. ``Server.environment``
+holds the variables that the server's clients read.
 """
 
 from __future__ import annotations

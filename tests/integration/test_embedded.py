@@ -24,10 +24,10 @@ from dynaplan.supervisor.embedded import (
 )
 from dynaplan.supervisor.guard import EXIT_NEVER, MAX_LOG_BYTES, guarded
 from tests.fakes.polling import eventually, wait_until
-from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 
 
-async def test_etcd_starts_quickly_and_keeps_its_keys_over_a_kill(etcd: Server) -> None:  # noqa: F811
+async def test_etcd_starts_quickly_and_keeps_its_keys_over_a_kill(etcd: Server) -> None:
     store = EtcdStore.from_environment(etcd.environment)
     await store.put("k", "v")
     etcd.kill()
@@ -38,7 +38,7 @@ async def test_etcd_starts_quickly_and_keeps_its_keys_over_a_kill(etcd: Server) 
     await store.close()
 
 
-async def test_nats_starts_quickly_on_its_port_and_keeps_its_queue_over_a_kill(nats: Server) -> None:  # noqa: F811
+async def test_nats_starts_quickly_on_its_port_and_keeps_its_queue_over_a_kill(nats: Server) -> None:
     messenger = await NatsMessenger.from_environment(nats.environment)
     queue = await messenger.queue("q")
     await queue.put(b"work")
@@ -50,7 +50,7 @@ async def test_nats_starts_quickly_on_its_port_and_keeps_its_queue_over_a_kill(n
 
 
 def test_the_users_own_etcd_variables_do_not_keep_it_from_starting(
-    runtime_dir: Path,  # noqa: F811
+    runtime_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ETCD_NAME", "other")
@@ -62,7 +62,7 @@ def test_the_users_own_etcd_variables_do_not_keep_it_from_starting(
         server.kill()
 
 
-def test_etcd_listens_on_nothing_but_its_socket(etcd: Server) -> None:  # noqa: F811
+def test_etcd_listens_on_nothing_but_its_socket(etcd: Server) -> None:
     listening = subprocess.run(
         [sys.executable, "-c", LISTENING_TCP_SOCKETS, str(etcd.pid)],
         capture_output=True,
@@ -79,7 +79,7 @@ print(json.dumps([str(each.laddr) for each in found if each.status == "LISTEN"])
 """
 
 
-def test_no_secret_is_in_a_command_line_and_files_are_private(nats: Server, etcd: Server) -> None:  # noqa: F811
+def test_no_secret_is_in_a_command_line_and_files_are_private(nats: Server, etcd: Server) -> None:
     token = nats.environment["NATS_AUTH_TOKEN"]
     assert len(token) >= 32
     assert not [word for word in nats.spec.cmd if token in word]
@@ -92,7 +92,7 @@ def test_no_secret_is_in_a_command_line_and_files_are_private(nats: Server, etcd
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_can_use_neither_server(etcd: Server, nats: Server) -> None:  # noqa: F811
+def test_another_user_can_use_neither_server(etcd: Server, nats: Server) -> None:
     socket_path = etcd.environment["ETCD_ENDPOINTS"].removeprefix("unix://")
     port = nats.environment["NATS_SERVER"].rpartition(":")[2]
     config = str(nats.spec.working_dir / "nats.conf")
@@ -268,8 +268,8 @@ async def test_external_servers_that_do_not_answer_are_the_users_error(
 
 
 async def test_external_servers_that_answer_pass(
-    etcd: Server,  # noqa: F811
-    nats: Server,  # noqa: F811
+    etcd: Server,
+    nats: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for key, value in {**etcd.environment, **nats.environment}.items():

@@ -16,7 +16,6 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.planner.assembly import planner_log_root, run_planner
 from tests.fakes.polling import eventually
-from tests.fakes.servers import etcd, nats, runtime_dir  # noqa: F401
 
 SETTINGS = PlannerSettings.from_options(
     {"namespace": "ns", "adjustment-interval": 0.4, "metric-pulling-interval": 0.1}
@@ -45,7 +44,7 @@ class Worker:
 
 
 @pytest.fixture
-async def store(etcd, nats, tmp_path, monkeypatch):  # noqa: F811
+async def store(etcd, nats, tmp_path, monkeypatch):
     for name, value in {**etcd.environment, **nats.environment, "DYNAPLAN_LOG_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     store = wiring.connect_store()
@@ -108,7 +107,7 @@ async def test_a_long_prefill_queue_asks_for_a_prefill_worker(store, worker, pla
     await messenger.close()
 
 
-async def test_it_goes_on_after_nats_and_etcd_were_away(store, worker, planner, etcd, nats):  # noqa: F811
+async def test_it_goes_on_after_nats_and_etcd_were_away(store, worker, planner, etcd, nats):
     def records() -> int:
         return len(wiring.recent_decisions(planner_log_root(), 1000))
 

@@ -16,7 +16,7 @@ from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import WorkQueue
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, Worker, Workers, workers_of
 
 LONG = " ".join(["light"] * 6000)
@@ -46,19 +46,19 @@ class Router:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, etcd: Server, nats: Server) -> Iterator[Workers]:  # noqa: F811
+def workers(tmp_path: Path, etcd: Server, nats: Server) -> Iterator[Workers]:
     yield from workers_of(tmp_path, {**etcd.environment, **nats.environment})
 
 
 @pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:  # noqa: F811
+async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
     made = EtcdStore.from_environment(etcd.environment)
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def router(nats: Server) -> AsyncIterator[Router]:  # noqa: F811
+async def router(nats: Server) -> AsyncIterator[Router]:
     messenger = await NatsMessenger.from_environment(nats.environment)
     made = Router(messenger, await messenger.queue(prefill_stream("ns")))
     await messenger.subscribe("ns.prefill_answers.test", made.hear)
@@ -136,7 +136,7 @@ async def test_nats_away_for_five_seconds_restarts_nobody_and_loses_nothing(
     workers: Workers,
     store: EtcdStore,
     router: Router,
-    nats: Server,  # noqa: F811
+    nats: Server,
 ) -> None:
     worker = prefill_worker(workers)
     instance = await worker.start(store)
@@ -164,7 +164,7 @@ async def test_a_worker_started_while_nats_is_away_registers_and_works_when_it_i
     workers: Workers,
     store: EtcdStore,
     router: Router,
-    nats: Server,  # noqa: F811
+    nats: Server,
 ) -> None:
     await router.ask("waiting")
     nats.kill()

@@ -16,7 +16,7 @@ from aiohttp import web
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.discovery import Instance
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, etcd, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers, workers_of
 
 
@@ -34,12 +34,12 @@ class Router:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:  # noqa: F811
+def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:
     yield from workers_of(tmp_path, etcd.environment)
 
 
 @pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:  # noqa: F811
+async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
     made = EtcdStore.from_environment(etcd.environment)
     yield made
     await made.close()

@@ -24,7 +24,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Transaction
 from dynaplan.supervisor.deployments import find_deployment
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
-from tests.fakes.servers import Server, etcd, nats, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -521,8 +521,8 @@ async def test_a_worker_that_still_loads_holds_nobody_up(start: Start, how: str)
 
 async def test_servers_that_the_environment_names_are_used_and_left_clean(
     start: Start,
-    etcd: Server,  # noqa: F811
-    nats: Server,  # noqa: F811
+    etcd: Server,
+    nats: Server,
 ) -> None:
     plain = start(environment={**etcd.environment, **nats.environment}).wait_ready()
     assert not {"etcd", "nats-server"} & {child.name() for child in plain.children()}

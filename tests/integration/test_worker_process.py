@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import StoreUnavailable
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, etcd, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers, workers_of
 
 SLOW = {"speedup-ratio": 0.2}
@@ -26,12 +26,12 @@ SLOW = {"speedup-ratio": 0.2}
 
 
 @pytest.fixture
-def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:  # noqa: F811
+def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:
     yield from workers_of(tmp_path, etcd.environment)
 
 
 @pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:  # noqa: F811
+async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
     made = EtcdStore.from_environment(etcd.environment)
     yield made
     await made.close()
@@ -188,7 +188,7 @@ async def test_a_worker_whose_parent_is_gone_does_not_start(workers: Workers) ->
 async def test_a_killed_and_restarted_etcd_finds_the_worker_registered_as_before(
     workers: Workers,
     store: EtcdStore,
-    etcd: Server,  # noqa: F811
+    etcd: Server,
 ) -> None:
     worker = workers.make()
     instance = await worker.start(store)
@@ -202,7 +202,7 @@ async def test_a_killed_and_restarted_etcd_finds_the_worker_registered_as_before
 async def test_an_etcd_that_comes_back_empty_gets_the_registration_again_and_drains_nobody(
     workers: Workers,
     store: EtcdStore,
-    etcd: Server,  # noqa: F811
+    etcd: Server,
 ) -> None:
     worker = workers.make()
     instance = await worker.start(store)

@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import deploy
-
-__all__ = ["Etcd3", "connect_etcd3", "deploy"]
-
 
 class Etcd3:
     """etcd3 in a process of its own; see ``etcd3_client.Calls`` for what can be called."""

@@ -13,19 +13,19 @@ from dynaplan.domain.discovery import Instance
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server, etcd, runtime_dir  # noqa: F401
+from tests.fakes.servers import Server
 from tests.interop.conftest import Etcd3
 
 NAMESPACE = "interop"
 
 
 @pytest.fixture
-def client(connect_etcd3: Callable[[str], Etcd3], etcd: Server) -> Etcd3:  # noqa: F811
+def client(connect_etcd3: Callable[[str], Etcd3], etcd: Server) -> Etcd3:
     return connect_etcd3(etcd.environment["ETCD_ENDPOINTS"])
 
 
 @pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:  # noqa: F811
+async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
     store = EtcdStore.from_environment(etcd.environment)
     yield store
     await store.close()
