@@ -1,4 +1,8 @@
-"""What a planner wants of the frontends' metrics: their names, a quick reader, and Traffic made of counts."""
+"""The frontends' metrics as a planner needs them: names, a quick reader, and Traffic made of the counts.
+
+A source may have any part of a histogram. Sum and count give the exact mean; buckets give the spread. Without
+buckets, or with buckets that are too coarse for the mean, all requests are taken to be as long as the mean.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +14,39 @@ from itertools import pairwise
 from dynaplan.domain.planning.traffic import Lengths, Traffic
 
 DEFAULT_PREFIX = "dynamo_frontend"
-"""What the names begin with, unless ``DYN_METRICS_PREFIX`` says otherwise."""
+"""The first part of every metric's name, unless ``DYN_METRICS_PREFIX`` names another."""
 
 ISL, OSL = "input_sequence_tokens", "output_sequence_tokens"
 TTFT, ITL, DURATION = "time_to_first_token_seconds", "inter_token_latency_seconds", "request_duration_seconds"
 HISTOGRAMS = (ISL, OSL, TTFT, ITL, DURATION)
+"""The histograms whose sums and counts are read."""
+
 LENGTHS = (ISL, OSL)
+"""The histograms whose buckets are read too."""
 
 STARTED = "requests_started_total"
-"""Requests that were accepted."""
+"""The counter of accepted requests."""
 
 ENDED = "requests_total"
-REFUSED_LABELS: Mapping[str, str] = {"model": "unknown", "error_type": "overload"}
-"""Requests that found the waiting room full: demand too, and nowhere in ``STARTED``.
+"""The counter of ended and of refused requests, told apart by labels."""
 
-They are refused before their body is read, hence the model.
+REFUSED_LABELS: Mapping[str, str] = {"model": "unknown", "error_type": "overload"}
+"""The labels of requests that found the waiting room full: demand too, and not counted in ``STARTED``.
+
+They are refused before their body is read, hence the unknown model.
 """
 
 REQUESTS = "requests"
 """The key of all arrivals, accepted or not."""
 
 FEWEST_PULLS = 5
-"""For a variance."""
+"""The number of pulls from which on a variance is computed."""
 
 Key = tuple[str, str]
 """The name of a sample without its prefix, and a bucket's ``le`` as it is written; else an empty text."""
 
 Counts = dict[Key, float]
-"""What was counted, over all models. Buckets are cumulative, as Prometheus has them."""
+"""Counts by key, added up over all models. Buckets are cumulative, as in Prometheus."""
 
 
 class Exposition:
@@ -75,7 +84,7 @@ _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items
 
 
 def _key(name: str, labels: bytes) -> Key | None:
-    """The key that a sample counts for; None when it counts for none."""
+    """The key to which a sample's value is added; None when the sample is of no use."""
     if name == STARTED:
         return REQUESTS, ""
     if name == ENDED:
@@ -91,21 +100,22 @@ def _escaped(value: str) -> bytes:
 
 
 def has_restarted(before: Counts, now: Counts) -> bool:
-    """Whether the process behind these counts began anew: then some of them fell.
+    """Tell whether the process behind these counts began anew: then some of them fell.
 
-    Sums of seconds do not tell: the order in which several processes are added up changes their last bits.
+    Sums of seconds are not compared: the order in which several processes are added up changes their last
+    bits.
     """
     whole = ((key, value) for key, value in before.items() if not key[0].endswith("_sum"))
     return any(now.get(key, 0.0) < value - 0.5 for key, value in whole)
 
 
 def increase(before: Counts, now: Counts) -> Counts:
-    """What one process counted in between."""
+    """Subtract two counts of one process: its growth between them."""
     return {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
 
 
 def traffic_of(interval_s: float, seen: Counts, dispersion: float | None = None) -> Traffic:
-    """The traffic of an interval in which so much was counted."""
+    """Make Traffic of the counts of one interval; for ``dispersion`` see the function of that name."""
     return Traffic(
         interval_s,
         requests=seen.get((REQUESTS, ""), 0.0),
@@ -126,25 +136,37 @@ def _mean(seen: Counts, name: str, unit: float = 1.0) -> float | None:
 
 
 def _lengths(seen: Counts, name: str) -> Lengths | None:
-    """The histogram; those of no token at all are with the shortest: their bucket has no length."""
-    total = seen.get((f"{name}_count", ""), 0.0)
-    if total <= 0:
+    """The histogram with its exact mean; None when nothing was counted.
+
+    Requests of no token at all are counted with the shortest, since the bucket up to 0 has no width. The
+    bucket above the last bound reaches to twice that bound. When the mean is still above everything that the
+    buckets can hold, or there are none, all requests get the mean as their length.
+    """
+    mean = _mean(seen, name)
+    if mean is None:
         return None
     cumulative: dict[float, float] = {}
     for (sample, le), count in seen.items():
-        if sample == f"{name}_bucket" and 0 < float(le) < math.inf:
+        if sample == f"{name}_bucket" and float(le) > 0:
             cumulative[float(le)] = cumulative.get(float(le), 0.0) + count
+    # Sources without buckets add to the count alone: the buckets' own total is that of the last one.
+    total = cumulative.pop(math.inf, seen[f"{name}_count", ""])
     bounds = sorted(cumulative)
     upto = [0.0, *(cumulative[bound] for bound in bounds), total]
     counts = tuple(max(0.0, more - less) for less, more in pairwise(upto))
-    return Lengths(tuple(bounds), counts, _mean(seen, name))
+    lengths = Lengths(tuple(bounds), counts, mean)
+    return lengths if bounds and mean <= lengths.greatest_mean_tokens else Lengths.fixed(mean)
 
 
 def dispersion(arrivals: Sequence[tuple[float, float]]) -> float | None:
-    """The variance over the mean of arrivals: (seconds, arrivals in them) for each pull; None for too few.
+    """The variance over the mean of arrivals; None when there were too few pulls, or no arrival.
 
-    Pearson's statistic over its degrees of freedom, which for equal times is the sample variance over the
-    mean; unequal ones are each compared with what the mean rate makes of them.
+    ``arrivals`` are, for each pull, the seconds since the one before it and the requests that arrived in
+    them. The formula is Pearson's chi-squared statistic over its degrees of freedom:
+
+        sum((n_i - r * t_i)^2 / (r * t_i)) / (pulls - 1),    r = sum(n_i) / sum(t_i)
+
+    For equal times t_i that is the sample variance over the mean: 1 for independent clients (Poisson).
     """
     windows = [each for each in arrivals if each[0] > 0]
     total = sum(count for _, count in windows)

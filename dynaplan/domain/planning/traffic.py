@@ -48,6 +48,14 @@ class Lengths:
         """The sum of the counts."""
         return sum(self.counts)
 
+    @property
+    def greatest_mean_tokens(self) -> float:
+        """The mean when each length is its bucket's upper bound, and twice the last bound above that."""
+        if not self.total or not self.upper_bounds_tokens:
+            return 0.0
+        highest = (*self.upper_bounds_tokens, 2 * self.upper_bounds_tokens[-1])
+        return sum(high * count for high, count in zip(highest, self.counts, strict=True)) / self.total
+
     def __add__(self, other: Lengths) -> Lengths:
         """Both histograms as one; they have the same bounds. The mean stays exact if both are."""
         counts = tuple(mine + others for mine, others in zip(self.counts, other.counts, strict=True))

@@ -17,6 +17,7 @@ from dynaplan.adapters.metrics.exposition import (
     increase,
     traffic_of,
 )
+from dynaplan.core.forecasting.lengths import points_of
 from dynaplan.domain.planning.traffic import INPUT_TOKENS
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.stream_tokens import Usage
@@ -71,6 +72,59 @@ def test_the_lengths_are_the_frontends_histograms_with_the_exact_mean() -> None:
     assert isl.upper_bounds_tokens == INPUT_TOKENS[1:]
     assert isl.counts == (2, 1, *(0 for _ in INPUT_TOKENS[3:]), 1)
     assert isl.mean_tokens == pytest.approx(200_200 / 4)
+
+
+def without_buckets(seen: Counts) -> Counts:
+    return {key: value for key, value in seen.items() if not key[0].endswith("_bucket")}
+
+
+def mean_of_points(seen: Counts) -> float:
+    """The mean prompt length that a demand is sized with, tokens."""
+    isl = traffic_of(30.0, seen).isl
+    assert isl
+    return points_of(isl, 1_000_000).moment(1)
+
+
+def test_sum_and_count_without_buckets_are_requests_of_the_mean_length() -> None:
+    metrics = frontend()
+    for tokens in (2000, 4000):
+        answer(metrics, isl=tokens)
+    seen = without_buckets(read(metrics))
+    isl = traffic_of(30.0, seen).isl
+    assert isl
+    assert isl.mean_tokens == 3000
+    assert mean_of_points(seen) == pytest.approx(3000, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "mean"),
+    [
+        ({"100": 0.0, "+Inf": 10.0}, 3000.0),
+        ({"100": 5.0, "+Inf": 10.0}, 160.0),
+        ({"+Inf": 10.0}, 3000.0),
+        ({"5000": 10.0}, 3000.0),
+        ({"100": 5.0, "+Inf": 10.0}, 120.0),
+    ],
+    ids=["far above", "above, with some below", "one for all", "no last one", "within"],
+)
+def test_buckets_that_are_too_coarse_for_the_mean_do_not_lessen_it(
+    bounds: dict[str, float], mean: float
+) -> None:
+    seen: Counts = {(f"{ISL}_bucket", le): count for le, count in bounds.items()}
+    seen |= {(f"{ISL}_sum", ""): 10 * mean, (f"{ISL}_count", ""): 10.0}
+    assert mean_of_points(seen) == pytest.approx(mean, abs=1)
+
+
+def test_a_source_without_buckets_beside_one_with_buckets_is_not_taken_for_the_longest() -> None:
+    metrics = frontend()
+    answer(metrics, isl=3000)
+    both = read(metrics)
+    for key, value in without_buckets(both).items():
+        both[key] += value
+    assert mean_of_points(both) == pytest.approx(3000, abs=1)
+    isl = traffic_of(30.0, both).isl
+    assert isl
+    assert isl.counts[-1] == 0
 
 
 def test_a_frontend_that_nobody_asked_anything_has_no_requests_and_no_means() -> None:
