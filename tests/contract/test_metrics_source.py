@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from dynaplan.adapters.metrics.http import HttpMetrics
-from dynaplan.adapters.metrics.memory import MemoryMetrics
 from dynaplan.domain.worker_load import WorkerLoad
+from tests.fakes.worker_metrics import MemoryMetrics
 
 LOAD = WorkerLoad(2, 8, 3, 40, 100, 0.4, 0.1)
 

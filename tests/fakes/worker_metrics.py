@@ -1,4 +1,4 @@
-"""Loads that are set in this process: for tests."""
+"""A source of worker loads that a test sets by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynaplan.domain.worker_load import WorkerLoad
 
 
 class MemoryMetrics:
-    """The twin of ``HttpMetrics``: ``by_url`` says who answers, and with what."""
+    """The twin of ``HttpMetrics``; ``by_url`` holds the load of each worker that answers."""
 
     def __init__(self) -> None:
         self.by_url: dict[str, WorkerLoad] = {}
@@ -18,4 +18,4 @@ class MemoryMetrics:
         return tuple(self.by_url.get(url) for url in urls)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""

@@ -1,1 +1,1 @@
-"""Where the planner reads the load of workers."""
+"""Sources of the planner's measurements: the load of workers, the traffic of frontends."""

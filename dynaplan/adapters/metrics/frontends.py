@@ -26,13 +26,15 @@ from dynaplan.ports import Clock
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
+"""Seconds that a frontend may take to answer."""
+
 REMEMBERED = 64
-"""How many frontends that are gone are remembered, should one come back with what it counted."""
+"""The number of departed frontends that are remembered: one that comes back goes on with its counts."""
 
 
 @dataclass
 class _Frontend:
-    """One address. ``counts`` is what it told at ``at_s``; None before anything is known of its past."""
+    """One address. ``counts`` are those of its last answer, at ``at_s``; None before its first answer."""
 
     counts: Counts | None
     at_s: float
@@ -42,19 +44,23 @@ class _Frontend:
 class FrontendsTraffic:
     """``GET {url}/metrics`` of every frontend at once; see ``dynaplan.ports.TrafficSource``.
 
-    ``urls`` says which frontends there are at this moment; several processes behind one address add up their
-    counts themselves, and are one frontend here. What a frontend counted between two of its answers is added
-    up over all of them: a mean is one over requests (or tokens), not over frontends.
+    ``urls`` gives the addresses of the frontends at this moment; several processes behind one address add up
+    their counts themselves, and are one frontend here. The growth of the counts between two answers of a
+    frontend is added up over all frontends: a mean is one over requests (or tokens), not over frontends.
 
-    - Those that are there at the first pull have a past, which is not counted: their first answer is what
-      later ones are compared with. One that is registered later has begun since: everything counts.
-    - One that began anew (a count fell) counts from 0.
-    - One that does not answer is looked at again; what it counted meanwhile comes with its next answer. What
-      belongs to intervals that are over by then is left out: it is taken to have come evenly.
-    - One that is gone leaves what was seen of it.
+    ========================================  =========================================================
+    a frontend that                           counts
+    ========================================  =========================================================
+    is listed at the first pull               from its first answer on: its past is not of this interval
+    is listed later                           from 0: it has begun since
+    began anew (a count fell)                 from 0
+    does not answer                           with its next answer; the part of the intervals that are over
+                                              by then is left out, as if its requests had come evenly
+    is gone                                   up to its last answer
+    ========================================  =========================================================
 
-    ``Traffic.interval_s`` is the time between the pulls that were compared, which need not be that between
-    two calls: the first pull may come late.
+    ``Traffic.interval_s`` is the time between the pulls that were compared. It may differ from the time
+    between two calls: the first pull may come late.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class FrontendsTraffic:
             self._end_window(at_s)
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """What was seen from the last pull before the last call to the newest one, and how long that is."""
+        """Return the growth from the last pull before the last call to the newest pull, and that time."""
         seen, windows = self._seen, self._windows
         missing = "" if self._comparisons else self._missing()
         if not missing and self._pulled_s > self._began_s:
@@ -162,7 +168,7 @@ class FrontendsTraffic:
         self._window_arrivals += grown.get((REQUESTS, ""), 0.0)
 
     def _end_window(self, at_s: float) -> None:
-        """Every frontend has answered: the arrivals since that was so last are those of this time."""
+        """End a window of arrivals: all frontends have answered, as they had at its beginning."""
         if self._window_began_s is not None:
             self._windows.append((at_s - self._window_began_s, self._window_arrivals))
         self._window_began_s, self._window_arrivals = at_s, 0.0

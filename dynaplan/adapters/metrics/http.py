@@ -13,6 +13,7 @@ from dynaplan.domain.worker_load import WorkerLoad
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
+"""Seconds that a worker may take to answer."""
 
 
 class HttpMetrics:
@@ -23,7 +24,7 @@ class HttpMetrics:
         self._session: aiohttp.ClientSession | None = None
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
-        """The load at each address; None for one that does not answer in time, or not with a load."""
+        """Read the load at each address; None for one that does not answer in time, or not with a load."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         session = self._session

@@ -1,4 +1,4 @@
-"""The traffic of a deployment, as a Prometheus server has it that scrapes the frontends."""
+"""The traffic of a deployment, read from a Prometheus server that scrapes its frontends."""
 
 from __future__ import annotations
 
@@ -29,27 +29,31 @@ from dynaplan.domain.planning.traffic import Traffic
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
+"""Seconds that the server may take to answer."""
+
 FEWEST_SAMPLES = 2
-"""Of a counter in an interval, for its growth to be known."""
+"""The number of scrapes in an interval from which on the growth of a counter is known."""
 
 ALWAYS_THERE = "model_ready"
-"""What a frontend tells before its first request: so a quiet one is known from one that is not scraped."""
+"""A gauge that a frontend has before its first request: it tells a quiet one from one that is not scraped."""
 
 REFUSED, SAMPLES = "refused", "samples"
-"""Two parts of the answer: requests that found no room, and how often a frontend was scraped."""
+"""Two parts of the answer: the refused requests, and the number of scrapes of a frontend."""
 
 SUCCESS = ',status="success"'
+"""The selector of requests that were answered completely."""
 
 NAMESPACE = "dynamo_namespace"
+"""The label that names a frontend's namespace."""
 
 
 class PrometheusTraffic:
     """Asks ``{endpoint}/api/v1/query`` once for each interval; see ``dynaplan.ports.TrafficSource``.
 
-    What counts is ``increase()`` over the interval, over all series of the namespace: means are weighted.
-    Series without a ``dynamo_namespace`` count too, since Dynamo's own frontends have no such label unless
-    something adds it. Prometheus extrapolates to the ends of the interval, so numbers of requests need not be
-    whole, and needs two scrapes within it. It tells no dispersion: scrapes are too far apart for one.
+    The counts are ``increase()`` over the interval, added up over all series of the namespace, so that means
+    are over requests. Series without a ``dynamo_namespace`` count too, since Dynamo's own frontends have no
+    such label unless something adds it. Prometheus needs two scrapes in the interval and extrapolates to its
+    ends, so numbers of requests may be fractions. There is no dispersion: scrapes are too far apart for one.
     """
 
     def __init__(
@@ -65,10 +69,10 @@ class PrometheusTraffic:
         self._has_told_unlabelled = False
 
     async def pull(self) -> None:
-        """Nothing: the server pulls."""
+        """Do nothing: the server pulls."""
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """What the server has of the last so many seconds."""
+        """Ask the server for the last ``interval_s`` seconds."""
         try:
             counts = self._counts(await self._answer(query(self._prefix, self._namespace, interval_s)))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -77,7 +81,7 @@ class PrometheusTraffic:
         if (REQUESTS, "") not in counts and samples < FEWEST_SAMPLES:
             return self._missing(interval_s, _too_few(samples, interval_s, self._namespace))
         if self._problem:
-            log.info("Prometheus at %s tells the traffic again", self._shown)
+            log.info("the traffic is read from Prometheus at %s again", self._shown)
         self._problem = ""
         return traffic_of(interval_s, counts)
 
@@ -116,7 +120,7 @@ class PrometheusTraffic:
         if is_unlabelled and not self._has_told_unlabelled:
             self._has_told_unlabelled = True
             log.warning(
-                "Prometheus at %s has frontends without a %s: they count for %s, whosever they are",
+                "Prometheus at %s has frontends without a %s: all of them count for %s",
                 self._shown,
                 NAMESPACE,
                 self._namespace,
@@ -131,10 +135,10 @@ class PrometheusTraffic:
 
 
 def query(prefix: str, namespace: str, interval_s: float) -> str:
-    """One query for everything: each part is labelled by what it ``is``.
+    """One PromQL query for everything: the label ``is`` of a series names the metric that it belongs to.
 
-    The parts are the queries of Dynamo 1.6.1's planner, with sums and counts apart instead of divided. To
-    Prometheus an empty label is an absent one.
+    The parts are the queries of Dynamo 1.6.1's planner, with sums and counts apart instead of divided.
+    Prometheus takes an empty label for an absent one.
     """
     own = f"{NAMESPACE}=~{json.dumps(re.escape(namespace) + '|')}"
     window = f"[{max(1, round(1000 * interval_s))}ms]"
@@ -170,7 +174,7 @@ def _checked(endpoint: str) -> URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(
             f"Planner.prometheus-endpoint: {endpoint!r}",
-            hint="expected the address of a Prometheus server, as http://127.0.0.1:9090",
+            hint="Expected the address of a Prometheus server, as http://127.0.0.1:9090.",
         )
     return url
 

@@ -8,7 +8,6 @@ import logging
 import pytest
 
 from dynaplan.adapters.connectors.memory import MemoryConnector
-from dynaplan.adapters.metrics.memory import MemoryMetrics
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
@@ -18,6 +17,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observer import Observer
+from tests.fakes.worker_metrics import MemoryMetrics
 
 
 class SteppingClock:
