@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.service import SimulatedService
 
@@ -148,7 +149,7 @@ def reason(
     service: SimulatedService, wanted: Mapping[Role, int], fitted: Targets, told: Callable[[Role], str]
 ) -> str:
     """Why other numbers are asked for now: what is told of each role that changes, and whether all fitted."""
-    roles = (Role.PREFILL, Role.DECODE)
+    roles = SCALED_ROLES
     texts = [told(role) for role in roles if fitted.of(role) != service.pools.wanted.of(role)]
     if any(fitted.of(role) < count for role, count in wanted.items()):
         texts.append(f"more were wanted than {service.settings.gpus} GPUs can hold")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.service import SimulatedService
 
@@ -112,7 +113,7 @@ class History:
         self.moments.add(Moment(at_s, service.in_service, service.queue_depth, self.arrived))
 
     def _count(self, wanted: Targets, at_s: float) -> None:
-        for role in (Role.PREFILL, Role.DECODE):
+        for role in SCALED_ROLES:
             change = wanted.of(role) - self._wanted.of(role)
             if change:
                 self.scale_events += 1

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.settings import SimOptions
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.sla import SlaTargets
 from tests.bench.table import Row
 from tests.unit.core.sizing.engine_pools import (
     Arrival,
@@ -49,23 +49,23 @@ def _compare(
     kind: WorkerKind, shape: Shape, workers: int, load: float, ratios: dict[str, list[float]]
 ) -> None:
     """Each kind of pool at that part of the load that it could carry."""
-    deployment = Deployment(kind, kind)
-    requests, outlook = _loaded(deployment, shape, workers, load)
-    predicted = outlook.predict(Targets(PLENTY, workers), PROMISE)
+    service = ServiceModel(kind, kind)
+    requests, state = _loaded(service, shape, workers, load)
+    predicted = state.predict(Targets(PLENTY, workers), PROMISE)
     _, itls_ms = decode_times_ms(kind, workers, requests, is_remote=True)
     ratios["ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
 
-    requests, outlook = _loaded(Deployment(kind), shape, workers, load)
-    predicted = outlook.predict(Targets(0, workers), PROMISE)
+    requests, state = _loaded(ServiceModel(kind), shape, workers, load)
+    predicted = state.predict(Targets(0, workers), PROMISE)
     ttfts_ms, itls_ms = decode_times_ms(kind, workers, requests, is_remote=False)
     ratios["aggregated ITL"].append(predicted.itl_ms / percentile(itls_ms, 95))
     ratios["aggregated TTFT"].append(predicted.ttft_ms / percentile(ttfts_ms, 95))
 
     requests = arrivals(shape, 1.0, REQUESTS)
-    rate = load / Outlook(deployment, demand_of(requests, 1.0)).queue(workers).utilisation
+    rate = load / SteadyState(service, demand_of(requests, 1.0)).prefill_waiting(workers).utilisation
     requests = arrivals(shape, rate, REQUESTS)
     simulated_ms = percentile(prefill_times_ms(kind, workers, requests), 95)
-    queue = Outlook(deployment, demand_of(requests, rate)).queue(workers)
+    queue = SteadyState(service, demand_of(requests, rate)).prefill_waiting(workers)
     times_ms = (simulated_ms * step / 100 for step in range(20, 400))
     ratios["prefill"].append(
         next(each for each in times_ms if queue.chance_over(each) <= 0.05) / simulated_ms
@@ -73,16 +73,16 @@ def _compare(
 
 
 def _loaded(
-    deployment: Deployment, shape: Shape, workers: int, load: float
-) -> tuple[Sequence[Arrival], Outlook]:
-    """The requests at that part of the highest rate the model holds for bearable, and their outlook."""
+    service: ServiceModel, shape: Shape, workers: int, load: float
+) -> tuple[Sequence[Arrival], SteadyState]:
+    """The requests at that part of the highest rate the model holds for bearable, and their state."""
     demand = demand_of(arrivals(shape, 1.0, REQUESTS), 1.0)
     low, high = 0.0, 1000.0 * workers
     while high - low > 0.01 * high:
         middle = (low + high) / 2
-        if Outlook(deployment, demand.times(middle)).decoding(workers).overload:
+        if SteadyState(service, demand.times(middle)).decode_batch(workers).overload:
             high = middle
         else:
             low = middle
     requests = arrivals(shape, load * low, REQUESTS)
-    return requests, Outlook(deployment, demand_of(requests, load * low))
+    return requests, SteadyState(service, demand_of(requests, load * low))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from dynaplan.core.planning import guards
 from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning.situations import interval
@@ -66,7 +65,7 @@ def test_the_budget_and_the_minimum_hold_after_any_decision(settings, state, obs
     assert will_hold <= max(settings.max_gpu_budget, held)
     if desired.prefill > current.prefill or desired.decode > current.decode:
         assert will_hold <= settings.max_gpu_budget
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):
             gpus = guards.gpus_of(settings, fleet, role)
             assert desired.of(role) >= 1
@@ -123,7 +122,7 @@ def changes_under(
 def test_constant_load_never_makes_it_turn_back(total_kv, total_queue, prefill, decode):
     settings = PlannerSettings(max_gpu_budget=32)
     changes = changes_under(settings, total_kv, total_queue, Targets(prefill, decode))
-    for role in (Role.PREFILL, Role.DECODE):
+    for role in SCALED_ROLES:
         directions = {
             change.desired.of(role) > change.current.of(role)
             for change in changes

@@ -15,11 +15,11 @@ from dynaplan.core.planning.deciding import decide
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
+from dynaplan.domain.planning.sizing import Corrections, ErrorBudget
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths, Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.sla import Corrections, ErrorBudget
 from tests.unit.core.planning import targets
 
 
@@ -187,7 +187,7 @@ def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     held = guards.gpus_held(planner, fleet, current, current)
     will_hold = guards.gpus_held(planner, fleet, current, desired)
     assert will_hold <= max(planner.max_gpu_budget, held)
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):
             assert desired.of(role) >= guards.least_workers(planner, guards.gpus_of(planner, fleet, role))
 
@@ -200,7 +200,7 @@ def test_both_never_goes_below_what_the_targets_need(
     planner, state, observation = case
     _, floor = decided(replace(planner, policy="sla"), state, observation)
     _, both = decided(replace(planner, policy="both"), state, observation)
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         assert both.desired.of(role) >= floor.desired.of(role)
 
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import plan
 from dynaplan.core.sizing.pool_sizes import size
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
-from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
 from tests.unit.core.sizing.test_queueing_model_against_engine import FITTED, H200, kind
 
 counts = st.integers(0, 40)
 widths = st.sampled_from([1, 2, 3, 4, 8])
 limits_of_all_kinds = st.builds(
-    Limits,
+    WorkerLimits,
     max_gpus=st.integers(1, 64),
     prefill_gpus=widths,
     decode_gpus=widths,
@@ -43,7 +43,9 @@ promises = st.builds(
 
 @settings(deadline=None)
 @given(st.builds(Targets, counts, counts), limits_of_all_kinds)
-def test_the_budget_is_never_exceeded_and_the_minimums_are_kept(wanted: Targets, limits: Limits) -> None:
+def test_the_budget_is_never_exceeded_and_the_minimums_are_kept(
+    wanted: Targets, limits: WorkerLimits
+) -> None:
     fitted = fit(wanted, limits)
     if fitted is None:
         assert limits.gpus(limits.least) > limits.max_gpus
@@ -61,7 +63,7 @@ def test_a_grid_of_budgets_is_kept_and_used_up() -> None:
         range(1, 8), range(1, 8), (1, 2, 4), (1, 2, 8), (4, 8, 16), (0, 1)
     ):
         wanted = Targets(prefill, decode)
-        limits = Limits(most, prefill_gpus, decode_gpus, Targets(least, least))
+        limits = WorkerLimits(most, prefill_gpus, decode_gpus, Targets(least, least))
         fitted = fit(wanted, limits)
         if fitted is None:
             assert least * (prefill_gpus + decode_gpus) > most
@@ -79,11 +81,11 @@ def test_any_demand_has_a_size_within_the_limits_and_a_story(
     is_aggregated: bool,
     demand: Demand,
     promise: SlaTargets,
-    limits: Limits,
+    limits: WorkerLimits,
     current: Targets,
 ) -> None:
-    deployment = Deployment(workers, None if is_aggregated else workers)
-    sizing = size(deployment, demand, promise, limits, current)
+    service = ServiceModel(workers, None if is_aggregated else workers)
+    sizing = size(service, demand, promise, limits, current)
     assert sizing.steps
     assert sizing.steps[-1].after == sizing.targets
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current
@@ -92,10 +94,10 @@ def test_any_demand_has_a_size_within_the_limits_and_a_story(
 @settings(max_examples=30, deadline=None)
 @given(kinds, demands, st.floats(1, 4))
 def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Demand, factor: float) -> None:
-    deployment, plenty = Deployment(workers, workers), Limits(max_gpus=100_000)
+    service, plenty = ServiceModel(workers, workers), WorkerLimits(max_gpus=100_000)
     promise = SlaTargets(1000.0, 30.0)
-    few = size(deployment, demand, promise, plenty, Targets(1, 1)).targets
-    many = size(deployment, demand.times(factor), promise, plenty, Targets(1, 1)).targets
+    few = size(service, demand, promise, plenty, Targets(1, 1)).targets
+    many = size(service, demand.times(factor), promise, plenty, Targets(1, 1)).targets
     assert many.decode >= few.decode
     # More decode workers make shorter steps, and leave the prefill more of the TTFT.
     assert many.prefill + many.decode >= few.prefill + few.decode
@@ -113,16 +115,16 @@ def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Dem
 def test_a_plan_keeps_the_limits_too(
     workers: WorkerKind,
     expected: list[Demand],
-    limits: Limits,
+    limits: WorkerLimits,
     current: Targets,
     spare: float,
     headroom: float,
 ) -> None:
-    def sized(demand: Demand, bounds: Limits) -> Sizing:
-        return size(Deployment(workers, workers), demand, hurried, bounds, current)
+    def sized(demand: Demand, bounds: WorkerLimits) -> Sizing:
+        return size(ServiceModel(workers, workers), demand, hurried, bounds, current)
 
-    def survived(demand: Demand, bounds: Limits) -> Sizing:
-        return size(Deployment(workers, workers), demand, SlaTargets(), bounds, current)
+    def survived(demand: Demand, bounds: WorkerLimits) -> Sizing:
+        return size(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
 
     hurried = SlaTargets(ttft_spare=spare, itl_spare=spare)
     sizing = plan(sized, survived, expected, current, limits, headroom)

@@ -13,7 +13,7 @@ from dynaplan.core.engine.settings import SimOptions, concurrent_prefills
 from dynaplan.core.engine.timing import FITTED
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.core.sizing.formula import Formula
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.settings.planner import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
 
@@ -38,8 +38,8 @@ def model_of(
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
     prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
     prefill = replace(prefill, concurrent_prefills=concurrent_prefills(prefill_engine))
-    deployment = Deployment(decode, prefill, is_evenly_routed=router == "round-robin")
-    return SlaModel(deployment, _formula(settings) if settings.sizing == "formula" else None)
+    service = ServiceModel(decode, prefill, is_evenly_routed=router == "round-robin")
+    return SlaModel(service, _formula(settings) if settings.sizing == "formula" else None)
 
 
 def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:
@@ -72,4 +72,4 @@ def _formula(settings: PlannerSettings) -> Formula:
         tables_of(open_profile(name, gpus), name)
         for gpus in (settings.prefill_engine_num_gpu, settings.decode_engine_num_gpu)
     )
-    return Formula.of(prefill, decode)
+    return Formula.from_tables(prefill, decode)

@@ -12,9 +12,9 @@ from dynaplan.core.sizing.gpu_budget import at_least, fit
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.sizing import Prediction
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
-from dynaplan.domain.settings.sla import Prediction
 
 Gate = Callable[[Situation], tuple[bool, str]]
 """Whether the stages after it may run, and why."""

@@ -7,12 +7,9 @@ import math
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
-from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
-
-SCALED = tuple(COUNT_KEYS)
-"""The roles that the planner scales."""
 
 ROUNDING = 1e-9
 """Relative; a projected load this near to a threshold counts as over it, as a measured one may be."""
@@ -91,7 +88,7 @@ def against_budget(
     if wanted > settings.max_gpu_budget:
         budget = settings.max_gpu_budget
         return f"{wanted} GPUs would be over the budget of {budget} ({held} in use or leaving)"
-    on_box = sum(_workers(fleet, current, targets, each) * _counts(fleet, each).gpus for each in SCALED)
+    on_box = sum(_workers(fleet, current, targets, each) * _counts(fleet, each).gpus for each in SCALED_ROLES)
     if fleet.gpus_total and on_box + _counts(fleet, role).gpus > fleet.gpus_total:
         return f"the box has {fleet.gpus_total} GPUs, {on_box:g} of them in use or leaving"
     return ""
@@ -103,7 +100,9 @@ def gpus_held(settings: PlannerSettings, fleet: FleetCounts, current: Targets, t
     ``current`` are the counts asked for until now. A worker that this very decision takes away counts as
     gone: whoever carries the decision out drains first and starts then.
     """
-    return sum(_workers(fleet, current, targets, role) * gpus_of(settings, fleet, role) for role in SCALED)
+    return sum(
+        _workers(fleet, current, targets, role) * gpus_of(settings, fleet, role) for role in SCALED_ROLES
+    )
 
 
 def gpus_of(settings: PlannerSettings, fleet: FleetCounts, role: Role) -> int:

@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from dynaplan.core.planning import guards
 from dynaplan.core.sizing.gpu_budget import fit
-from dynaplan.core.sizing.measured_load import outlook_seen
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.measured_load import measured_steady_state
+from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
 
 FALLING = 0.9
 """Less than such a part, at the end of the time that is foretold, is a fall."""
 
 
-def steadied(
+def delay_scale_down(
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
     sizing: Sizing,
-    limits: Limits,
+    limits: WorkerLimits,
     current: Targets,
     late: Mapping[Role, str],
 ) -> tuple[PlannerState, Sizing]:
@@ -42,14 +42,14 @@ def steadied(
     intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]
     state, targets, reasons = replace(state, wanted=wanted), sizing.targets, []
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         keep, why = _kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
         if role in late:
             keep, why = current.of(role), f"stay: {late[role]}"
         if targets.of(role) < keep:
             reasons.append(f"{keep} {role.value} workers {why}")
             targets = targets.plus(role, keep - targets.of(role))
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         while targets.of(role) > current.of(role) and limits.gpus(targets) > limits.max_gpus:
             targets = targets.plus(role, -1)
     if limits.gpus(targets) > limits.max_gpus:
@@ -79,7 +79,7 @@ def _is_falling(observation: Observation) -> bool:
     return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
 
 
-def late_roles(deployment: Deployment, observation: Observation, targets: SlaTargets) -> dict[Role, str]:
+def late_roles(service: ServiceModel, observation: Observation, targets: SlaTargets) -> dict[Role, str]:
     """The roles that may be what requests waited for, and what was measured.
 
     Where a mean is over its target though the model says that this load with these workers is not, there
@@ -88,14 +88,14 @@ def late_roles(deployment: Deployment, observation: Observation, targets: SlaTar
     """
     traffic, load = observation.traffic, observation.load
     serving = Targets(load.prefill_workers, load.decode_workers)
-    outlook = outlook_seen(deployment, traffic, serving) if traffic else None
-    if traffic is None or outlook is None:
+    steady = measured_steady_state(service, traffic, serving) if traffic else None
+    if traffic is None or steady is None:
         return {}
-    expected, late = outlook.mean_times(serving), {}
+    expected, late = steady.mean_times(serving), {}
     if _is_late(traffic.itl_ms, targets.itl_ms, expected and expected.mean_itl_ms):
         late[Role.DECODE] = f"the mean ITL was {traffic.itl_ms:.3g} ms"
     if _is_late(traffic.ttft_ms, targets.ttft_ms, expected and expected.mean_ttft_ms):
-        late |= dict.fromkeys(guards.SCALED, f"the mean TTFT was {traffic.ttft_ms:.0f} ms")
+        late |= dict.fromkeys(SCALED_ROLES, f"the mean TTFT was {traffic.ttft_ms:.0f} ms")
     return late
 
 

@@ -5,33 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
-from dynaplan.core.planning.scale_down import late_roles, steadied
+from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.backlog import with_backlog
 from dynaplan.core.sizing.corrections import corrected
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.look_ahead import Size, lookahead, plan
 from dynaplan.core.sizing.pool_sizes import size
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand, Expected, Foresight, Lengths
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
 
 
 @dataclass(frozen=True)
 class SlaModel:
     """What the engines can do: as a queueing model, and, where asked for, for the formulas."""
 
-    deployment: Deployment
+    service: ServiceModel
     formula: Formula | None = None
 
-    def of(self, current: Targets) -> Deployment:
-        """The deployment; aggregated where there is no prefill pool."""
-        return self.deployment if current.prefill else replace(self.deployment, prefill=None)
+    def service_for(self, current: Targets) -> ServiceModel:
+        """The service; aggregated where there is no prefill pool."""
+        return self.service if current.prefill else replace(self.service, prefill=None)
 
 
 def plan_for_targets(
@@ -58,21 +59,21 @@ def plan_for_targets(
         )
     else:
         sizing = _plan(model, settings, state, observation, foresight, limits, current)
-        late = late_roles(model.of(current), observation, settings.targets())
-        state, sizing = steadied(settings, state, observation, sizing, limits, current, late)
-    sizing = _without_failing(observation, sizing, current)
+        late = late_roles(model.service_for(current), observation, settings.targets())
+        state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
+    sizing = _without_failing_roles(observation, sizing, current)
     return state, replace(sizing, steps=(*notes, *sizing.steps))
 
 
-def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> Limits:
+def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
     """The GPUs and the minimums. GPUs of workers that leave, or that nobody asked for, are not to be had."""
     fleet = observation.fleet
     budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
     held = guards.gpus_held(settings, fleet, current, current)
-    gpus = {role: guards.gpus_of(settings, fleet, role) for role in guards.SCALED}
-    asked = sum(current.of(role) * gpus[role] for role in guards.SCALED)
-    least = {role: guards.least_workers(settings, gpus[role]) for role in guards.SCALED}
-    return Limits(
+    gpus = {role: guards.gpus_of(settings, fleet, role) for role in SCALED_ROLES}
+    asked = sum(current.of(role) * gpus[role] for role in SCALED_ROLES)
+    least = {role: guards.least_workers(settings, gpus[role]) for role in SCALED_ROLES}
+    return WorkerLimits(
         max_gpus=max(budget - (held - asked), min(asked, budget)),
         prefill_gpus=gpus[Role.PREFILL],
         decode_gpus=gpus[Role.DECODE],
@@ -97,7 +98,9 @@ def _corrections(
     if model.formula:
         after, why = model.formula.corrections(state.corrections, traffic, serving.decode)
     else:
-        after, why = corrected(model.of(current), state.corrections, traffic, serving, settings.targets())
+        after, why = corrected(
+            model.service_for(current), state.corrections, traffic, serving, settings.targets()
+        )
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
 
 
@@ -113,7 +116,7 @@ def _after_interval(
     if traffic is None or traffic.requests is None or not settings.slo_window_s:
         return state
     serving = Targets(load.prefill_workers, load.decode_workers)
-    shares = error_budget.missed(model.of(current), traffic, serving, targets)
+    shares = error_budget.missed(model.service_for(current), traffic, serving, targets)
     after = error_budget.after(state.error_budget, shares, traffic, targets, settings.slo_window_s)
     return replace(state, error_budget=after)
 
@@ -124,22 +127,24 @@ def _plan(
     state: PlannerState,
     observation: Observation,
     foresight: Foresight,
-    limits: Limits,
+    limits: WorkerLimits,
     current: Targets,
 ) -> Sizing:
     corrections = state.corrections
-    deployment = model.of(current).slowed(believed(corrections.prefill), believed(corrections.decode))
+    service = model.service_for(current).slowed(
+        effective_correction(corrections.prefill), effective_correction(corrections.decode)
+    )
     demands = [
         demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
     ]
     now = _of_now(settings, foresight, observation)
     if demands:
-        backlog = with_backlog(deployment, demands, now, observation, settings.adjustment_interval_s)
+        backlog = with_backlog(service, demands, now, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
     hurried, patient, note = _promises(settings, state, observation, foresight)
 
     def sized(targets: SlaTargets) -> Size:
-        return lambda demand, bounds: size(deployment, demand, targets, bounds, current)
+        return lambda demand, bounds: size(service, demand, targets, bounds, current)
 
     headroom = _headroom(settings, foresight.expected[0])
     sizing = plan(sized(hurried), sized(patient), demands, current, limits, headroom, now)
@@ -180,7 +185,7 @@ CLOSE_ENOUGH = 1.15
 follow their difference would come and go under a load that does not change."""
 
 
-def believed(correction: float) -> float:
+def effective_correction(correction: float) -> float:
     """The factor that steps are multiplied by."""
     return 1.0 if 1 / CLOSE_ENOUGH < correction < CLOSE_ENOUGH else correction
 
@@ -221,10 +226,10 @@ def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens
     return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
 
 
-def _without_failing(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
+def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
     """No more workers of a role of which several failed for good."""
     targets, steps = sizing.targets, []
-    for role in guards.SCALED:
+    for role in SCALED_ROLES:
         why = guards.against_failures(observation.fleet, role)
         if why and targets.of(role) > current.of(role):
             after = targets.plus(role, current.of(role) - targets.of(role))

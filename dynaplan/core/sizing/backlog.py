@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.traffic import Demand
 
 
 def with_backlog(
-    deployment: Deployment,
+    service: ServiceModel,
     demands: Sequence[Demand],
     now: Demand | None,
     observation: Observation,
@@ -27,15 +27,15 @@ def with_backlog(
     None where nobody will wait.
     """
     soonest = max(demands[0], now or demands[0], key=lambda each: each.requests_per_s)
-    outlook = Outlook(deployment, soonest)
-    if outlook.is_aggregated or not soonest.requests_per_s:
+    state = SteadyState(service, soonest)
+    if state.is_aggregated or not soonest.requests_per_s:
         return None
-    per_worker = soonest.requests_per_s / outlook.queue(1).utilisation
+    per_worker = soonest.requests_per_s / state.prefill_waiting(1).utilisation
     counts = observation.fleet.prefill
     # Those that are starting become ready at some time until then: on average half way.
     computed_per_s = per_worker * (counts.ready + (counts.starting + counts.backoff) / 2)
     ahead_s = lookahead(observation.startup_s, interval_s)
-    waiting = _waiting(deployment, observation)
+    waiting = _waiting(service, observation)
     waiting += (soonest.requests_per_s - computed_per_s) * ahead_s.from_s
     if waiting <= 0:
         return None
@@ -43,10 +43,10 @@ def with_backlog(
     return replace(most, requests_per_s=most.requests_per_s + waiting / ahead_s.until_s)
 
 
-def _waiting(deployment: Deployment, observation: Observation) -> float:
+def _waiting(service: ServiceModel, observation: Observation) -> float:
     """The prompts in the queue that no worker has taken."""
     load = observation.load
-    if deployment.prefill is None or load.prefill_queue_last is None:
+    if service.prefill is None or load.prefill_queue_last is None:
         return 0.0
-    taken = load.prefill_workers * deployment.prefill.concurrent_prefills
+    taken = load.prefill_workers * service.prefill.concurrent_prefills
     return max(0.0, load.prefill_queue_last - taken)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dynaplan.core.sizing.measured_load import demand_seen
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import Corrections, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
-from dynaplan.domain.settings.sla import Corrections, SlaTargets
 
 FEWEST_REQUESTS = 20
 """In an interval; the mean over fewer says too little."""
@@ -25,7 +25,7 @@ One interval's measurement is off by some per cent, and a size must not follow t
 """
 
 LEAST, MOST = 0.5, 3.0
-"""No factor is believed beyond these: a profile that is further off is that of another engine."""
+"""No factor is effective_correction beyond these: a profile that is further off is that of another engine."""
 
 HALVINGS = 7
 """Of the range between them, to within two per cent."""
@@ -49,58 +49,58 @@ class _Seen:
 
 
 def corrected(
-    deployment: Deployment, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[Corrections, str]:
     """The corrections after an interval in which so many workers served, and why.
 
     They move slowly, and not at all where the comparison would say more about queues than about engines.
     """
-    demand = demand_seen(traffic)
-    obstacle = _obstacle(deployment, traffic, demand, serving)
+    demand = measured_demand(traffic)
+    obstacle = _obstacle(service, traffic, demand, serving)
     if obstacle or demand is None:
         return before, f"corrections stay at {_words(before)}: {obstacle}"
     seen = _Seen(traffic, demand, serving)
-    decode = _moved(before.decode, _decode_factor(deployment, seen))
-    if deployment.prefill is None:
+    decode = _moved(before.decode, _decode_factor(service, seen))
+    if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
-        prefill, note = _prefill_factor(deployment.slowed(1.0, decode), seen, before.prefill, targets)
+        prefill, note = _prefill_factor(service.slowed(1.0, decode), seen, before.prefill, targets)
         after = Corrections(_moved(before.prefill, prefill), decode)
     return after, f"measured over expected: {_words(after)}{note}"
 
 
-def _obstacle(deployment: Deployment, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
+def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
     is_known = demand and traffic.isl_tokens and traffic.osl_tokens
     if traffic.requests < FEWEST_REQUESTS or not is_known:
         return "there were too few requests"
-    if not serving.decode or (deployment.prefill and not serving.prefill):
+    if not serving.decode or (service.prefill and not serving.prefill):
         return "not every role had workers"
     return ""
 
 
-def _decode_factor(deployment: Deployment, seen: _Seen) -> float | None:
+def _decode_factor(service: ServiceModel, seen: _Seen) -> float | None:
     """How much longer the steps were than the profile says of the batch that there was.
 
     By Little's law the batch follows from what was answered and how long that took, both measured: it is the
     right one in a backlog too. None where nothing was decoded.
     """
-    itl_ms, outlook = seen.traffic.itl_ms, Outlook(deployment, seen.demand)
-    answers, kind = outlook.answers, deployment.decode
+    itl_ms, state = seen.traffic.itl_ms, SteadyState(service, seen.demand)
+    answers, kind = state.answers, service.decode
     if not itl_ms or not answers.mean_steps:
         return None
     rate = seen.answered_per_ms
     batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
     expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
-    if outlook.is_aggregated:
-        start_ms = max(0.0, outlook.prompts.fixed_ms - kind.decode_ms(1, 0.0))
-        expected_ms += -math.expm1(-rate * itl_ms) * start_ms + itl_ms * rate * outlook.prompts.mean_ms
+    if state.is_aggregated:
+        start_ms = max(0.0, state.prompts.fixed_ms - kind.decode_ms(1, 0.0))
+        expected_ms += -math.expm1(-rate * itl_ms) * start_ms + itl_ms * rate * state.prompts.mean_ms
     return itl_ms / expected_ms
 
 
 def _prefill_factor(
-    deployment: Deployment, seen: _Seen, before: float, targets: SlaTargets
+    service: ServiceModel, seen: _Seen, before: float, targets: SlaTargets
 ) -> tuple[float | None, str]:
     """The factor that goes with the TTFT that was measured, nearest to ``before``; and an objection.
 
@@ -113,17 +113,17 @@ def _prefill_factor(
         return None, ""
     if ttft_ms > targets.ttft_ms:
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
-    with_waiting = _explaining(ttft_ms, deployment, seen.demand, seen.serving)
-    alone = _explaining(ttft_ms, deployment, seen.demand.times(0.0), seen.serving)
+    with_waiting = _explaining(ttft_ms, service, seen.demand, seen.serving)
+    alone = _explaining(ttft_ms, service, seen.demand.times(0.0), seen.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
 
 
-def _explaining(ttft_ms: float, deployment: Deployment, demand: Demand, serving: Targets) -> float:
+def _explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
     """The factor with which the model expects that mean TTFT."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        times = Outlook(deployment.slowed(middle, 1.0), demand).mean_times(serving)
+        times = SteadyState(service.slowed(middle, 1.0), demand).mean_times(serving)
         if times and times.mean_ttft_ms < ttft_ms:
             low = middle
         else:

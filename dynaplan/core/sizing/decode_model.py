@@ -33,7 +33,7 @@ WAIT_MARGIN = 1.2
 """What the waiting of a prompt on an aggregated worker is multiplied by, for the same reason."""
 
 
-class Decoding:
+class DecodeBatch:
     """One worker and its part of the demand; aggregated when there are prompts. Times in ms."""
 
     def __init__(

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sizing.measured_load import outlook_seen
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.measured_load import measured_steady_state
+from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.domain.planning.sizing import ErrorBudget, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.domain.settings.sla import ErrorBudget, SlaTargets
 
 MOST = 6.0
 """So many times what is promised may be missed for a while, however much is left."""
@@ -25,24 +25,24 @@ the likelier in that time the longer it is, and cost the more: four minutes are 
 
 
 def missed(
-    deployment: Deployment, traffic: Traffic, serving: Targets, targets: SlaTargets
+    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[float, float] | None:
     """The parts of an interval's requests that missed the TTFT and the ITL target; None is "not known".
 
     Frontends tell means, and histograms too coarse for this. So the queueing model's distribution is taken,
     stretched until its mean is the one that was measured.
     """
-    outlook = outlook_seen(deployment, traffic, serving)
-    if outlook is None or traffic.ttft_ms is None:
+    state = measured_steady_state(service, traffic, serving)
+    if state is None or traffic.ttft_ms is None:
         return None
-    expected, itl_ms = outlook.mean_times(serving), traffic.itl_ms or 0.0
+    expected, itl_ms = state.mean_times(serving), traffic.itl_ms or 0.0
     if expected is None:
         return _of_mean(traffic.ttft_ms, targets.ttft_ms), _of_mean(itl_ms, targets.itl_ms)
     ttft_limit_ms = targets.ttft_ms * expected.mean_ttft_ms / max(traffic.ttft_ms, 1e-9)
     itl_limit_ms = targets.itl_ms * expected.mean_itl_ms / max(itl_ms, 1e-9)
     return (
-        outlook.chance_of_ttft_over(ttft_limit_ms, serving),
-        outlook.decoding(serving.decode).chance_of_itl_over(itl_limit_ms),
+        state.chance_of_ttft_over(ttft_limit_ms, serving),
+        state.decode_batch(serving.decode).chance_of_itl_over(itl_limit_ms),
     )
 
 

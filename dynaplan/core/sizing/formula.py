@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from dynaplan.core.sizing.gpu_budget import limited
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
+from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
 from dynaplan.domain.profile import ProfileTables
-from dynaplan.domain.settings.sla import Corrections, Limits, Sizing, SlaTargets
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Formula:
     decode: DecodeInterpolator
 
     @classmethod
-    def of(cls, prefill: ProfileTables, decode: ProfileTables) -> Formula:
+    def from_tables(cls, prefill: ProfileTables, decode: ProfileTables) -> Formula:
         """Over the prefill half of one profile and the decode half of another, or of the same."""
         return cls(PrefillInterpolator(prefill.prefill), DecodeInterpolator(decode.decode))
 
@@ -57,7 +57,7 @@ class Formula:
         interval_s: float,
         targets: SlaTargets,
         corrections: Corrections,
-        limits: Limits,
+        limits: WorkerLimits,
         current: Targets,
     ) -> Sizing:
         """The workers that the next interval needs within the limits, and why."""
@@ -85,7 +85,7 @@ class Formula:
         return Sizing(allowed, (*steps, *bounds))
 
     def _prefill_workers(
-        self, rate: float, isl_tokens: float, corrections: Corrections, limits: Limits
+        self, rate: float, isl_tokens: float, corrections: Corrections, limits: WorkerLimits
     ) -> tuple[int | None, str]:
         """A high factor comes from queueing, which more workers cure: it does not count; a low one does."""
         load = rate * isl_tokens * min(1.0, corrections.prefill)
@@ -102,7 +102,7 @@ class Formula:
         osl_tokens: float,
         targets: SlaTargets,
         corrections: Corrections,
-        limits: Limits,
+        limits: WorkerLimits,
     ) -> tuple[int | None, str]:
         itl_ms = targets.itl_ms / corrections.decode if corrections.decode > 0 else targets.itl_ms
         best = self.decode.find_best_throughput_per_gpu(itl_ms, isl_tokens + osl_tokens / 2)

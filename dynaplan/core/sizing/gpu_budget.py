@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.planning.sizing import WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.settings.sla import Limits
 
 UNBOUNDED = 10**9
 """GPUs of a budget that is none: first it is asked what a demand needs, then whether there is as much."""
 
-_ROLES = (Role.PREFILL, Role.DECODE)
 
-
-def fit(wanted: Targets, limits: Limits) -> Targets | None:
+def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
     """The most of what is wanted that the budget allows, and no less than the minimums.
 
     Beyond the minimums the GPUs go to whichever role has the smaller part of what it wants, one worker after
@@ -27,7 +25,7 @@ def fit(wanted: Targets, limits: Limits) -> Targets | None:
         return None
     while True:
         short = sorted(
-            (role for role in _ROLES if fitted.of(role) < wanted.of(role)),
+            (role for role in SCALED_ROLES if fitted.of(role) < wanted.of(role)),
             key=lambda role: fitted.of(role) / wanted.of(role),
         )
         more = [fitted.plus(role, 1) for role in short]
@@ -42,7 +40,7 @@ def at_least(wanted: Targets, least: Targets) -> Targets:
     return Targets(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
 
 
-def limited(wanted: Targets, limits: Limits, current: Targets) -> tuple[Targets, list[Step]]:
+def limited(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
     """What is wanted within the limits, and the steps there; ``current`` when they exclude each other."""
     enough = at_least(wanted, limits.least)
     steps = []

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.sizing.gpu_budget import UNBOUNDED, limited
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.observation import WorkerCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand
-from dynaplan.domain.settings.sla import Limits, Sizing
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,12 @@ def lookahead(startup_s: float, interval_s: float) -> Lookahead:
     return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
 
 
-def coming(counts: WorkerCounts) -> int:
-    """The workers there will be without another decision: those that serve, start, or are restarted."""
-    return counts.ready + counts.starting + counts.backoff
-
-
 def plan(
     size: Size,
     survive: Size,
     demands: Sequence[Demand],
     current: Targets,
-    limits: Limits,
+    limits: WorkerLimits,
     headroom: float,
     now: Demand | None = None,
 ) -> Sizing:
@@ -59,7 +53,7 @@ def plan(
     unbounded = replace(limits, max_gpus=UNBOUNDED)
     each_wants = [size(each, unbounded) for each in demands]
     wanted = _most(each_wants, limits)
-    if any(wanted.targets.of(role) < current.of(role) for role in _ROLES):
+    if any(wanted.targets.of(role) < current.of(role) for role in SCALED_ROLES):
         borne = [each.times(1 + headroom) for each in demands] + ([now] if now else [])
         grown = _most([survive(each, unbounded) for each in borne], limits)
         wanted = _with_survivors(wanted, grown, current, headroom)
@@ -70,14 +64,14 @@ def plan(
     return size(demands[most], limits)
 
 
-Size = Callable[[Demand, Limits], Sizing]
+Size = Callable[[Demand, WorkerLimits], Sizing]
 """Tells the workers that a demand needs within limits."""
 
 
 def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: float) -> Sizing:
     """Who leaves must not be needed by the grown demand either."""
     after, reasons = wanted.targets, []
-    for role in _ROLES:
+    for role in SCALED_ROLES:
         stay = min(current.of(role), max(after.of(role), grown.targets.of(role)))
         if stay > after.of(role):
             reasons.append(f"{stay} {role.value} workers stay, not {after.of(role)}")
@@ -87,10 +81,7 @@ def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: f
     return Sizing(after, (*wanted.steps, Step("survivors", wanted.targets, after, why)), prediction)
 
 
-_ROLES = (Role.PREFILL, Role.DECODE)
-
-
-def _most(sizings: Sequence[Sizing], limits: Limits) -> Sizing:
+def _most(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
     """The most of each role; the story is that of whoever needs most GPUs, as near as counts tell."""
     chosen = max(sizings, key=lambda each: limits.gpus(each.targets))
     most = Targets(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
 
 
-def demand_seen(traffic: Traffic) -> Demand | None:
+def measured_demand(traffic: Traffic) -> Demand | None:
     """The demand that was measured; None where there was none, or the lengths are not known."""
     isl, osl = traffic.isl, traffic.osl
     if not (traffic.requests and isl and osl and isl.total and osl.total):
@@ -16,9 +16,9 @@ def demand_seen(traffic: Traffic) -> Demand | None:
     return Demand(traffic.requests / traffic.interval_s, isl, osl, burstiness=burstiness)
 
 
-def outlook_seen(deployment: Deployment, traffic: Traffic, serving: Targets) -> Outlook | None:
+def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:
     """What to expect of it; None also where a role had no workers."""
-    demand = demand_seen(traffic)
-    if demand is None or not serving.decode or (deployment.prefill and not serving.prefill):
+    demand = measured_demand(traffic)
+    if demand is None or not serving.decode or (service.prefill and not serving.prefill):
         return None
-    return Outlook(deployment, demand)
+    return SteadyState(service, demand)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.core.sizing.gpu_budget import at_least, limited
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand
-from dynaplan.domain.settings.sla import Limits, Prediction, Sizing, SlaTargets
 
 HALVINGS = 6
 """Of the demand, until the part of it that the budget can carry is known to two per cent."""
@@ -25,7 +25,7 @@ NEAR_ALONE = 1.1
 
 
 def size(
-    deployment: Deployment, demand: Demand, targets: SlaTargets, limits: Limits, current: Targets
+    service: ServiceModel, demand: Demand, targets: SlaTargets, limits: WorkerLimits, current: Targets
 ) -> Sizing:
     """The workers that the demand needs, within the limits, and why.
 
@@ -39,53 +39,55 @@ def size(
         steps = [Step("demand", current, Targets(), "no requests are expected: no demand")]
         allowed, bounds = limited(Targets(), limits, current)
         return Sizing(allowed, (*steps, *bounds))
-    return _size(Outlook(deployment, demand), targets, limits, current)
+    return _size(SteadyState(service, demand), targets, limits, current)
 
 
-def _size(outlook: Outlook, targets: SlaTargets, limits: Limits, current: Targets) -> Sizing:
-    reachable, notes = _reachable(outlook, targets)
-    steps = [Step("demand", current, current, _in_words(outlook))]
+def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current: Targets) -> Sizing:
+    reachable, notes = _reachable(state, targets)
+    steps = [Step("demand", current, current, _in_words(state))]
     steps += [Step("targets", current, current, note) for note in notes]
-    wanted = _workers(outlook, reachable)
-    after = replace(current, prefill=0 if outlook.is_aggregated else current.prefill, decode=wanted.decode)
-    steps.append(Step("decode", current, after, _why_decode(outlook, reachable, wanted.decode)))
-    if not outlook.is_aggregated:
-        steps.append(Step("prefill", after, wanted, _why_prefill(outlook, reachable, wanted)))
+    wanted = _workers(state, reachable)
+    after = replace(current, prefill=0 if state.is_aggregated else current.prefill, decode=wanted.decode)
+    steps.append(Step("decode", current, after, _why_decode(state, reachable, wanted.decode)))
+    if not state.is_aggregated:
+        steps.append(Step("prefill", after, wanted, _why_prefill(state, reachable, wanted)))
     if _is_scarce(wanted, limits):
-        limits, note = _for_the_most(outlook, reachable, limits)
+        limits, note = _largest_share_minimums(state, reachable, limits)
         steps.append(Step("scarcity", wanted, wanted, note))
     allowed, bounds = limited(wanted, limits, current)
-    return Sizing(allowed, (*steps, *bounds), _prediction(outlook, targets, allowed))
+    return Sizing(allowed, (*steps, *bounds), _prediction(state, targets, allowed))
 
 
-def _workers(outlook: Outlook, targets: SlaTargets) -> Targets:
+def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
     """The fewest with which both targets hold."""
-    decode = _smallest(lambda workers: _decode_meets(outlook, targets, workers), 1)
-    if outlook.is_aggregated:
+    decode = _smallest(lambda workers: _decode_meets(state, targets, workers), 1)
+    if state.is_aggregated:
         return Targets(0, decode)
     prefill = _smallest(
         lambda workers: (
-            outlook.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
+            state.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
         ),
-        _least_prefill(outlook),
+        _least_prefill(state),
     )
     return Targets(prefill, decode)
 
 
-def _least_prefill(outlook: Outlook) -> int:
+def _least_prefill(state: SteadyState) -> int:
     """As many as prompts are computed by as fast as they come."""
-    return max(1, math.ceil(outlook.queue(1).utilisation))
+    return max(1, math.ceil(state.prefill_waiting(1).utilisation))
 
 
 # -- more than there is -----------------------------------------------------------------------------------
 
 
-def _is_scarce(wanted: Targets, limits: Limits) -> bool:
+def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
     enough = at_least(wanted, limits.least)
     return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.least)
 
 
-def _for_the_most(outlook: Outlook, targets: SlaTargets, limits: Limits) -> tuple[Limits, str]:
+def _largest_share_minimums(
+    state: SteadyState, targets: SlaTargets, limits: WorkerLimits
+) -> tuple[WorkerLimits, str]:
     """Limits whose minimums keep the promises to the largest part of the demand, and a word on that.
 
     Of what is wanted the same part for each role would not do: the fewer workers a role needs, the more of
@@ -94,7 +96,7 @@ def _for_the_most(outlook: Outlook, targets: SlaTargets, limits: Limits) -> tupl
     low, high, least = 0.0, 1.0, limits.least
     for _ in range(HALVINGS):
         part = (low + high) / 2
-        workers = at_least(_workers(outlook.part(part), targets), limits.least)
+        workers = at_least(_workers(state.part(part), targets), limits.least)
         if limits.gpus(workers) <= limits.max_gpus:
             low, least = part, workers
         else:
@@ -103,14 +105,14 @@ def _for_the_most(outlook: Outlook, targets: SlaTargets, limits: Limits) -> tupl
     return replace(limits, least=least), note
 
 
-def _decode_meets(outlook: Outlook, targets: SlaTargets, workers: int) -> bool:
+def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool:
     """Whether so many decoding workers keep the ITL, and leave the TTFT within reach."""
-    decoding = outlook.decoding(workers)
+    decoding = state.decode_batch(workers)
     if decoding.overload:
         return False
     if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
         return False
-    return outlook.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
+    return state.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
 
 
 def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
@@ -128,11 +130,11 @@ def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
     return high
 
 
-def _reachable(outlook: Outlook, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
+def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
     """The targets, those replaced that no number of workers meets, and a word on each of these."""
-    idle, one = outlook.idle(), Targets(1, 1)
+    idle, one = state.idle(), Targets(1, 1)
     is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
-    is_itl = idle.decoding(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
+    is_itl = idle.decode_batch(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
     if is_ttft and is_itl:
         return targets, []
     alone, notes = idle.predict(one, targets), []
@@ -145,9 +147,9 @@ def _reachable(outlook: Outlook, targets: SlaTargets) -> tuple[SlaTargets, list[
     return targets, notes
 
 
-def _prediction(outlook: Outlook, targets: SlaTargets, workers: Targets) -> Prediction | None:
-    is_served = workers.decode > 0 and (outlook.is_aggregated or workers.prefill > 0)
-    return outlook.predict(workers, targets) if is_served else None
+def _prediction(state: SteadyState, targets: SlaTargets, workers: Targets) -> Prediction | None:
+    is_served = workers.decode > 0 and (state.is_aggregated or workers.prefill > 0)
+    return state.predict(workers, targets) if is_served else None
 
 
 # -- in words ------------------------------------------------------------------------------------------
@@ -161,10 +163,10 @@ def _unknown(demand: Demand) -> str:
     return ""
 
 
-def _in_words(outlook: Outlook) -> str:
-    answers = outlook.answers
+def _in_words(state: SteadyState) -> str:
+    answers = state.answers
     return (
-        f"{outlook.demand.requests_per_s:.3g} requests/s, {outlook.prompts.mean_tokens:.0f} tokens of each "
+        f"{state.demand.requests_per_s:.3g} requests/s, {state.prompts.mean_tokens:.0f} tokens of each "
         f"to compute, {answers.mean_steps + 1:.0f} to answer"
     )
 
@@ -176,37 +178,37 @@ def _unreachable(name: str, alone_ms: float, percentile: float, target_ms: float
     )
 
 
-def _why_decode(outlook: Outlook, targets: SlaTargets, workers: int) -> str:
-    chosen = _decode_in_words(outlook, targets, workers)
+def _why_decode(state: SteadyState, targets: SlaTargets, workers: int) -> str:
+    chosen = _decode_in_words(state, targets, workers)
     if workers == 1:
         return f"with 1 worker {chosen}"
-    fewer = _decode_in_words(outlook, targets, workers - 1)
+    fewer = _decode_in_words(state, targets, workers - 1)
     return f"with {workers} workers {chosen}; with {workers - 1} {fewer}"
 
 
-def _decode_in_words(outlook: Outlook, targets: SlaTargets, workers: int) -> str:
-    decoding = outlook.decoding(workers)
+def _decode_in_words(state: SteadyState, targets: SlaTargets, workers: int) -> str:
+    decoding = state.decode_batch(workers)
     if decoding.overload:
         return decoding.overload
     late = decoding.chance_of_itl_over(targets.itl_ms)
     words = (
         f"{late:.1%} of the ITLs are over {targets.itl_ms:g} ms, {decoding.batch:.0f} requests in the batch"
     )
-    if outlook.is_aggregated:
+    if state.is_aggregated:
         words += (
             f", {decoding.chance_of_ttft_over(targets.ttft_ms):.1%} of the TTFTs over {targets.ttft_ms:g} ms"
         )
     return words
 
 
-def _why_prefill(outlook: Outlook, targets: SlaTargets, workers: Targets) -> str:
-    least = _least_prefill(outlook)
+def _why_prefill(state: SteadyState, targets: SlaTargets, workers: Targets) -> str:
+    least = _least_prefill(state)
 
     def words(prefill: int) -> str:
         if prefill < least:
             return "prompts come faster than they are computed"
-        late = outlook.chance_of_ttft_over(targets.ttft_ms, replace(workers, prefill=prefill))
-        busy = outlook.queue(prefill).utilisation
+        late = state.chance_of_ttft_over(targets.ttft_ms, replace(workers, prefill=prefill))
+        busy = state.prefill_waiting(prefill).utilisation
         return f"{late:.1%} of the TTFTs are over {targets.ttft_ms:g} ms, {busy:.0%} busy"
 
     chosen = f"with {workers.prefill} {words(workers.prefill)}"

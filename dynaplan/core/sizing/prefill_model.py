@@ -24,7 +24,7 @@ ROUNDS = 12
 """Of the fixed point between batch and load; each halves the error."""
 
 
-class PrefillQueue:
+class PrefillWaiting:
     """So many workers under a demand. Times in ms, from a prompt's arrival to the end of its prefill."""
 
     def __init__(

@@ -10,9 +10,9 @@ from typing import Any
 
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.sla import Corrections, ErrorBudget, Prediction
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from dynaplan.domain.lifecycle import Role
 
 COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
-"""The roles whose number of workers is decided at run time, and the key of each."""
+"""The key of each role's desired count."""
+
+SCALED_ROLES = tuple(COUNT_KEYS)
+"""The roles whose number of workers is decided at run time: prefill, then decode."""
 
 
 def planner_prefix(namespace: str) -> str:

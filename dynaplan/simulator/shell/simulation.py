@@ -15,6 +15,7 @@ from dynaplan.core.routing.choosing import MODES
 from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -128,7 +129,7 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
     """The deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
     if options.router not in MODES:
         raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
-    roles = (Role.PREFILL, Role.DECODE) if options.is_disaggregated else (Role.DECODE,)
+    roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
     return ServiceSettings(
         engines={role: _engine(each) for role, each in checked.items()},

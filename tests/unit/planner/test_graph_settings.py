@@ -73,11 +73,11 @@ def test_common_options_and_other_services_are_read_as_the_workers_read_them(
     assert (settings.max_model_len, settings.decode_kv_total_tokens) == (4096, 16_000)
     assert (settings.prefill_step_limit_tokens, settings.max_concurrent_prefills) == (2048, 7)
     assert settings.router == "least-loaded", "the Router's own word is stronger than the Processor's"
-    deployment = wiring.sla_model(settings, {}).deployment
-    assert not deployment.is_evenly_routed
-    assert deployment.decode.kv_tokens == 16_000
-    assert deployment.prefill is not None
-    assert (deployment.prefill.concurrent_prefills, deployment.prefill.settings.batched_tokens) == (7, 2048)
+    service = wiring.sla_model(settings, {}).service
+    assert not service.is_evenly_routed
+    assert service.decode.kv_tokens == 16_000
+    assert service.prefill is not None
+    assert (service.prefill.concurrent_prefills, service.prefill.settings.batched_tokens) == (7, 2048)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_no_option_that_an_engine_takes_ends_the_planner(
     settings = served(
         monkeypatch, {"profile-results-dir": profile}, VllmWorker=worker, PrefillWorker=dict(worker)
     )
-    assert wiring.sla_model(settings, {}).deployment.decode.settings.context_tokens >= 1
+    assert wiring.sla_model(settings, {}).service.decode.settings.context_tokens >= 1
 
 
 def test_a_planner_without_a_graph_plans_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

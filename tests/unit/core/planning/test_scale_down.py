@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.planning.scale_down import late_roles
-from dynaplan.core.sizing.queueing_model import Deployment
+from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.sla import SlaTargets
 from tests.unit.core.planning.targets import SETTINGS, traffic
 from tests.unit.core.sizing.decisions import INTERVALS, MANY, MODEL, ONE_EACH, decided, remembering, seen, why
 
@@ -121,8 +121,8 @@ def measured(ttft_ms: float | None, itl_ms: float | None, observation: Observati
     return replace(observation, traffic=replace(observation.traffic, ttft_ms=ttft_ms, itl_ms=itl_ms))
 
 
-def late(observation: Observation, deployment: Deployment = MODEL.deployment) -> set[Role]:
-    return set(late_roles(deployment, observation, PROMISE))
+def late(observation: Observation, service: ServiceModel = MODEL.service) -> set[Role]:
+    return set(late_roles(service, observation, PROMISE))
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_a_load_that_is_too_much_is_late() -> None:
 def test_a_mean_that_no_number_of_workers_would_bring_under_the_target_keeps_nobody() -> None:
     """Where the model says that it is over the target all the same, sizing has counted that already."""
     hopeless = SlaTargets(20.0, 2.0)
-    assert not late_roles(MODEL.deployment, measured(100.0, 10.0), hopeless)
+    assert not late_roles(MODEL.service, measured(100.0, 10.0), hopeless)
 
 
 def test_of_an_aggregated_deployment_the_decode_workers_are_what_is_late() -> None:
-    aggregated = replace(MODEL.deployment, prefill=None)
+    aggregated = replace(MODEL.service, prefill=None)
     observation = measured(900.0, 10.0, seen(Targets(0, 3), [2.0]))
     assert Role.DECODE in late(observation, aggregated)
 

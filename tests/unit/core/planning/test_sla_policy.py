@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.planning.sla_policy import believed, demand_of, limits_of
+from dynaplan.core.planning.sla_policy import demand_of, effective_correction, limits_of
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, Observation, WorkerCounts
+from dynaplan.domain.planning.sizing import Corrections
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths, Traffic
-from dynaplan.domain.settings.sla import Corrections
 from tests.unit.core.planning.targets import SETTINGS, foreseen, traffic
 from tests.unit.core.sizing.decisions import INTERVALS, MANY, ONE_EACH, decided, remembering, seen, why
 
@@ -115,7 +115,7 @@ def test_an_aggregated_deployment_has_no_minimum_of_prefill_workers() -> None:
 def test_engines_that_are_nearly_as_their_profile_says_are_taken_to_be_so(
     measured: float, factor: float
 ) -> None:
-    assert believed(measured) == factor
+    assert effective_correction(measured) == factor
 
 
 def test_slow_engines_get_more_workers() -> None:

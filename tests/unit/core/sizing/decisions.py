@@ -8,9 +8,9 @@ from dataclasses import replace
 from dynaplan.core.planning.sla_policy import plan_for_targets
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.sizing import Sizing
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.sla import Sizing
 from tests.unit.core.planning.targets import SETTINGS, foreseen, model, planned_interval
 
 MODEL = model()

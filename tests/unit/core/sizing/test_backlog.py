@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.sizing.backlog import with_backlog
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
 from dynaplan.domain.planning.traffic import Demand, Lengths
 from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = Deployment(kind(H200), kind(H200))
+DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
 INTERVAL_S = 10.0
 
 
@@ -20,7 +20,7 @@ def demand(requests_per_s: float) -> Demand:
     return Demand(requests_per_s, Lengths.fixed(3000), Lengths.fixed(150))
 
 
-PER_WORKER = 10.0 / Outlook(DISAGGREGATED, demand(10.0)).queue(1).utilisation
+PER_WORKER = 10.0 / SteadyState(DISAGGREGATED, demand(10.0)).prefill_waiting(1).utilisation
 """Prompts/s that one prefill worker computes when there is always one."""
 HELD = kind(H200).concurrent_prefills
 """Prompts that a worker takes from the queue at once."""

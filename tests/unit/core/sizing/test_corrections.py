@@ -7,27 +7,27 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.core.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, corrected
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import Corrections, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
-from dynaplan.domain.settings.sla import Corrections, SlaTargets
 from tests.unit.core.planning import targets as situations
 from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = Deployment(kind(H200), kind(H200))
-AGGREGATED = Deployment(kind(H200))
+DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+AGGREGATED = ServiceModel(kind(H200))
 PROMISE = SlaTargets(2000.0, 50.0)
 ONE_EACH = Targets(1, 1)
 EXACT = Corrections()
 
 
-def measured(requests_per_s: float, engines: Deployment, serving: Targets = ONE_EACH) -> Traffic:
+def measured(requests_per_s: float, engines: ServiceModel, serving: Targets = ONE_EACH) -> Traffic:
     """An interval as it is where engines are like that: the means that the model has for them."""
     traffic = situations.traffic(requests_per_s)
     assert traffic.isl
     assert traffic.osl
     assert traffic.requests
-    times = Outlook(engines, Demand(requests_per_s, traffic.isl, traffic.osl)).mean_times(serving)
+    times = SteadyState(engines, Demand(requests_per_s, traffic.isl, traffic.osl)).mean_times(serving)
     assert times
     part = traffic.requests / traffic.osl.total
     answered = replace(traffic.osl, counts=tuple(part * each for each in traffic.osl.counts))
@@ -37,20 +37,20 @@ def measured(requests_per_s: float, engines: Deployment, serving: Targets = ONE_
 def corrections_after(
     traffic: Traffic,
     before: Corrections = EXACT,
-    deployment: Deployment = DISAGGREGATED,
+    service: ServiceModel = DISAGGREGATED,
     serving: Targets = ONE_EACH,
 ) -> Corrections:
-    return corrected(deployment, before, traffic, serving, PROMISE)[0]
+    return corrected(service, before, traffic, serving, PROMISE)[0]
 
 
 def aimed_at(
     traffic: Traffic,
     before: Corrections = EXACT,
-    deployment: Deployment = DISAGGREGATED,
+    service: ServiceModel = DISAGGREGATED,
     serving: Targets = ONE_EACH,
 ) -> Corrections:
     """Where many such intervals would take the corrections; a decode factor is exact in ``before``."""
-    after = corrections_after(traffic, before, deployment, serving)
+    after = corrections_after(traffic, before, service, serving)
     return Corrections(
         before.prefill * (after.prefill / before.prefill) ** (1 / GAIN),
         before.decode * (after.decode / before.decode) ** (1 / GAIN),

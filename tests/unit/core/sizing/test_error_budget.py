@@ -10,17 +10,17 @@ import pytest
 from dynaplan.core.planning.sla_policy import plan_for_targets
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.error_budget import MOST, after, in_words, missed, spending
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.sizing import ErrorBudget, Sizing, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
-from dynaplan.domain.settings.sla import ErrorBudget, Sizing, SlaTargets
 from tests.unit.core.planning import targets as situations
 from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
 
-DISAGGREGATED = Deployment(kind(H200), kind(H200))
-AGGREGATED = Deployment(kind(H200))
+DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+AGGREGATED = ServiceModel(kind(H200))
 PROMISE = SlaTargets(500.0, 20.0)
 PROMISED = 0.05
 """The part of the requests that may miss a target, by that promise."""
@@ -34,29 +34,29 @@ def seen(requests_per_s: float, ttft_ms: float | None, itl_ms: float | None) -> 
     return replace(situations.traffic(requests_per_s), ttft_ms=ttft_ms, itl_ms=itl_ms)
 
 
-def expected(requests_per_s: float, serving: Targets, deployment: Deployment = DISAGGREGATED) -> Outlook:
+def expected(requests_per_s: float, serving: Targets, service: ServiceModel = DISAGGREGATED) -> SteadyState:
     traffic = situations.traffic(requests_per_s)
     assert traffic.isl
     assert traffic.osl
-    outlook = Outlook(deployment, Demand(requests_per_s, traffic.isl, traffic.osl))
-    assert outlook.mean_times(serving)
-    return outlook
+    state = SteadyState(service, Demand(requests_per_s, traffic.isl, traffic.osl))
+    assert state.mean_times(serving)
+    return state
 
 
 @pytest.mark.parametrize(
-    ("deployment", "serving"), [(DISAGGREGATED, Targets(1, 1)), (AGGREGATED, Targets(0, 2))]
+    ("service", "serving"), [(DISAGGREGATED, Targets(1, 1)), (AGGREGATED, Targets(0, 2))]
 )
 def test_where_the_means_are_the_expected_ones_so_is_what_was_missed(
-    deployment: Deployment, serving: Targets
+    service: ServiceModel, serving: Targets
 ) -> None:
-    outlook = expected(14.0, serving, deployment)
-    means = outlook.mean_times(serving)
+    state = expected(14.0, serving, service)
+    means = state.mean_times(serving)
     assert means
-    shares = missed(deployment, seen(14.0, means.mean_ttft_ms, means.mean_itl_ms), serving, PROMISE)
+    shares = missed(service, seen(14.0, means.mean_ttft_ms, means.mean_itl_ms), serving, PROMISE)
     assert shares == pytest.approx(
         (
-            outlook.chance_of_ttft_over(PROMISE.ttft_ms, serving),
-            outlook.decoding(serving.decode).chance_of_itl_over(PROMISE.itl_ms),
+            state.chance_of_ttft_over(PROMISE.ttft_ms, serving),
+            state.decode_batch(serving.decode).chance_of_itl_over(PROMISE.itl_ms),
         )
     )
 
@@ -288,7 +288,7 @@ def test_the_budget_counts_who_was_served_by_the_workers_that_there_were(
     """Not by those that are asked for: they may be starting still."""
     asked: list[Targets] = []
 
-    def noted(_: Deployment, __: Traffic, serving: Targets, ___: SlaTargets) -> tuple[float, float]:
+    def noted(_: ServiceModel, __: Traffic, serving: Targets, ___: SlaTargets) -> tuple[float, float]:
         asked.append(serving)
         return NOTHING_MISSED
 

@@ -11,9 +11,9 @@ import pytest
 from dynaplan.adapters.engines.sim.profiles import load_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.sizing.formula import Formula
+from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
-from dynaplan.domain.settings.sla import Corrections, Limits, Sizing, SlaTargets
 
 CURRENT = Targets(2, 3)
 SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, duration_ms=3000.0)
@@ -22,7 +22,7 @@ SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, dura
 @cache
 def formula() -> Formula:
     tables = tables_of(load_profile("h200_sxm-Llama-3.1-8B-Instruct-FP8"), "H200")
-    return Formula.of(tables, tables)
+    return Formula.from_tables(tables, tables)
 
 
 def sized(expected: Expected, **changes: object) -> Sizing:
@@ -30,7 +30,7 @@ def sized(expected: Expected, **changes: object) -> Sizing:
         "interval_s": 180.0,
         "targets": SlaTargets(500.0, 10.0),
         "corrections": Corrections(),
-        "limits": Limits(max_gpus=64),
+        "limits": WorkerLimits(max_gpus=64),
         "current": CURRENT,
         **changes,
     }
@@ -47,7 +47,7 @@ def test_the_numbers_of_workers_are_those_of_the_seeds() -> None:
 
 
 def test_a_worker_of_several_gpus_does_as_much_as_they_do_each() -> None:
-    limits = Limits(max_gpus=64, prefill_gpus=4, decode_gpus=2)
+    limits = WorkerLimits(max_gpus=64, prefill_gpus=4, decode_gpus=2)
     assert sized(Expected(36_000, 3000, 300), limits=limits).targets == Targets(4, 7)
 
 
@@ -100,9 +100,9 @@ def test_a_profile_that_expects_nothing_corrects_nothing() -> None:
         prefill=replace(tables.prefill, ttft_ms=((0.0,) * 4,) * len(tables.prefill.ttft_ms)),
         decode=replace(tables.decode, itl_ms=none, tokens_per_s_per_gpu=none),
     )
-    zero = Formula.of(nothing, nothing)
+    zero = Formula.from_tables(nothing, nothing)
     assert zero.corrections(Corrections(), SEEN, 3)[0] == Corrections()
-    sizing = zero.size(Expected(1, 1, 1), 180.0, SlaTargets(), Corrections(), Limits(), CURRENT)
+    sizing = zero.size(Expected(1, 1, 1), 180.0, SlaTargets(), Corrections(), WorkerLimits(), CURRENT)
     assert sizing.targets == CURRENT
     assert "change nothing" in sizing.steps[-1].why
 
@@ -129,7 +129,7 @@ def test_what_could_not_be_foretold_changes_nothing(expected: Expected) -> None:
 
 def test_the_budget_is_not_exceeded_where_the_original_exceeds_it() -> None:
     """1 prefill worker of 2 GPUs and 4 decode workers of 4 on 16 GPUs: the original asks for 18."""
-    limits = Limits(max_gpus=16, prefill_gpus=2, decode_gpus=4)
+    limits = WorkerLimits(max_gpus=16, prefill_gpus=2, decode_gpus=4)
     sizing = sized(Expected(5_400, 3000, 2000), limits=limits)
     assert sizing.steps[-1].before == Targets(1, 4)
     assert sizing.targets == Targets(1, 3)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dynaplan.core.sizing.gpu_budget import fit
-from dynaplan.core.sizing.look_ahead import Size, coming, lookahead, plan
-from dynaplan.domain.planning.observation import WorkerCounts
+from dynaplan.core.sizing.look_ahead import Size, lookahead, plan
+from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
-from dynaplan.domain.settings.sla import Limits, Sizing
 
-LIMITS = Limits(max_gpus=16)
+LIMITS = WorkerLimits(max_gpus=16)
 
 
 def demand(requests_per_s: float) -> Demand:
     return Demand(requests_per_s, Lengths.fixed(100), Lengths.fixed(100))
 
 
-def one_worker_for_ten(each: Demand, limits: Limits) -> Sizing:
+def one_worker_for_ten(each: Demand, limits: WorkerLimits) -> Sizing:
     """A size that is easy to follow: a decode worker for ten requests/s, a prefill worker for twenty."""
     rate = each.requests_per_s
     return Sizing(Targets(max(1, -int(-rate // 20)), max(1, -int(-rate // 10))))
 
 
-def one_worker_for_eight(each: Demand, limits: Limits) -> Sizing:
+def one_worker_for_eight(each: Demand, limits: WorkerLimits) -> Sizing:
     """The same for who stays, when the promise lets them miss less."""
     return one_worker_for_ten(each.times(10 / 8), limits)
 
@@ -43,10 +42,6 @@ def test_demand_must_be_foretold_until_the_next_decision_s_workers_serve() -> No
     assert (ahead.from_s, ahead.until_s, ahead.intervals) == (60.0, 90.0, 3)
     assert lookahead(0.0, 30.0).intervals == 1
     assert lookahead(61.0, 30.0).intervals == 4
-
-
-def test_capacity_that_is_starting_counts_and_what_leaves_or_has_failed_does_not() -> None:
-    assert coming(WorkerCounts(starting=2, ready=3, backoff=1, draining=4, failed=5)) == 6
 
 
 def test_more_workers_come_as_soon_as_one_demand_needs_them() -> None:
@@ -105,7 +100,7 @@ def test_noise_about_a_constant_demand_settles() -> None:
 
 
 def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
-    def odd(each: Demand, limits: Limits) -> Sizing:
+    def odd(each: Demand, limits: WorkerLimits) -> Sizing:
         wanted = Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14)
         return Sizing(fit(wanted, limits) or Targets(1, 1))
 

@@ -8,36 +8,40 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.sizing.pool_sizes import size
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
-from dynaplan.domain.settings.sla import Limits, Sizing, SlaTargets
 from tests.unit.core.sizing.engine_pools import Shape, arrivals, demand_of
 from tests.unit.core.sizing.test_queueing_model_against_engine import FITTED, H200, kind
 
-DISAGGREGATED = Deployment(kind(H200), kind(H200))
-AGGREGATED = Deployment(kind(H200))
-LIMITS = Limits(max_gpus=64)
+DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+AGGREGATED = ServiceModel(kind(H200))
+LIMITS = WorkerLimits(max_gpus=64)
 LIKE_CHATS = demand_of(arrivals(Shape(), 1.0, 3000), 30.0)
 PROMISE = SlaTargets(500.0, 20.0)
 CURRENT = Targets(1, 1)
 
 
-def sized(demand: Demand, promise: SlaTargets = PROMISE, deployment: Deployment = DISAGGREGATED) -> Sizing:
-    least = Targets(1, 1) if deployment.prefill else Targets(0, 1)
-    return size(deployment, demand, promise, replace(LIMITS, least=least), CURRENT)
+def meets(prediction: Prediction, targets: SlaTargets) -> bool:
+    return prediction.ttft_ms <= targets.ttft_ms and prediction.itl_ms <= targets.itl_ms
 
 
-@pytest.mark.parametrize("deployment", [DISAGGREGATED, AGGREGATED])
-def test_both_targets_hold_and_with_a_worker_less_one_of_them_does_not(deployment: Deployment) -> None:
-    sizing = sized(LIKE_CHATS.times(3), deployment=deployment)
-    outlook = Outlook(deployment, LIKE_CHATS.times(3))
+def sized(demand: Demand, promise: SlaTargets = PROMISE, service: ServiceModel = DISAGGREGATED) -> Sizing:
+    least = Targets(1, 1) if service.prefill else Targets(0, 1)
+    return size(service, demand, promise, replace(LIMITS, least=least), CURRENT)
+
+
+@pytest.mark.parametrize("service", [DISAGGREGATED, AGGREGATED])
+def test_both_targets_hold_and_with_a_worker_less_one_of_them_does_not(service: ServiceModel) -> None:
+    sizing = sized(LIKE_CHATS.times(3), service=service)
+    state = SteadyState(service, LIKE_CHATS.times(3))
     assert sizing.prediction
-    assert sizing.prediction.meets(PROMISE)
+    assert meets(sizing.prediction, PROMISE)
     fewer = [replace(sizing.targets, decode=sizing.targets.decode - 1)]
-    if deployment.prefill:
+    if service.prefill:
         fewer.append(replace(sizing.targets, prefill=sizing.targets.prefill - 1))
-    assert not any(outlook.predict(each, PROMISE).meets(PROMISE) for each in fewer)
+    assert not any(meets(state.predict(each, PROMISE), PROMISE) for each in fewer)
 
 
 def test_the_story_says_what_a_worker_less_would_mean() -> None:
@@ -51,7 +55,7 @@ def test_the_story_says_what_a_worker_less_would_mean() -> None:
 
 
 def test_an_aggregated_deployment_has_no_prefill_workers_and_more_of_the_others() -> None:
-    aggregated = sized(LIKE_CHATS, deployment=AGGREGATED).targets
+    aggregated = sized(LIKE_CHATS, service=AGGREGATED).targets
     assert aggregated.prefill == 0
     assert aggregated.decode > sized(LIKE_CHATS).targets.decode
 
@@ -85,8 +89,8 @@ def test_bursts_need_no_fewer_workers() -> None:
 
 def test_workers_that_take_turns_do_no_worse() -> None:
     even = replace(AGGREGATED, is_evenly_routed=True)
-    assert sized(LIKE_CHATS.times(5), deployment=even).targets.decode <= (
-        sized(LIKE_CHATS.times(5), deployment=AGGREGATED).targets.decode
+    assert sized(LIKE_CHATS.times(5), service=even).targets.decode <= (
+        sized(LIKE_CHATS.times(5), service=AGGREGATED).targets.decode
     )
 
 
@@ -94,7 +98,7 @@ def test_the_kv_cache_is_a_hard_bound() -> None:
     """The ITL target would allow a batch that the cache cannot hold."""
     promise = SlaTargets(5000.0, 500.0)
     long = Demand(10.0, Lengths.fixed(12_000), Lengths.fixed(1500))
-    small = Deployment(kind(FITTED), kind(FITTED))
+    small = ServiceModel(kind(FITTED), kind(FITTED))
     sizing = sized(long, promise, small)
     assert sizing.prediction
     assert not sizing.prediction.overload
@@ -109,7 +113,7 @@ def test_a_target_that_nobody_can_meet_is_said_to_be_one_and_not_chased() -> Non
     assert "no number of workers meets it" in notes[0]
     assert sizing.targets.prefill < 32
     assert sizing.prediction
-    assert not sizing.prediction.meets(SlaTargets(5.0, 1.0))
+    assert not meets(sizing.prediction, SlaTargets(5.0, 1.0))
 
 
 def test_no_requests_need_the_minimums() -> None:
@@ -139,23 +143,23 @@ def test_answers_of_one_token_need_a_decode_worker_all_the_same() -> None:
 
 def test_slower_engines_need_more_workers() -> None:
     slower = DISAGGREGATED.slowed(1.5, 1.5)
-    fast, slow = sized(LIKE_CHATS.times(3)).targets, sized(LIKE_CHATS.times(3), deployment=slower).targets
+    fast, slow = sized(LIKE_CHATS.times(3)).targets, sized(LIKE_CHATS.times(3), service=slower).targets
     assert slow.prefill > fast.prefill
     assert slow.decode > fast.decode
 
 
 def test_the_minimums_and_the_budget_hold() -> None:
-    limits = Limits(max_gpus=4, least=Targets(1, 2))
+    limits = WorkerLimits(max_gpus=4, least=Targets(1, 2))
     sizing = size(DISAGGREGATED, LIKE_CHATS.times(10), PROMISE, limits, CURRENT)
     assert limits.gpus(sizing.targets) == 4
     assert sizing.targets.decode >= 2
     assert sizing.prediction
-    assert not sizing.prediction.meets(PROMISE)
+    assert not meets(sizing.prediction, PROMISE)
     assert size(DISAGGREGATED, LIKE_CHATS.times(0.01), PROMISE, limits, CURRENT).targets == Targets(1, 2)
 
 
 def test_limits_that_exclude_each_other_change_nothing() -> None:
-    limits = Limits(max_gpus=1, least=Targets(1, 1))
+    limits = WorkerLimits(max_gpus=1, least=Targets(1, 1))
     sizing = size(DISAGGREGATED, LIKE_CHATS, PROMISE, limits, Targets(4, 4))
     assert sizing.targets == Targets(4, 4)
     assert "the minimums need 2 GPUs, the budget has 1" in sizing.steps[-1].why

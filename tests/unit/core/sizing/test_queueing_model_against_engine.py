@@ -8,10 +8,10 @@ import pytest
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.settings import SimOptions
-from dynaplan.core.sizing.queueing_model import Deployment, Outlook
+from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.sla import SlaTargets
 from tests.unit.core.sizing.engine_pools import (
     Shape,
     arrivals,
@@ -47,7 +47,9 @@ def test_the_prefill_percentile_is_that_of_a_pool_of_engines(
 ) -> None:
     requests = arrivals(Shape(osl=2, osl_variation=0.0), rate_per_s, 3000)
     simulated_ms = percentile(prefill_times_ms(kind(profile), workers, requests), 95)
-    queue = Outlook(Deployment(kind(profile), kind(profile)), demand_of(requests, rate_per_s)).queue(workers)
+    queue = SteadyState(
+        ServiceModel(kind(profile), kind(profile)), demand_of(requests, rate_per_s)
+    ).prefill_waiting(workers)
     assert queue.chance_over(LOW * simulated_ms) >= 0.05
     assert queue.chance_over(HIGH * simulated_ms) <= 0.05
 
@@ -61,8 +63,8 @@ def test_the_itl_percentile_is_that_of_decoding_engines(
 ) -> None:
     requests = arrivals(Shape(), rate_per_s, 2000)
     _, itls_ms = decode_times_ms(kind(profile), workers, requests, is_remote=True)
-    deployment = Deployment(kind(profile), kind(profile))
-    predicted = Outlook(deployment, demand_of(requests, rate_per_s)).predict(
+    service = ServiceModel(kind(profile), kind(profile))
+    predicted = SteadyState(service, demand_of(requests, rate_per_s)).predict(
         Targets(PLENTY, workers), TARGETS
     )
     assert LOW <= predicted.itl_ms / percentile(itls_ms, 95) <= HIGH
@@ -77,8 +79,8 @@ def test_both_percentiles_are_those_of_aggregated_engines(
 ) -> None:
     requests = arrivals(Shape(), rate_per_s, 1500)
     ttfts_ms, itls_ms = decode_times_ms(kind(profile), workers, requests, is_remote=False)
-    outlook = Outlook(Deployment(kind(profile)), demand_of(requests, rate_per_s))
-    predicted = outlook.predict(Targets(0, workers), TARGETS)
+    state = SteadyState(ServiceModel(kind(profile)), demand_of(requests, rate_per_s))
+    predicted = state.predict(Targets(0, workers), TARGETS)
     assert LOW <= predicted.itl_ms / percentile(itls_ms, 95) <= HIGH
     # Workers that take turns wait less than those that are drawn, which is what is predicted.
     assert LOW <= predicted.ttft_ms / percentile(ttfts_ms, 95) <= 1.8

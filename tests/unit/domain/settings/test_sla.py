@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.sla import SlaSettings, SlaTargets
+from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.domain.settings.sla import SlaSettings
 
 
 def test_the_names_and_defaults_are_the_originals() -> None:
