@@ -7,11 +7,11 @@ tests (``tests/contract``).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.routes import Route
 from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
 from dynaplan.domain.worker_load import WorkerLoad
 
@@ -178,52 +178,15 @@ class Messenger(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Route:
-    """One HTTP route. ``handler`` takes an ``aiohttp.web.Request`` and returns its response.
-
-    A route that ``is_open`` needs no worker token (health and metrics); one that does not count as
-    work (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a
-    draining worker too, but somebody else counts it as in flight.
-    """
-
-    method: str
-    path: str
-    handler: Callable[[Any], Awaitable[Any]]
-    is_open: bool = False
-    is_work: bool = True
-    is_counted: bool = True
-
-
 HandOver = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
 
 
-class Engine(Protocol):
-    """One inference engine, in this process or as its child."""
+class RunningEngine(Protocol):
+    """An engine's life, and what it says of itself."""
 
     async def start(self) -> None:
         """Return when the engine can answer; raises WorkerStartFailed when it never will."""
-        ...
-
-    def routes(self) -> Sequence[Route]:
-        """What to serve from the worker's own HTTP server: the OpenAI API of an engine without a server."""
-        ...
-
-    def card(self) -> Mapping[str, Any]:
-        """What the frontend must know: ``model``, ``context_tokens``, ``tokenizer``, ``kv_block_tokens``."""
-        ...
-
-    def load(self) -> WorkerLoad:
-        """The load at this moment, or when the engine last told."""
-        ...
-
-    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
-        """Compute the prompt's KV entries; return when that is done.
-
-        Calls ``hand_over`` once, as soon as a decode worker may begin: with most engines when the prompt is
-        computed, with those that want both sides at once before.
-        """
         ...
 
     async def stop(self) -> None:
@@ -234,50 +197,71 @@ class Engine(Protocol):
         """
         ...
 
+    async def died(self) -> None:
+        """Raise PermanentError once the engine has failed; until then it does not return."""
+        ...
 
-@runtime_checkable
-class ObservableEngine(Protocol):
-    """An engine that tells more than its load."""
+    def card(self) -> Mapping[str, Any]:
+        """Describe the engine to frontends: ``model``, ``context_tokens``, ``tokenizer`` and the like."""
+        ...
+
+    def load(self) -> WorkerLoad:
+        """The load at this moment, or at the engine's last reading, about a second ago."""
+        ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Values for ``/metrics`` by name, as the engine itself calls them; ``_total`` ends a counter's."""
-        ...
-
-    async def died(self) -> None:
-        """Raises PermanentError once the engine has failed; until then it does not return."""
+        """Samples for the worker's ``/metrics``, by the engine's own names; ``_total`` ends a counter's."""
         ...
 
 
-@runtime_checkable
-class ServingEngine(Protocol):
-    """An engine that answers requests for tokens on an HTTP port of its own, which frontends send them to."""
+class AnsweringEngine(Protocol):
+    """The side of an engine that answers requests for tokens: by a server of its own, or the worker's."""
 
     @property
     def url(self) -> str:
-        """The base address of its OpenAI API; certain once it has started."""
+        """The base address of the engine's own server; empty when it answers on the worker's."""
+        ...
+
+    def routes(self) -> Sequence[Route]:
+        """The routes to serve from the worker's own HTTP server."""
         ...
 
     async def requests(self) -> int:
-        """How many requests it has now, running and waiting; raises TemporaryError when it does not tell."""
+        """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
         ...
 
 
-@runtime_checkable
-class HoldingEngine(Protocol):
-    """A prefilling engine whose hand-offs are held until the decode side says that it has taken them."""
+class PrefillingEngine(Protocol):
+    """The side of an engine that computes prompts for other workers."""
+
+    @property
+    def awaits_release(self) -> bool:
+        """True when a hand-off is held until ``release``, False when the engine sees that it was taken."""
+        ...
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt's KV entries; return when that is done.
+
+        Calls ``hand_over`` once, as soon as a decode worker may begin: after the computation, or before it
+        where both engines must work at the same time.
+        """
+        ...
 
     def release(self, request_id: str) -> None:
-        """The hand-off of that remote prefill is taken, or nobody wants it; an unknown one is no error."""
+        """Let go of that request's hand-off, which was taken or is not wanted; an unknown one is no error."""
         ...
-
-
-@runtime_checkable
-class AbandonableEngine(Protocol):
-    """A prefilling engine that holds hand-offs, and can be told that nobody will come for them."""
 
     def abandon(self) -> None:
-        """Let go of every hand-off that is held."""
+        """Let go of every held hand-off: no process is left that could take one."""
         ...
+
+
+class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, Protocol):
+    """One inference engine, in the worker's process or as its child.
+
+    Every engine has every method, so that a misspelt or a forgotten one is a type error where the engine is
+    made. A user of one side names that side's port only.
+    """
 
 
 class MetricsSource(Protocol):

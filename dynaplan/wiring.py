@@ -40,14 +40,14 @@ if TYPE_CHECKING:
         TrafficSource,
     )
 
-ENGINES: Mapping[str, tuple[str, str]] = {
-    "sim": ("sim.engine", "SimEngine"),
-    "llamacpp": ("llamacpp.engine", "LlamaCppEngine"),
-    "vllm": ("vllm", "VllmEngine"),
-    "sglang": ("sglang", "SglangEngine"),
-    "trtllm": ("trtllm", "TrtllmEngine"),
+ENGINES: Mapping[str, str] = {
+    "sim": "sim.engine",
+    "llamacpp": "llamacpp.engine",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "trtllm",
 }
-"""The values of ``engine:``, and where each is: a module of ``adapters/engines``, and a class in it."""
+"""The values of ``engine:``, and the module of ``adapters/engines`` that makes and checks each."""
 
 
 def system_clock() -> SystemClock:
@@ -76,7 +76,7 @@ def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -
 
     The keys of ``options`` are in kebab-case.
     """
-    engine: Engine = getattr(_engine_module(name), ENGINES[name][1])(options, context)
+    engine: Engine = _engine_module(name).make(options, context)
     return engine
 
 
@@ -120,7 +120,7 @@ def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
 def _engine_module(name: str) -> Any:
     if name not in ENGINES:
         raise ConfigError(f"engine is {name!r}, which is unknown", hint=_nearest_engine(name))
-    return import_module(f"dynaplan.adapters.engines.{ENGINES[name][0]}")
+    return import_module(f"dynaplan.adapters.engines.{ENGINES[name]}")
 
 
 def _nearest_engine(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from dynaplan.domain.errors import TemporaryError, UserError
-from dynaplan.ports import Route
+from dynaplan.domain.routes import Route
 
 log = logging.getLogger(__name__)
 

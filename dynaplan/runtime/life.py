@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from dynaplan.domain.discovery import Instance
-from dynaplan.ports import Route
+from dynaplan.domain.routes import Route
 from dynaplan.runtime import metrics
 from dynaplan.runtime.drain import FAILED_STOP_S, close, drain
 from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger, Route
+from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger
 from dynaplan.runtime.discovery import Discovery
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from dynaplan.ports import Route
+from dynaplan.domain.routes import Route
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.prefill import RemotePrefillRequest
-from dynaplan.ports import Engine, ServingEngine
+from dynaplan.ports import Engine
 
 TOKEN = "secret"
 
@@ -82,10 +82,7 @@ class Worker:
 
     async def requests(self) -> int:
         """How many requests the engine has now."""
-        if isinstance(self.engine, ServingEngine):
-            return await self.engine.requests()
-        load = self.engine.load()
-        return int(load.running_requests + load.waiting_requests)
+        return int(await self.engine.requests())
 
     async def prefill(self, request: RemotePrefillRequest) -> Mapping[str, Any]:
         """What the engine hands over; AssertionError unless it does so exactly once."""
@@ -135,7 +132,7 @@ async def starting(scratch_dir: Path) -> AsyncIterator[StartWorker]:
             app.router.add_route(route.method, route.path, _guarded(route.handler))
         await server.setup()
         await web.SockSite(server, listening).start()
-        return Worker(engine, engine.url if isinstance(engine, ServingEngine) else address, session)
+        return Worker(engine, engine.url or address, session)
 
     try:
         yield start

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import Route
 from dynaplan.sdk import async_on_start, dynamo_context, service
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.ports import Route
+from dynaplan.domain.routes import Route
 from dynaplan.runtime.client import DependencyClient, worker_session
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route

@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -16,6 +18,7 @@ from dynaplan.adapters.engines.common.model_files import MODEL_KINDS
 from dynaplan.adapters.engines.common.requirements import REQUIREMENTS, check_installed
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
+from dynaplan.ports import Engine
 
 CONTEXT = EngineContext("ns_VllmWorker")
 
@@ -41,13 +44,19 @@ def test_every_engine_is_imported_where_none_of_their_packages_is() -> None:
 {blocked}
 from importlib import import_module
 from dynaplan.wiring import ENGINES
-for module, name in ENGINES.values():
+for name, module in ENGINES.items():
     found = import_module(f"dynaplan.adapters.engines.{{module}}")
-    assert callable(getattr(found, name)), name
+    assert callable(found.make), name
     assert callable(found.check), name
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", wiring.ENGINES.values())
+def test_the_type_checker_compares_every_engine_with_the_port(module: str) -> None:
+    make = import_module(f"dynaplan.adapters.engines.{module}").make
+    assert get_type_hints(make)["return"] is Engine
 
 
 def test_an_engine_is_imported_only_when_it_is_chosen() -> None:

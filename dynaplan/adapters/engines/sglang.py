@@ -37,7 +37,7 @@ from dynaplan.options.engine_flags import (
     gone_options,
     memory_fraction,
 )
-from dynaplan.ports import HandOver
+from dynaplan.ports import Engine, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -192,11 +192,9 @@ KIND = EngineKind(
 )
 
 
-class SglangEngine(ServerEngine):
-    """``dynaplan.ports.Engine`` for SGLang; raises ConfigError for an option that is wrong."""
-
-    def __init__(self, options: Options, context: EngineContext) -> None:
-        super().__init__(KIND, options, context)
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return ServerEngine(KIND, options, context)
 
 
 def _program(options: Options) -> Sequence[str]:

@@ -27,7 +27,7 @@ from dynaplan.adapters.engines.common.kinds import (
     hub_token,
     prefill_body,
 )
-from dynaplan.adapters.engines.common.server_engine import HoldingServerEngine
+from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
@@ -39,7 +39,7 @@ from dynaplan.options.engine_flags import (
     gone_options,
     memory_fraction,
 )
-from dynaplan.ports import HandOver
+from dynaplan.ports import Engine, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -202,11 +202,9 @@ KIND = EngineKind(
 )
 
 
-class TrtllmEngine(HoldingServerEngine):
-    """``dynaplan.ports.Engine`` for TensorRT-LLM; raises ConfigError for an option that is wrong."""
-
-    def __init__(self, options: Options, context: EngineContext) -> None:
-        super().__init__(KIND, options, context)
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return ServerEngine(KIND, options, context)
 
 
 def _extra(options: Options) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from dynaplan.adapters.engines.common.kinds import (
     real_gpus,
     sequential,
 )
-from dynaplan.adapters.engines.common.server_engine import HoldingServerEngine
+from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
@@ -39,6 +39,7 @@ from dynaplan.options.engine_flags import (
     gone_options,
     memory_fraction,
 )
+from dynaplan.ports import Engine
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +276,7 @@ def _shutdown(options: Options) -> list[str]:
     return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
 
 
-VLLM = EngineKind(
+KIND = EngineKind(
     name="vllm",
     command=command,
     check=check,
@@ -287,8 +288,6 @@ VLLM = EngineKind(
 )
 
 
-class VllmEngine(HoldingServerEngine):
-    """vLLM's OpenAI server. Raises ConfigError for a wrong option."""
-
-    def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
-        super().__init__(VLLM, options, context)
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return ServerEngine(KIND, options, context)

@@ -13,7 +13,7 @@ from aiohttp.http import RawRequestMessage
 
 from dynaplan.domain.discovery import PUBLIC_URL
 from dynaplan.domain.planning.scaling import fleet_key
-from dynaplan.ports import Route
+from dynaplan.domain.routes import Route
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.runtime.server import bind
 from dynaplan.serving.background import Background

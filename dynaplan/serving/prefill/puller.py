@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.ports import Clock, Engine, HoldingEngine, Messenger, WorkItem, WorkQueue
+from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PrefillPuller:
     def __init__(
         self,
         messenger: Callable[[], Awaitable[Messenger]],
-        engine: Engine,
+        engine: PrefillingEngine,
         clock: Clock,
         namespace: str,
         worker_name: str,
@@ -51,9 +51,7 @@ class PrefillPuller:
         self._clock = clock
         self._stream = prefill_stream(namespace)
         self._worker_name = worker_name
-        self._release_to = (
-            release_subject(namespace, worker_name) if isinstance(engine, HoldingEngine) else ""
-        )
+        self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
         self._is_listening = False
         self._slots = asyncio.Semaphore(most_at_once)
         self._working: set[asyncio.Task[None]] = set()
@@ -98,11 +96,10 @@ class PrefillPuller:
 
     async def _listen(self, messenger: Messenger) -> None:
         """Hear what is taken; once, because the messenger itself subscribes again after an outage."""
-        engine = self._engine
-        if self._is_listening or not isinstance(engine, HoldingEngine):
+        if self._is_listening or not self._release_to:
             return
         await messenger.subscribe(
-            self._release_to, lambda _, payload: engine.release(payload.decode("utf-8", "replace"))
+            self._release_to, lambda _, payload: self._engine.release(payload.decode("utf-8", "replace"))
         )
         self._is_listening = True
 

@@ -9,7 +9,6 @@ from dynaplan import wiring
 from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.ports import AbandonableEngine, ObservableEngine, ServingEngine
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
 
@@ -25,7 +24,7 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     its own, when no router sends it any more.
     """
     engine = await _start_engine(runtime, "decode")
-    if isinstance(engine, ServingEngine):
+    if engine.url:
         routed = RoutedRequests(runtime, engine.requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.look)
         runtime.on_drain(routed.gone)
@@ -73,7 +72,7 @@ async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
     stopping, alone = asyncio.create_task(engine.stop()), asyncio.create_task(routers.gone())
     try:
         await asyncio.wait({stopping, alone}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopping.done() and isinstance(engine, AbandonableEngine):
+        if not stopping.done():
             engine.abandon()
         await stopping
     finally:
@@ -97,11 +96,9 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
     runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
-    if isinstance(engine, ServingEngine):
-        runtime.engine_url = engine.url
-    if isinstance(engine, ObservableEngine):
-        runtime.add_metrics(engine.metrics)
-        runtime.spawn(engine.died(), "engine")
+    runtime.engine_url = engine.url
+    runtime.add_metrics(engine.metrics)
+    runtime.spawn(engine.died(), "engine")
     return engine
 
 

@@ -23,8 +23,9 @@ from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.masking import mask_secrets
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import HandOver, Route
+from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,19 @@ class ServerEngine:
 
         await prefilling.run(request, hand_over_and_hold, self._ask, self._lease.ports)
 
+    @property
+    def awaits_release(self) -> bool:
+        """True where the engine keeps a prompt's KV entries after the prefill."""
+        return self._kind.prefilling is not None and self._kind.prefilling.holds
+
+    def release(self, request_id: str) -> None:
+        """Let go of that hand-off: the decode side has taken it, or never will."""
+        self._holds.release(request_id)
+
+    def abandon(self) -> None:
+        """Let go of every hand-off: no decode side is left."""
+        self._holds.release_all()
+
     async def stop(self) -> None:
         """Wait until held hand-offs have been taken or have expired, then end the server.
 
@@ -250,18 +264,6 @@ class ServerEngine:
         if self._child is None:
             raise PermanentError(f"{self._kind.name} does not run")
         return self._child
-
-
-class HoldingServerEngine(ServerEngine):
-    """One that keeps the KV entries of a prefill until the decode side has taken them."""
-
-    def release(self, request_id: str) -> None:
-        """The decode side has taken the hand-off, or never will; an unknown one is no error."""
-        self._holds.release(request_id)
-
-    def abandon(self) -> None:
-        """Nobody is left who could take a hand-off."""
-        self._holds.release_all()
 
 
 async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:

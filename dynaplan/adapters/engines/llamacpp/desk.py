@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.llamacpp.slots import SlotFiles, SlotPool
 from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.ports import Clock, Route
+from dynaplan.domain.routes import Route
+from dynaplan.ports import Clock
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -29,8 +29,9 @@ from dynaplan.adapters.local.start_gate import start_gate
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import HandOver, Route
+from dynaplan.ports import Engine, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,11 @@ class LlamaCppEngine:
             self.release(request.request_id)
             raise
 
+    @property
+    def awaits_release(self) -> bool:
+        """True: a file says nothing of having been read."""
+        return True
+
     def release(self, request_id: str) -> None:
         """The decode side has read the file, or never will; an unknown one is no error."""
         self._files.holds.release(request_id)
@@ -244,6 +250,11 @@ class LlamaCppEngine:
             kv_total=all_tokens // block_tokens,
             block_tokens=block_tokens,
         )
+
+
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return LlamaCppEngine(options, context)
 
 
 def _with_prompt(request: RemotePrefillRequest) -> RemotePrefillRequest:

@@ -30,8 +30,9 @@ from dynaplan.core.engine.settings import SimOptions
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, RequestRefused, UserError
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import HandOver, Route
+from dynaplan.ports import Engine, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -125,14 +126,32 @@ class SimEngine:
                 self._close(answer, "the engine stops")
             await self._fetcher.close()
 
+    @property
+    def awaits_release(self) -> bool:
+        """False: a decode worker takes a hand-off here, so its end is seen."""
+        return False
+
+    def release(self, request_id: str) -> None:
+        """Do nothing: taking a hand-off has released it."""
+
     def abandon(self) -> None:
-        """Nobody is left who could take a computed prompt."""
+        """Let go of every computed prompt."""
         self._hand_offs.drop_all()
 
     async def died(self) -> None:
         """Raises PermanentError when the engine has failed; until then it does not return."""
         await self._failed.wait()
         raise PermanentError(f"the engine failed: {self._failure!r}")
+
+    @property
+    def url(self) -> str:
+        """Empty: it answers on the worker's own server."""
+        return ""
+
+    async def requests(self) -> int:
+        """Count its requests, running and waiting."""
+        load = self.load()
+        return load.running_requests + load.waiting_requests
 
     def routes(self) -> Sequence[Route]:
         """The OpenAI API, and the hand-over of computed prompts to other workers."""
@@ -161,11 +180,6 @@ class SimEngine:
         load = self._model.load()
         on_the_way = self._fetcher.on_the_way
         return replace(load, waiting_requests=load.waiting_requests + on_the_way) if on_the_way else load
-
-    @property
-    def held_requests(self) -> int:
-        """Computed prompts that wait to be taken."""
-        return self._hand_offs.held
 
     def metrics(self) -> Mapping[str, float]:
         """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
@@ -353,6 +367,11 @@ class SimEngine:
                 self._close(answer, "its client left")
         if self._live:
             self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+
+
+def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return SimEngine(options, context)
 
 
 def check(options: Mapping[str, Any], gpus: float) -> None:

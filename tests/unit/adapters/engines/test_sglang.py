@@ -21,7 +21,6 @@ from dynaplan.adapters.engines.common.signals import read_signals
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.prefill import RemotePrefillRequest
-from dynaplan.ports import HoldingEngine
 from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "sglang"
@@ -101,7 +100,7 @@ async def test_the_file_with_the_key_is_there_for_its_owner_while_the_server_run
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(child, "READY_POLL_S", 0.02)
     given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
-    engine = sglang.SglangEngine({"model": "m", "sglang-command": COMMAND}, given)
+    engine = sglang.make({"model": "m", "sglang-command": COMMAND}, given)
     file = tmp_path / "ns_VllmWorker.sglang.yaml"
     try:
         await engine.start()
@@ -137,7 +136,7 @@ def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
 
 
 def test_it_holds_nothing_so_nobody_need_tell_it_that_a_hand_off_was_taken() -> None:
-    assert not isinstance(sglang.SglangEngine({"model": "m"}, context()), HoldingEngine)
+    assert not sglang.make({"model": "m"}, context()).awaits_release
 
 
 def test_looking_at_its_health_generates_nothing() -> None:
@@ -208,7 +207,7 @@ def test_a_prefill_worker_opens_a_bootstrap_server_on_its_leased_port() -> None:
 def test_the_frontend_is_told_that_such_a_decode_worker_needs_a_hand_off(
     options: dict[str, Any], role: str, expected: bool
 ) -> None:
-    engine = sglang.SglangEngine({"model": "m", **options}, context(role=role))
+    engine = sglang.make({"model": "m", **options}, context(role=role))
     assert engine.card().get("needs_hand_off", False) is expected
 
 

@@ -10,6 +10,7 @@ from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefu
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
 from dynaplan.ports import HandOver
 from dynaplan.serving.prefill.puller import MOST_DELIVERIES, PrefillPuller, release_subject
+from tests.fakes.plain_engine import PlainEngine
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -92,7 +93,7 @@ class Broker:
         self.answers.append(PrefillAnswer.from_json(payload))
 
 
-class Engine:
+class Engine(PlainEngine):
     """Hands over when it has computed for ``takes_s``, and goes on computing for ``goes_on_s``."""
 
     def __init__(self) -> None:
@@ -120,6 +121,8 @@ class Engine:
 
 
 class HoldingEngine(Engine):
+    awaits_release = True
+
     def __init__(self) -> None:
         super().__init__()
         self.released: list[str] = []

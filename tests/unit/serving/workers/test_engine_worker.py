@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,18 +10,19 @@ from dynaplan import wiring
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
-from dynaplan.ports import Route
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
+from tests.fakes.plain_engine import PlainEngine
 from tests.unit.runtime.conftest import LoopClock
 from tests.unit.runtime.fake_store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 
-class Engine:
+class Engine(PlainEngine):
     """An engine that does nothing but say what it is asked to do."""
 
     def __init__(self) -> None:
@@ -38,14 +39,8 @@ class Engine:
         await self.broken.wait()
         raise PermanentError("the engine died")
 
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
     def routes(self) -> Sequence[Route]:
         return (Route("POST", "/v1/completions", self._serve),)
-
-    def card(self) -> Mapping[str, Any]:
-        return {"model": "m"}
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(running_requests=7)
@@ -57,9 +52,6 @@ class ServingEngine(Engine):
     """One with an HTTP port of its own."""
 
     url = "http://127.0.0.1:2"
-
-    async def requests(self) -> int:
-        return 0
 
 
 class PatientEngine(Engine):

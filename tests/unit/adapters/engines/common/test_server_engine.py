@@ -15,7 +15,8 @@ import aiohttp
 import pytest
 
 from dynaplan.adapters.engines.common import child, holds, watch
-from dynaplan.adapters.engines.vllm import VllmEngine
+from dynaplan.adapters.engines.common.server_engine import ServerEngine
+from dynaplan.adapters.engines.vllm import KIND
 from dynaplan.adapters.local.processes import group_members
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import (
@@ -26,13 +27,12 @@ from dynaplan.domain.errors import (
     WorkerStartFailed,
 )
 from dynaplan.domain.prefill import RemotePrefillRequest
-from dynaplan.ports import Engine, HoldingEngine, ObservableEngine, ServingEngine
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import eventually
 
 TOKEN = "the-worker-token"
-Make = Callable[..., VllmEngine]
-Start = Callable[..., Awaitable[VllmEngine]]
+Make = Callable[..., ServerEngine]
+Start = Callable[..., Awaitable[ServerEngine]]
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    engines: list[VllmEngine] = []
+    engines: list[ServerEngine] = []
 
-    def new(options: dict[str, Any] | None = None, *, role: str = "decode") -> VllmEngine:
+    def new(options: dict[str, Any] | None = None, *, role: str = "decode") -> ServerEngine:
         options = {"model": "/models/m", "served-model-name": "m", "vllm-command": COMMAND, **(options or {})}
         options = {"shutdown-timeout": 1, "max-num-seqs": 8, "fake-core-s": 30, **options}
         context = EngineContext("ns_w", role, token=TOKEN, scratch_dir=str(tmp_path))
-        engines.append(VllmEngine(options, context))
+        engines.append(ServerEngine(KIND, options, context))
         return engines[-1]
 
     yield new
@@ -61,7 +61,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 @pytest.fixture
 def start(make: Make) -> Start:
-    async def started(options: dict[str, Any] | None = None, *, role: str = "decode") -> VllmEngine:
+    async def started(options: dict[str, Any] | None = None, *, role: str = "decode") -> ServerEngine:
         engine = make(options, role=role)
         await engine.start()
         return engine
@@ -69,7 +69,7 @@ def start(make: Make) -> Start:
     return started
 
 
-async def fetch(engine: VllmEngine, path: str, body: Any = None, method: str = "POST") -> Any:
+async def fetch(engine: ServerEngine, path: str, body: Any = None, method: str = "POST") -> Any:
     """The JSON answer; None for an empty one."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
@@ -79,7 +79,7 @@ async def fetch(engine: VllmEngine, path: str, body: Any = None, method: str = "
         return json.loads(await response.read() or b"null")
 
 
-async def look(engine: VllmEngine, path: str) -> Any:
+async def look(engine: ServerEngine, path: str) -> Any:
     return await fetch(engine, path, method="GET")
 
 
@@ -104,11 +104,9 @@ async def no_hand_over(_: Mapping[str, Any]) -> None:
 # -- start ---------------------------------------------------------------------------------------------
 
 
-async def test_it_is_an_engine_in_every_respect(make: Make) -> None:
-    engine: Engine = make()
-    assert isinstance(engine, ObservableEngine)
-    assert isinstance(engine, ServingEngine)
-    assert isinstance(engine, HoldingEngine)
+async def test_before_its_start_it_has_no_routes_and_no_load(make: Make) -> None:
+    engine = make()
+    assert engine.awaits_release
     assert engine.routes() == ()
     assert engine.load().running_requests == 0
 
@@ -400,7 +398,7 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_core(
     assert group_members(pid) == ()
 
 
-def _impatient(engine: VllmEngine) -> Any:
+def _impatient(engine: ServerEngine) -> Any:
     from dataclasses import replace
 
     return replace(engine._kind, term_grace_s=0.05)

@@ -1,0 +1,47 @@
+"""An engine that does nothing and answers plainly: a test overrides what it is about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.routes import Route
+from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.ports import HandOver
+
+
+class PlainEngine:
+    """``dynaplan.ports.Engine`` that answers on the worker's own server and holds nothing."""
+
+    url = ""
+    awaits_release = False
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def died(self) -> None:
+        await asyncio.Event().wait()
+
+    def card(self) -> Mapping[str, Any]:
+        return {"model": "m"}
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def routes(self) -> Sequence[Route]:
+        return ()
+
+    async def requests(self) -> int:
+        return 0
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None: ...
+
+    def release(self, request_id: str) -> None: ...
+
+    def abandon(self) -> None: ...
