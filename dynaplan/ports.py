@@ -298,10 +298,6 @@ class Connector(Protocol):
         """
         ...
 
-    async def wait_ready(self) -> None:
-        """Return when a decode worker is ready, however long that takes."""
-        ...
-
 
 class Recorder(Protocol):
     """Writes down what the planner sees and decides. Never raises: what cannot be written is logged once."""

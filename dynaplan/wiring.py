@@ -180,12 +180,12 @@ def processes() -> Processes:
 
 
 def planner_connector(
-    store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts], clock: Clock
+    store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]
 ) -> Connector:
     """What carries the planner's decisions; ``registered`` counts workers where no supervisor does."""
     from dynaplan.adapters.connectors.virtual import VirtualConnector
 
-    return VirtualConnector(store, namespace, registered, clock)
+    return VirtualConnector(store, namespace, registered)
 
 
 def worker_metrics() -> MetricsSource:

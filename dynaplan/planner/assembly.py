@@ -139,7 +139,7 @@ def make_planner(
 ) -> Planner:
     """A planner over these connections, not running yet."""
     observer = Observer(settings, discovery.instances, wiring.worker_metrics(), messenger, clock)
-    connector = wiring.planner_connector(store, settings.namespace, observer.registered, clock)
+    connector = wiring.planner_connector(store, settings.namespace, observer.registered)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = wiring.planner_gauges(settings)

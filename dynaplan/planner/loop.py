@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+READY_POLL_S = 0.5
+"""Seconds between two looks at the fleet before planning begins."""
+
+STILL_WAITING_S = 30.0
+"""Seconds between two lines in the log that say what planning waits for."""
+
 
 def local_time() -> str:
     """The wall time with its offset, ISO 8601."""
@@ -58,7 +64,7 @@ class PlannerLoop:
 
     async def run(self) -> None:
         """Wait until a decode worker is ready, then plan for ever."""
-        await self._connector.wait_ready()
+        await self._wait_ready()
         log.info("planning for namespace %s%s", self._settings.namespace, self._manner())
         self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
@@ -70,6 +76,28 @@ class PlannerLoop:
             # A pull that took longer than its interval does not make the next ones come in a burst.
             next_s = max(next_s + self._settings.metric_pulling_interval_s, self._clock.now_s())
             await self._clock.sleep(next_s - self._clock.now_s())
+
+    async def _wait_ready(self) -> None:
+        """Return when a decode worker is ready; until then say what is missing, every 30 s."""
+        next_line_s = self._clock.now_s()
+        while missing := await self._missing():
+            if self._clock.now_s() >= next_line_s:
+                next_line_s += STILL_WAITING_S
+                log.info("waiting for a decode worker to be ready: %s", missing)
+            await self._clock.sleep(READY_POLL_S)
+
+    async def _missing(self) -> str:
+        """The reason why no decode worker is known to be ready; empty when one is."""
+        try:
+            decode = (await self._connector.fleet()).decode
+        except Exception as error:  # whatever the store raises: it is asked again
+            return f"the fleet is not known: {str(error) or type(error).__name__}"
+        if decode.ready:
+            return ""
+        if decode.present:
+            return f"{decode.starting} starting, {decode.backoff} before a restart, {decode.failed} failed"
+        component, namespace = self._settings.decode_component, self._settings.namespace
+        return f"no {component} is registered in namespace {namespace}"
 
     async def _tick(self) -> None:
         cycle = self._cycle

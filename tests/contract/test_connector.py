@@ -15,7 +15,6 @@ from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
-from tests.fakes.polling import eventually
 
 NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")
 
@@ -50,7 +49,7 @@ class OverKeys:
     def __init__(self) -> None:
         self.store = MemoryStore(LoopClock())
         self.registered = FleetCounts()
-        self.connector = VirtualConnector(self.store, "ns", lambda: self.registered, LoopClock())
+        self.connector = VirtualConnector(self.store, "ns", lambda: self.registered)
 
     async def ask(self, desired: DesiredCounts) -> None:
         for name in NAMES:
@@ -128,16 +127,6 @@ async def test_the_fleet_is_as_published(deployment):
     assert await deployment.connector.fleet() == fleet
 
 
-async def test_ready_means_that_a_decode_worker_is(deployment):
-    waiting = asyncio.create_task(deployment.connector.wait_ready())
-    await deployment.publish(FleetCounts(WorkerCounts(ready=1), WorkerCounts(starting=1)))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await deployment.publish(FleetCounts(WorkerCounts(), WorkerCounts(ready=1)))
-    await eventually(waiting.done)
-    await waiting
-
-
 async def test_away_is_a_temporary_error(deployment):
     deployment.go_away()
     for call in (deployment.connector.fleet, deployment.connector.desired):
@@ -145,16 +134,6 @@ async def test_away_is_a_temporary_error(deployment):
             await call()
     with pytest.raises(StoreUnavailable):
         await deployment.connector.apply(to(1, 2))
-
-
-async def test_waiting_for_readiness_outlives_an_absence_of_the_store(keys):
-    keys.store.is_available = False
-    waiting = asyncio.create_task(keys.connector.wait_ready())
-    await asyncio.sleep(0)
-    keys.store.is_available = True
-    keys.registered = FleetCounts(decode=WorkerCounts(ready=1))
-    await eventually(waiting.done)
-    await waiting
 
 
 async def test_without_a_supervisor_registrations_are_counted(keys):

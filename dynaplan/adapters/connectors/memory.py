@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from dynaplan.adapters.connectors.virtual import refuse_when_changed
@@ -22,8 +21,6 @@ class MemoryConnector:
         self.is_available = True
         self._fleet = fleet or FleetCounts()
         self._desired = desired or DesiredCounts()
-        self._ready = asyncio.Event()
-        self.set_fleet(self._fleet)
 
     async def fleet(self) -> FleetCounts:
         """The fleet that was set."""
@@ -49,17 +46,9 @@ class MemoryConnector:
         )
         return self._desired.decision_id
 
-    async def wait_ready(self) -> None:
-        """Return once a decode worker is ready."""
-        await self._ready.wait()
-
     def set_fleet(self, fleet: FleetCounts) -> None:
         """The workers there are from now on."""
         self._fleet = fleet
-        if fleet.decode.ready:
-            self._ready.set()
-        else:
-            self._ready.clear()
 
     def set_desired(self, desired: DesiredCounts) -> None:
         """What somebody else asks for."""

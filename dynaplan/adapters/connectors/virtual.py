@@ -11,17 +11,15 @@ import json
 import logging
 from collections.abc import Callable
 
-from dynaplan.domain.errors import StoreUnavailable, TemporaryError
+from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.store import KeyValue, Transaction
-from dynaplan.ports import Clock, KeyValueStore
+from dynaplan.ports import KeyValueStore
 
 log = logging.getLogger(__name__)
-
-READY_POLL_S = 0.5
 
 
 class VirtualConnector:
@@ -31,13 +29,10 @@ class VirtualConnector:
     publish its fleet.
     """
 
-    def __init__(
-        self, store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts], clock: Clock
-    ) -> None:
+    def __init__(self, store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]) -> None:
         self._store = store
         self._namespace = namespace
         self._registered = registered
-        self._clock = clock
 
     async def fleet(self) -> FleetCounts:
         """The fleet as its supervisor publishes it, or else as it is registered."""
@@ -70,16 +65,6 @@ class VirtualConnector:
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
         return now.next_decision_id
-
-    async def wait_ready(self) -> None:
-        """Poll until a decode worker is ready; the store may be away meanwhile."""
-        while True:
-            try:
-                if (await self.fleet()).decode.ready:
-                    return
-            except StoreUnavailable as error:
-                log.info("waiting for the key-value store: %s", error)
-            await self._clock.sleep(READY_POLL_S)
 
     async def _read(self) -> tuple[KeyValue, ...]:
         return await self._store.list(planner_prefix(self._namespace))

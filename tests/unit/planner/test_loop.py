@@ -96,6 +96,7 @@ class World:
             self.clock,
             wall_time=lambda: "2026-01-01T00:00:00+00:00",
         )
+        self._running: asyncio.Task[None] | None = None
 
     def instances(self, component: str) -> list[Instance]:
         counts = {"PrefillWorker": self.connector._fleet.prefill, "VllmWorker": self.connector._fleet.decode}
@@ -105,8 +106,8 @@ class World:
         ]
 
     async def passing(self, seconds: float) -> None:
-        """Run the loop for so long, the world following."""
-        task = asyncio.create_task(self.loop.run())
+        """Let the loop run, or go on, for that time; the world follows."""
+        task = self._running = self._running or asyncio.create_task(self.loop.run())
         until_s = self.clock.now_s() + seconds
         while self.clock.now_s() < until_s and not task.done():
             if self.is_obedient:
@@ -117,9 +118,7 @@ class World:
                 for each in self.instances("VllmWorker"):
                     self.metrics.by_url[each.url] = WorkerLoad(kv_usage=self.usage)
             await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert not task.done()
 
     async def decode_workers(self) -> int:
         return (await self.connector.desired()).num_decode_workers
@@ -142,7 +141,7 @@ async def test_load_adds_a_worker_and_the_next_interval_begins_when_it_is_ready(
     await world.passing(5)
     assert len(world.notes.samples) == pulls
     world.is_obedient = True
-    await world.passing(10.5)
+    await world.passing(12)
     (_, second) = world.notes.records
     assert second.observation.load.pulls == 11
     assert not second.observation.load.changed
@@ -228,6 +227,7 @@ async def test_an_exception_in_one_interval_does_not_end_the_planner(caplog, mon
     async def broken() -> FleetCounts:
         raise ZeroDivisionError("a bug")
 
+    await world.passing(1)
     monkeypatch.setattr(world.connector, "fleet", broken)
     with caplog.at_level(logging.ERROR):
         await world.passing(11)
@@ -253,21 +253,47 @@ async def test_a_decision_that_cannot_be_carried_out_is_told_in_the_next_record_
     assert await world.decode_workers() == 2
 
 
-async def test_it_waits_for_the_first_decode_worker():
+def waiting() -> World:
+    """A world in which planning cannot begin yet."""
     world = World(decode=0)
     world.is_obedient = False
-    task = asyncio.create_task(world.loop.run())
-    for _ in range(50):
-        await asyncio.sleep(0)
+    return world
+
+
+async def test_it_waits_for_the_first_decode_worker_and_prefill_workers_alone_will_not_do():
+    world = waiting()
+    world.connector.set_fleet(FleetCounts(WorkerCounts(ready=1), WorkerCounts(starting=1)))
+    await world.passing(5)
     assert world.notes.samples == []
     world.connector.set_fleet(FleetCounts(decode=WorkerCounts(ready=1)))
-    world.connector.settle()
-    for _ in range(50):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await world.passing(5)
     assert world.notes.samples
+
+
+async def test_waiting_outlives_an_absence_of_the_store():
+    world = waiting()
+    world.connector.is_available = False
+    await world.passing(5)
+    world.connector.is_available = True
+    world.connector.set_fleet(FleetCounts(decode=WorkerCounts(ready=1)))
+    await world.passing(5)
+    assert world.notes.samples
+
+
+async def test_it_says_at_once_and_every_30_s_what_it_waits_for(caplog):
+    world = waiting()
+    with caplog.at_level(logging.INFO):
+        await world.passing(65)
+        world.connector.set_fleet(FleetCounts(decode=WorkerCounts(starting=2, failed=1)))
+        await world.passing(30)
+        world.connector.is_available = False
+        await world.passing(30)
+    beginning = "waiting for a decode worker to be ready: "
+    assert [record.getMessage().removeprefix(beginning) for record in caplog.records] == [
+        *["no VllmWorker is registered in namespace dynamo"] * 3,
+        "2 starting, 0 before a restart, 1 failed",
+        "the fleet is not known: the fleet is away",
+    ]
 
 
 async def test_grace_counts_the_intervals_after_the_worker_was_added():
