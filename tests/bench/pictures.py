@@ -6,11 +6,15 @@ Each policy gets the same made-up load, and a picture ``docs/images/policy-NAME.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
+from dynaplan.core.drawing.svg import document
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.report.page import picture
+from dynaplan.simulator.report import charts, panels
+from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -30,15 +34,40 @@ POLICIES = {
 """The name of the picture: the policy and what it is called."""
 
 
+MOST_DECISIONS = 6
+"""The number of decisions written below a picture."""
+
+LINE_LETTERS, LINE_PX = 150, 15
+"""The length of a line of text below a picture, and its height."""
+
+
 def draw(name: str) -> str:
-    """The picture of that name."""
+    """Simulate the policy of that name, and return its picture."""
     policy, called = POLICIES[name]
     planner = {"adjustment-interval": 10}
     options = SimulateOptions(LOAD, (policy,), startup_time_s=STARTUP_S, slo=SLO, planner=planner)
     results = list(run_simulations(options))
     met = results[0].outcome.attainment(results[0].outcome.both_met)
     title = f"{called}: SLO met {met:.1%}, {results[0].gpu_hours:.2f} GPU-hours"
-    return picture(options, results, title, PANELS)
+    return picture(options, results[0], title, PANELS)
+
+
+def picture(options: SimulateOptions, result: Result, title: str, keys: Sequence[str]) -> str:
+    """Return an SVG of the panels of those keys, with the first decisions written below them."""
+    axis = charts.axis_of([result])
+    every = charts.panels_of([result], options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
+    shown = [panel for key in keys for panel in every if panel.key == key]
+    drawing, height = panels.draw(shown, charts.lanes_of([result], axis), axis)
+    texts = [f"{axis.text(each.at_s)}: {charts.told(each)}" for each in result.events[:MOST_DECISIONS]]
+    more = len(result.events) - MOST_DECISIONS
+    texts += [f"and {more} more"] if more > 0 else []
+    lines = [line for text in texts for line in textwrap.wrap(text, LINE_LETTERS)]
+    top = height + 18
+    legend = "\n".join(
+        f'<text class="told" x="{panels.LEFT}" y="{top + LINE_PX * index:g}">{escape(line)}</text>'
+        for index, line in enumerate(lines)
+    )
+    return document(title, f"{drawing}\n{legend}", panels.WIDTH, top + LINE_PX * len(lines))
 
 
 def main(names: Sequence[str]) -> None:

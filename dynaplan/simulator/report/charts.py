@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from dynaplan.simulator.outcome import Slo, Spread, Window
-from dynaplan.simulator.report.drawing import Lane, Panel, Series, TimeAxis
+from dynaplan.simulator.report.panels import Lane, Panel, Series, TimeAxis
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.timeline import ScaleEvent
 
@@ -45,7 +45,7 @@ def lanes_of(results: Sequence[Result], axis: TimeAxis) -> list[Lane]:
     return [
         Lane(
             [each.at_s for each in result.events],
-            [f"{result.policy}, {axis.told(each.at_s)}: {told(each)}" for each in result.events],
+            [f"{result.policy}, {axis.text(each.at_s)}: {told(each)}" for each in result.events],
         )
         for result in results
     ]

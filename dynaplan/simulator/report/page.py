@@ -1,9 +1,8 @@
-"""The results of simulations as one HTML page, and as a picture: nothing is loaded from anywhere."""
+"""The results of simulations as one HTML page, which loads no other file."""
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 import dynaplan
 from dynaplan import wiring
+from dynaplan.core.drawing.svg import STYLE, colour_class
 from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
 from dynaplan.simulator.report.charts import axis_of, lanes_of, panels_of, told
-from dynaplan.simulator.report.drawing import COLOURS, LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
+from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import ANY_QUEUE, SimulateOptions
 
@@ -54,46 +54,10 @@ def page(
         width_s=f"{max((each.outcome.windows.width_s for each in results), default=1.0):g}",
         decisions="".join(_decisions(index, each, axis) for index, each in enumerate(results)),
         version=dynaplan.__version__,
-        style=_file("chart.css") + _file("page.css"),
+        style=STYLE + _file("page.css"),
         script=_file("page.js"),
         data=_embedded({"rows": list(table), **_document(results, panels, axis)}),
     )
-
-
-def picture(options: SimulateOptions, results: Sequence[Result], title: str, keys: Iterable[str]) -> str:
-    """A standing SVG of the panels of those keys, the first decisions told below it."""
-    axis = axis_of(results)
-    panels = panels_of(results, options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
-    shown = [panel for key in keys for panel in panels if panel.key == key]
-    drawing, height = draw(shown, lanes_of(results, axis), axis)
-    below, last = _legend(results, axis, height + 18)
-    return Template(_file("picture.svg")).substitute(
-        title=escape(title),
-        drawing=drawing,
-        below=below,
-        width=WIDTH,
-        height=f"{last + 34:g}",
-        style=_file("chart.css"),
-    )
-
-
-MOST_TOLD, MOST_LETTERS, LINE = 6, 150, 15
-"""So many decisions are told below a picture, in lines of so many letters and so many pixels."""
-
-
-def _legend(results: Sequence[Result], axis: TimeAxis, top: float) -> tuple[str, float]:
-    """The first decisions, and where the last line is."""
-    texts = []
-    for result in results:
-        texts += [f"{axis.told(event.at_s)}: {told(event)}" for event in result.events[:MOST_TOLD]]
-        more = len(result.events) - MOST_TOLD
-        texts += [f"and {more} more"] if more > 0 else []
-    lines = [line for text in texts for line in textwrap.wrap(text, MOST_LETTERS)]
-    parts = [
-        f'<text class="told" x="{LEFT}" y="{top + LINE * index:g}">{escape(line)}</text>'
-        for index, line in enumerate(lines)
-    ]
-    return "\n".join(parts), top + LINE * len(lines)
 
 
 def _file(name: str) -> str:
@@ -138,7 +102,7 @@ def _table(table: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     best = {key: _best(key, shown, table) for key, (_, shown) in columns.items()}
     lines = []
     for index, row in enumerate(table):
-        cells = [f'<th scope="row"><i class="swatch p{index % COLOURS}"></i>{escape(row["policy"])}</th>']
+        cells = [f'<th scope="row"><i class="swatch{colour_class(index)}"></i>{escape(row["policy"])}</th>']
         for key, (_, shown) in columns.items():
             text = shown.format(row[key])
             mark = ' class="best"' if text == best[key] else ""
@@ -158,18 +122,18 @@ def _best(key: str, shown: str, table: Sequence[Mapping[str, Any]]) -> str | Non
 def _switch(index: int, policy: str) -> str:
     return (
         f'<label><input type="checkbox" checked data-switch="{index}">'
-        f'<i class="swatch p{index % COLOURS}"></i>{escape(policy)}</label>'
+        f'<i class="swatch{colour_class(index)}"></i>{escape(policy)}</label>'
     )
 
 
 def _decisions(index: int, result: Result, axis: TimeAxis) -> str:
     lines = "".join(
-        f"<tr><td>{axis.told(each.at_s)}</td><td>{each.before}</td><td>{each.after}</td><td>{escape(each.why)}</td></tr>"
+        f"<tr><td>{axis.text(each.at_s)}</td><td>{each.before}</td><td>{each.after}</td><td>{escape(each.why)}</td></tr>"
         for each in result.events
     )
     head = "<tr><th>At</th><th>From</th><th>To</th><th>Why</th></tr>"
     return (
-        f'<details data-policy="{index}"><summary><i class="swatch p{index % COLOURS}"></i>'
+        f'<details data-policy="{index}"><summary><i class="swatch{colour_class(index)}"></i>'
         f"Decisions of {escape(result.policy)}: {len(result.events)}</summary>"
         f"<table><thead>{head}</thead><tbody>{lines}</tbody></table></details>"
     )

@@ -13,19 +13,7 @@ from dynaplan.cli.simulate import columns_of
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.outcome import Outcome, Slo
 from dynaplan.simulator.report.charts import panels_of
-from dynaplan.simulator.report.drawing import (
-    HEAD,
-    LEFT,
-    PLOT,
-    RIGHT,
-    WIDTH,
-    Panel,
-    Scale,
-    Series,
-    TimeAxis,
-    draw,
-)
-from dynaplan.simulator.report.page import page, picture
+from dynaplan.simulator.report.page import page
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import SimulateOptions, rows, run_simulations
 from dynaplan.simulator.timeline import ScaleEvent
@@ -218,78 +206,3 @@ def test_a_trace_without_requests_has_a_page_too():
     empty = Result("load", Outcome(Slo()), 0.0, 0.0, 0.0, 0, 0)
 
     assert embedded(page(OPTIONS, [empty], rows([empty]), COLUMNS))["decisions"] == [[]]
-
-
-def test_a_picture_is_one_svg_that_tells_its_first_decisions():
-    text = picture(OPTIONS, results()[:1], "Load & more", ["decode", "ttft_ms"])
-
-    assert text.startswith("<svg")
-    assert "Load &amp; more" in text
-    assert results()[0].events[0].why.split()[0] in text
-    assert re.findall(r'data-key="(\w+)"', text) == ["decode", "ttft_ms"]
-
-
-# -- drawing -------------------------------------------------------------------------------------------
-
-
-def drawn(panel: Panel, end_s: float = 100.0) -> list[tuple[float, float | None]]:
-    """What the path of the only line says: each moment, and the value that holds from then on."""
-    svg, _ = draw([panel], [], TimeAxis(end_s))
-    (path,) = re.findall(r'class="line[^>]*d="([^"]*)"', svg)
-    steps, x, value = [], 0.0, None
-    for command, first, second in re.findall(r"([MHV])([\d.-]+) ?([\d.-]+)?", path):
-        x = float(first) if command in "MH" else x
-        if command in "MV":
-            y = float(second) if command == "M" else float(first)
-            value = (HEAD + PLOT - y) / PLOT * Scale.of(panel).high
-        steps.append(((x - LEFT) / (WIDTH - LEFT - RIGHT) * end_s, value))
-    return steps
-
-
-def near(steps):
-    return [(pytest.approx(at_s, abs=0.1), pytest.approx(value, abs=0.1)) for at_s, value in steps]
-
-
-def test_a_line_steps_at_each_moment_to_its_value_and_ends_with_the_axis():
-    panel = Panel("k", "t", [Series("", [0, 10, 20, 50], [1, 4, 4, 2])])
-
-    assert drawn(panel) == near([(0, 1), (10, 1), (10, 4), (50, 4), (50, 2), (100, 2)])
-
-
-def test_a_line_has_a_gap_where_there_is_no_value():
-    panel = Panel("k", "t", [Series("", [0, 10, 20, 50], [1, None, 4, None])])
-
-    assert drawn(panel) == near([(0, 1), (10, 1), (20, 4), (50, 4)])
-
-
-def test_what_comes_after_the_end_of_the_axis_is_not_drawn():
-    panel = Panel("k", "t", [Series("", [0, 150], [1, 4])])
-
-    assert drawn(panel) == near([(0, 1), (100, 1)])
-
-
-@pytest.mark.parametrize(
-    ("values", "limit", "is_log"),
-    [([100.0], None, False), ([100.0], 500.0, False), ([5000.0], 500.0, True), ([0.0], None, False)],
-)
-def test_an_adaptive_axis_is_logarithmic_only_when_a_line_goes_far_beyond(values, limit, is_log):
-    scale = Scale.of(Panel("k", "t", [Series("", [0], values)], limit, is_adaptive=True))
-
-    assert scale.is_log is is_log
-    assert scale.height(max([*values, limit or 0])) <= 1
-    assert 1 <= len(scale.ticks()) <= 5
-
-
-def test_an_axis_of_counts_has_whole_numbers():
-    for most in range(20):
-        ticks = Scale.of(Panel("k", "t", [Series("", [0], [most])], is_counted=True)).ticks()
-        assert all(tick == int(tick) for tick in ticks)
-        assert ticks[-1] >= most
-
-
-@pytest.mark.parametrize(
-    ("end_s", "told"), [(500, "312 s"), (3600, "5.21 min"), (86400, "0.09 h")], ids=["s", "min", "h"]
-)
-def test_moments_are_told_in_the_unit_that_suits_the_whole(end_s, told):
-    assert TimeAxis(end_s).told(312.4) == told
-    assert 4 <= len(TimeAxis(end_s).ticks()) <= 11
