@@ -1,4 +1,4 @@
-"""Work that nobody waits for."""
+"""Tasks whose end no caller waits for."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Coroutine
 from typing import Any
 
 PATIENCE_S = 2.0
-"""How long the work that is left may take at the end."""
+"""Time for which ``close`` lets unfinished tasks run before it cancels them."""
 
 
 class Background:
-    """Runs what must be done and holds nobody up. What it runs handles its own errors."""
+    """Runs coroutines as tasks and keeps them alive. They must handle their own errors."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin the work."""
+        """Start the coroutine as a task."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Return when all of it is done, or ended because it took too long."""
+        """Wait for all tasks, at most ``PATIENCE_S``, and cancel the rest."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=PATIENCE_S)

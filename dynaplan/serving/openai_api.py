@@ -1,4 +1,4 @@
-"""The OpenAI API as the frontend needs it: requests read and checked, errors in its shape."""
+"""The part of the OpenAI API that the frontend needs: reading and checking requests, the shape of errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SET_BY_SERVER = (
     "kv_slot_file",
     "id_slot",
 )
-"""How engines are told where to take KV entries from: hosts, files, slots. Only the frontend may say that."""
+"""Fields that name the KV entries an engine takes over: hosts, files, slots. A client may not set them."""
 
 
 class ApiError(Exception):
-    """An answer that is an error: ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
+    """An error answer to a client; ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
 
     def __init__(
         self,
@@ -43,17 +43,17 @@ class ApiError(Exception):
         self._error = {"message": message, "type": kind, "param": param, "code": code}
 
     def to_json(self) -> bytes:
-        """The body: ``{"error": {...}}``."""
+        """Return the body: ``{"error": {...}}``."""
         return json.dumps({"error": self._error}).encode()
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the client must change its request."""
+    """Make an error 400: the client must change its request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def no_worker(message: str) -> ApiError:
-    """503: there is nobody who could answer now."""
+    """Make an error 503: no worker can answer now, but one may soon."""
     return ApiError(
         503,
         message,
@@ -65,13 +65,13 @@ def no_worker(message: str) -> ApiError:
 
 
 def worker_failed(message: str) -> ApiError:
-    """502: workers tried, and failed."""
+    """Make an error 502: workers tried, and failed."""
     return ApiError(502, message, kind="server_error", code="worker_failed", metric="internal")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of the two ways to ask for tokens; ``name`` is the metrics' label."""
+    """A path of the API that generates tokens; ``name`` is the metrics' label."""
 
     path: str
     name: str
@@ -84,7 +84,10 @@ COMPLETIONS = Endpoint("/v1/completions", "completions", is_chat=False)
 
 @dataclass(frozen=True)
 class PromptBlocks:
-    """The chained hashes of a prompt's full KV blocks, where needed, and how many tokens a block has."""
+    """The chained hashes of a prompt's full KV blocks of ``tokens`` tokens; empty unless routed by prefix.
+
+    A chained hash covers the block and all blocks before it, so equal hashes mean equal prefixes.
+    """
 
     hashes: tuple[int, ...] = ()
     tokens: int = 0
@@ -95,10 +98,10 @@ NO_BLOCKS = PromptBlocks()
 
 @dataclass(frozen=True)
 class Call:
-    """One checked request. ``body`` is what the client sent, ``document`` the same, parsed.
+    """One checked request. ``body`` holds the client's bytes, ``document`` the same, parsed.
 
-    ``prompt`` is one text or one sequence of token ids; ``prompt_tokens`` its length, by the simulated
-    engine's tokenizer for a text.
+    ``prompt`` is a text or a sequence of token ids. ``prompt_tokens`` is its length: exact for token ids,
+    estimated with the simulated engine's tokenizer for a text.
     """
 
     endpoint: Endpoint
@@ -110,7 +113,7 @@ class Call:
     prompt_tokens: int
 
     def body_with(self, fields: Mapping[str, Any]) -> bytes:
-        """The client's body with these fields added, its own bytes untouched unless it has such a field."""
+        """Return the client's body with these fields added; its bytes stay unless it has such a field."""
         if not fields:
             return self.body
         if any(name in self.document for name in fields):
@@ -122,7 +125,7 @@ class Call:
 
 
 def read_call(endpoint: Endpoint, body: bytes) -> Call:
-    """Check a request's body; raises ApiError (400) that says what is wrong."""
+    """Read and check a request's body; raises ApiError (400) with the fault."""
     document = _parsed(body)
     _check_types(document)
     try:
@@ -141,7 +144,7 @@ def read_call(endpoint: Endpoint, body: bytes) -> Call:
 
 
 def check_context(call: Call, context_tokens: int) -> None:
-    """Raises ApiError (400) when the prompt is longer than the context; 0 means the context is unknown."""
+    """Raise ApiError (400) when the prompt is longer than the context, in tokens; 0 means unknown."""
     if context_tokens and call.prompt_tokens > context_tokens:
         raise bad_request(
             f"This model's maximum context length is {context_tokens} tokens, and the prompt alone has "
@@ -152,7 +155,7 @@ def check_context(call: Call, context_tokens: int) -> None:
 
 
 def prompt_blocks(call: Call, block_tokens: int) -> tuple[str | tuple[int, ...], int]:
-    """The prompt, and how many of its elements (characters, or token ids) make one KV block."""
+    """Return the prompt, and the number of its elements (characters or token ids) that make one KV block."""
     if isinstance(call.prompt, str):
         return call.prompt, block_tokens * BYTES_PER_TOKEN
     return call.prompt, block_tokens

@@ -1,4 +1,7 @@
-"""The stock services, as graphs link them. What each does is imported when it starts."""
+"""The stock services, as graphs link them.
+
+Each service's implementation is imported when its process starts, so that a graph loads fast.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ class VllmWorker:
 class Router:
     """Chooses the worker of a request.
 
-    It runs inside the Frontend's process, which reads this service's options: a choice costs no hop.
+    It runs inside the Frontend's process, which reads this service's options, so that a choice costs no
+    network hop.
     """
 
     worker = depends(VllmWorker)
@@ -48,9 +52,10 @@ class Router:
 
 @service(in_process_of="Frontend", options=PROCESSOR)
 class Processor:
-    """Between the HTTP API and the workers: checks requests, decides where their prefill is done.
+    """Checks requests, and decides where their prefill is computed.
 
-    It runs inside the Frontend's process, which reads this service's options: a token takes one hop.
+    It runs inside the Frontend's process, which reads this service's options, so that a token takes one
+    network hop.
     """
 
     router = depends(Router)

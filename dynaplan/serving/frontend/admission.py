@@ -1,4 +1,4 @@
-"""How many requests may wait, and who may ask."""
+"""The two checks before a request is read: the API key, and the number of requests that wait already."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dynaplan.serving.openai_api import ApiError
 
 
 class WaitingRoom:
-    """The requests that were accepted and have not begun to answer; a full room refuses more."""
+    """Counts the requests that are accepted and have no first token yet; refuses more than ``largest``."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self.waiting = 0
 
     def check(self) -> None:
-        """Raises ApiError (429) when the room is full."""
+        """Raise ApiError (429) when the room is full."""
         if self.waiting >= self._largest:
             raise ApiError(
                 429,
@@ -27,7 +27,7 @@ class WaitingRoom:
             )
 
     def enter(self) -> Place:
-        """A place in the room, to be left when the answer begins, or the request ends."""
+        """Return a place in the room, to be left when the answer begins or the request ends."""
         self.check()
         return Place(self)
 
@@ -40,20 +40,24 @@ class Place:
         room.waiting += 1
 
     def leave(self) -> None:
-        """The request does not wait any more; only the first call counts."""
+        """Free the place. Only the first call counts."""
         if self._room:
             self._room.waiting -= 1
             self._room = None
 
 
 class ApiKey:
-    """The key that clients must show; an empty one lets everybody in."""
+    """The key that clients must send; an empty key lets every client in."""
 
     def __init__(self, key: str) -> None:
         self._expected = f"Bearer {key}".encode() if key else b""
 
     def check(self, authorization: str) -> None:
-        """Raises ApiError (401) unless the ``Authorization`` header bears the key. Takes constant time."""
+        """Raise ApiError (401) unless the ``Authorization`` header bears the key.
+
+        The comparison takes the same time wherever the first difference lies, so that response times do not
+        tell how much of a guessed key is right.
+        """
         given = authorization.encode("utf-8", "surrogateescape")
         if self._expected and not hmac.compare_digest(given, self._expected):
             raise ApiError(

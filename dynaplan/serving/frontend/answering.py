@@ -1,7 +1,7 @@
-"""A worker's answer on its way to the client: bytes pass through as they come.
+"""Pass a worker's answer on to the client, byte for byte as it comes.
 
-An answer that fails after it has begun ends with an error event, and the connection without its proper end:
-a cut answer never looks complete.
+An answer that fails after it has begun ends with an error event and then a connection closed in the middle of
+the chunked encoding, so that a client cannot take a cut answer for a complete one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, worker_fa
 from dynaplan.serving.prefill.hand_off import HandOff
 
 LARGEST_BEGINNING_BYTES = 64 * 1024
-"""A stream without a token is passed on from there."""
+"""Bytes of a stream that are held back at most while no token is found in them."""
 
 _DONE = b"[DONE]"
 _END_BYTES = 16
+"""Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
+
 _LAST_READS = 8
-"""The last event, the usage, the end, and between them empty lines: each may come by itself."""
+"""Reads kept from the end of a stream, to find the usage in.
+
+The last event, the usage and ``[DONE]`` may each arrive in a read of its own, with empty lines between them.
+"""
 
 _JSON = "application/json"
 _PASSED_ON = ("Retry-After",)
@@ -35,37 +40,38 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Co
 
 @dataclass
 class Exchange:
-    """One accepted request, until it is answered."""
+    """One accepted request with everything that is known about it until it is answered."""
 
     request: web.BaseRequest
     call: Call
     place: Place
     record: RequestRecord
     hand_off: HandOff | None = None
-    """Where the prompt was computed, if not at the worker that answers."""
+    """The remotely computed prompt, until the answering worker has taken it over; None without one."""
     blocks: PromptBlocks = NO_BLOCKS
     usage: bytes = b""
-    """The part of the answer where an engine states its usage."""
+    """The end of the answer, in which an engine states its usage."""
     failure: str = ""
-    """Why the answer, begun already, is not complete: the ``error_type`` of the metrics."""
+    """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
 
     def answering(self) -> None:
-        """The first token of the answer has arrived."""
+        """Note that the first token of the answer has arrived."""
         self.place.leave()
         self.record.answering()
         self.let_go()
 
     def let_go(self) -> None:
-        """The hand-off is taken, or nobody wants it any more."""
+        """Release the hand-off: the engine has taken it over, or no engine will."""
         if self.hand_off:
             self.hand_off.release()
             self.hand_off = None
 
 
 async def beginning(lines: WholeLines) -> bytes:
-    """The stream up to its first token: what comes before it commits nobody to this worker.
+    """Read the stream up to its first token, after which the request cannot move to another worker.
 
-    Raises WorkerDied; ApiError when the engine says that the request is at fault.
+    Raises WorkerDied when the stream ends or fails before, and ApiError when the engine says that the request
+    itself is at fault.
     """
     begun = b""
     while events := await lines.read():
@@ -82,7 +88,10 @@ async def beginning(lines: WholeLines) -> bytes:
 
 
 async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.StreamResponse:
-    """Pass the stream on. The client's leaving shows as this task's cancellation, or as a ConnectionError."""
+    """Pass the stream on, beginning with ``first``, and return the response when it has ended.
+
+    A client that disconnects cancels this task or raises ConnectionError in it.
+    """
     exchange.answering()
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     if exchange.request.version >= aiohttp.HttpVersion11:
@@ -108,7 +117,7 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
 
 
 async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Response:
-    """An answer that is no stream, whatever its status; raises WorkerDied."""
+    """Read an answer that is not a stream and turn it into ours, whatever its status; raises WorkerDied."""
     body = await read_whole(upstream)
     if upstream.status == 200 and is_aborted(body):
         raise WorkerDied("it aborted the request")
@@ -121,7 +130,7 @@ async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Res
 
 
 async def _failed(exchange: Exchange, response: web.StreamResponse, events: bytes) -> web.StreamResponse:
-    """The engine says in the middle of its stream that it failed: so does ours, in the engine's words."""
+    """End the stream with the error that the engine reported in the middle of its own."""
     failure = failure_in(events)
     assert failure
     exchange.failure = _error_type(failure.status)
@@ -137,14 +146,14 @@ def _died(reason: str) -> bytes:
 
 
 async def _break_off(request: web.BaseRequest, response: web.StreamResponse, event: bytes) -> None:
-    """Say why, and close the connection in the middle of the chunked answer."""
+    """Send the error event and close the connection in the middle of the chunked answer."""
     await response.write(event)
     if request.transport:
         request.transport.close()
 
 
 def _error_type(status: int) -> str:
-    """The ``error_type`` of the metrics for a worker's status."""
+    """Return the ``error_type`` label for the HTTP status of a worker's answer."""
     if status < 400:
         return ""
     if status == 429:

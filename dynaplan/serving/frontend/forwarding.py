@@ -1,7 +1,7 @@
-"""One request's way to a worker.
+"""Lead one request to a worker, and to the next one when that fails.
 
-Nothing is sent to the client before the first token of a worker's answer is there, so until then another
-worker can take over unnoticed.
+Nothing is sent to the client before the first token of a worker's answer has arrived. Until then another
+worker can take over, and the client sees a longer TTFT but no error.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from dynaplan.serving.routing.worker_router import Booking, WorkerRouter
 log = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""How many workers may fail over one request: it may be what kills them."""
+"""Workers that may fail over one request before it is answered 502: the request itself may be the cause."""
 
 
 class Forwarder:
-    """Answers requests by way of the workers that the router chooses."""
+    """Answers requests through the workers that the router chooses.
+
+    ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Forwarder:
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
-        """The worker's answer, sent already if it is a stream; raises ApiError when no worker gives one."""
+        """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
         try:
             return await self._answer(exchange)
         finally:
@@ -81,7 +84,7 @@ class Forwarder:
             except WorkerDied as reason:
                 log.info("%s failed over a request: %s", booking.instance.worker, reason)
                 self._router.avoid(booking.instance)
-                exchange.let_go()  # it may have taken the hand-off, and nobody can take it twice
+                exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
                 is_prefill_placed = not is_needed
                 deaths += 1
                 deadline_s = self._now_s() + self._worker_wait_s
@@ -131,6 +134,6 @@ class Forwarder:
             upstream.close()  # gives a connection back whose answer was read to its end
 
     def _has_another_way(self, instance: Instance, *, has_hand_off: bool) -> bool:
-        """Whether a second attempt could end better: at another worker, or without the hand-off."""
+        """Tell whether a second attempt could end better: at another worker, or without the hand-off."""
         others = (each for each in self._router.instances if each.instance_id != instance.instance_id)
         return has_hand_off or any(others)

@@ -27,6 +27,7 @@ from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# The buckets are Dynamo's, so that its dashboards and its planner read ours.
 DURATION_S = (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
 TTFT_S = (0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480)
 ITL_S = (
@@ -36,10 +37,11 @@ ITL_S = (
 
 
 NOTHING_STATED = Usage()
+"""The usage of an answer that states none."""
 
 
 class _ModelMetrics:
-    """The children of one model, made once: a look-up of labels costs more than the observation."""
+    """The metrics of one model, labelled once: looking labels up costs more than an observation."""
 
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         labels = (metrics.namespace, model)
@@ -56,9 +58,9 @@ class _ModelMetrics:
 
 
 class RequestRecord:
-    """What the metrics say of one request, from its acceptance, ``begun_s``, to ``finished``.
+    """Observes one request from its acceptance, at ``begun_s``, until ``finished``.
 
-    ``output_tokens`` are those that a stream has brought.
+    ``output_tokens`` is the number of tokens that its stream has brought.
     """
 
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
@@ -75,13 +77,17 @@ class RequestRecord:
         self._of_model.queued.inc()
 
     def answering(self) -> None:
-        """The first byte of the answer has arrived."""
+        """Count the request as answering instead of queued: the first token has arrived."""
         if self.is_waiting:
             self.is_waiting = False
             self._of_model.queued.dec()
 
     def streamed(self, chunk: bytes) -> None:
-        """These bytes of a stream pass by. The time since the last ones is spread over their tokens."""
+        """Observe TTFT or ITL for whole events of a stream that are being passed on.
+
+        An engine may send several tokens at once: the time since the previous ones is spread over them
+        evenly.
+        """
         tokens = tokens_in(chunk)
         if tokens <= 0:
             return
@@ -97,9 +103,9 @@ class RequestRecord:
         self.output_tokens += tokens
 
     def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
-        """The request has ended; ``error_type`` is empty when it was answered.
+        """Observe the end of the request; ``error_type`` is empty when it was answered.
 
-        What the answer ``stated`` is right; ``input_tokens`` is an estimate.
+        The usage that the answer ``stated`` is exact and comes before the estimate ``input_tokens``.
         """
         self.answering()
         self._of_model.inflight.dec()
@@ -136,25 +142,25 @@ class FrontendMetrics:
         self._ended: dict[tuple[str, ...], Counter] = {}
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
-        """A request was accepted."""
+        """Begin to observe an accepted request."""
         return RequestRecord(self, model, endpoint, is_stream)
 
     def refused(
         self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
     ) -> None:
-        """A request was answered with an error before it was accepted."""
+        """Count a request that was answered with an error before it was accepted."""
         self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
 
     def client_left(self) -> None:
-        """A client closed its connection before its answer was complete."""
+        """Count a client that closed its connection before its answer was complete."""
         self._disconnected.labels(self.namespace).inc()
 
     def placed(self, model: str, place: str) -> None:
-        """A prefill was placed: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
+        """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
         self._prefills.labels(self.namespace, model, place).inc()
 
     def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
-        """What the workers say about their model."""
+        """Set the gauges of a model from a worker's card, the data of its registration."""
         self._model_ready.labels(self.namespace, model).set(is_ready)
         for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
             value = card.get(key)
@@ -162,7 +168,7 @@ class FrontendMetrics:
                 gauge.labels(self.namespace, model).set(value)
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format; of all frontends when they share a directory."""
+        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
         if not self._shared:
             return generate_latest(self._registry)
         _forget_dead_gauges(self._shared)
@@ -171,21 +177,21 @@ class FrontendMetrics:
         return generate_latest(registry)
 
     def of_model(self, model: str) -> _ModelMetrics:
-        """The cached children of that model."""
+        """Return the labelled metrics of that model, made at the first call."""
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = _ModelMetrics(self, model)
         return known
 
     def count_started(self, labels: tuple[str, str, str]) -> None:
-        """One more request of (model, endpoint, request type)."""
+        """Count an accepted request of (model, endpoint, request type)."""
         child = self._started.get(labels)
         if child is None:
             child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
         child.inc()
 
     def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
-        """One request fewer of (model, endpoint, request type)."""
+        """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
         key = (*labels, error_type)
         child = self._ended.get(key)
         if child is None:
@@ -246,14 +252,18 @@ def _name(name: str) -> str:
 
 
 def _share(directory: Path) -> None:
-    """Keep every metric made from now on in files of that directory, whoever imported the library before."""
+    """Keep every metric made from now on in files of that directory.
+
+    ``prometheus_client`` reads the variable when it is imported, which has happened already: so the class
+    that it chose then is chosen again.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
     values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
 
 
 def _forget_dead_gauges(directory: Path) -> None:
-    """A gauge of a killed frontend would stay for ever; its counters must."""
+    """Remove the gauges of frontends that were killed; their counters stay in the sum."""
     for file in directory.glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():

@@ -1,7 +1,8 @@
-"""The frontend's own traffic, written down as ``dynaplan simulate`` reads it: lengths and times, no text.
+"""Record the frontend's traffic as a trace for ``dynaplan simulate``: lengths and times, no text.
 
-Every frontend of a deployment appends to the same file, and so does one that is started again: a file that is
-there is gone on with. Its first line says what the arrivals are counted from. Moved away, it is begun anew.
+Every frontend of a deployment appends to the same file, and one that is started again continues it. The
+first line states the moment that arrivals are counted from (``began_unix_s``). When the file is moved away,
+the next write begins a new one.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WRITTEN_EVERY_S = 1.0
+"""Time for which requests gather before they are written together."""
+
 LINES_AT_ONCE = 64
-"""Between two writes, in which other threads go on: making lines must not hold up the event loop."""
+"""Lines encoded between two writes. A write lets other threads run, so encoding does not delay tokens."""
 
 MOST_WAITING = 50_000
-"""Requests kept while the disk does not take them; more are lost."""
+"""Requests kept while the disk takes none; further ones are lost."""
 
 HASH_BITS = 40
-"""Enough to tell a million of blocks apart, and half as long as they come."""
+"""Bits kept of a block's hash: a million blocks stay distinct, and lines become half as long."""
 
 _ZERO = re.compile(rb'\{"began_unix_s":(\d+(?:\.\d+)?),')
 _READ_AT_ONCE = 65_536
@@ -48,9 +51,8 @@ _READ_AT_ONCE = 65_536
 class TrafficRecording:
     """Appends a line for each request that ended with an answer, or with a part of one.
 
-    ``now_s`` is the clock of their arrivals. Raises ConfigError when the file cannot be written, or is
-    something else than a recording. Afterwards it never raises: what cannot be written is lost, and the log
-    says so once.
+    ``now_s`` is the clock of their arrivals. The constructor raises ConfigError when the file cannot be
+    written or is not a recording. Later errors lose lines, are logged once, and never reach a request.
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float]) -> None:
@@ -66,18 +68,18 @@ class TrafficRecording:
         except OSError as error:
             raise ConfigError(
                 f"Frontend.record-traffic: {str(path)!r}: {error.strerror or error}",
-                hint="expected a file in a directory that is there: a new one, or a recording to go on with",
+                hint="Expected a file in a directory that exists: a new one, or a recording to continue.",
             ) from None
 
     def ended(self, exchange: Exchange, stated: Usage, *, is_answered: bool) -> None:
-        """The exchange is over. One that failed counts by the tokens it got until then; without any, not."""
+        """Take a finished exchange down. A failed one counts with the tokens it got, and not without any."""
         call, record = exchange.call, exchange.record
         output_tokens = record.output_tokens if stated.output_tokens is None else stated.output_tokens
         if not (is_answered or output_tokens) or len(self._waiting) >= MOST_WAITING:
             return
         prompt_tokens = call.prompt_tokens if stated.input_tokens is None else stated.input_tokens
         blocks = exchange.blocks
-        # The blocks were cut from an estimate of the prompt's tokens; it has no more than it has.
+        # The blocks were cut by an estimate of the prompt's tokens: keep only those that it really fills.
         full = prompt_tokens // blocks.tokens if blocks.tokens else 0
         self._waiting.append(
             TracedRequest(record.begun_s, prompt_tokens, output_tokens, blocks.hashes[:full], blocks.tokens)
@@ -85,14 +87,14 @@ class TrafficRecording:
         self._has_waiting.set()
 
     async def run(self) -> None:
-        """Write what has gathered every ``WRITTEN_EVERY_S``, for ever."""
+        """Write the gathered requests every ``WRITTEN_EVERY_S``, for ever."""
         while True:
             await self._has_waiting.wait()
             await asyncio.sleep(WRITTEN_EVERY_S)
             await self.write()
 
     async def write(self) -> None:
-        """Write what has gathered."""
+        """Write the gathered requests."""
         async with self._one_writer:
             requests, self._waiting = self._waiting, []
             self._has_waiting.clear()
@@ -102,7 +104,7 @@ class TrafficRecording:
     def _append(self, requests: list[TracedRequest]) -> None:
         try:
             self._append_lines(requests)
-        except Exception as error:  # whatever it is: a recording is not worth a frontend
+        except Exception as error:  # a recording that fails must not end the frontend
             level = logging.DEBUG if self._is_failing else logging.WARNING
             log.log(level, "traffic is not recorded in %s: %s", self._path, error)
             self._is_failing = True
@@ -127,7 +129,7 @@ class TrafficRecording:
             os.close(descriptor)
 
     def _opened(self) -> int:
-        """The file, made if it is not there, and nobody else's to write until it is closed."""
+        """Open the file, make it if needed, and lock it until it is closed."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
         try:
@@ -157,7 +159,10 @@ class TrafficRecording:
             yield "".join(f"{line}\n" for line in lines).encode()
 
     def _shown(self, request: TracedRequest, shift_s: float) -> TracedRequest:
-        """The request as the file has it. Who guesses a prompt cannot tell by its hashes that he is right."""
+        """Return the request as it is written: arrival from the file's zero, hashes mixed with a secret.
+
+        Without the secret, a reader of the file could test whether a guessed prompt was among the requests.
+        """
         secret, mask = self._secret, (1 << HASH_BITS) - 1
         return replace(
             request,
@@ -170,7 +175,7 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _zero_of(descriptor: int) -> float:
-    """The time that arrivals in the file are counted from; OSError when it is no recording of a frontend."""
+    """Read the time that the file's arrivals are counted from; OSError when it is not a recording."""
     found = _ZERO.match(os.pread(descriptor, 64, 0))
     if not found:
         raise OSError(errno.EINVAL, "it is not a recording of a frontend")
@@ -178,7 +183,7 @@ def _zero_of(descriptor: int) -> float:
 
 
 def _cut_to_whole_lines(descriptor: int) -> int:
-    """Cut off what a killed writer left of a line; where the file ends then."""
+    """Cut off the incomplete last line of a writer that was killed; return the file's new length in bytes."""
     size = end = os.fstat(descriptor).st_size
     while end and os.pread(descriptor, 1, end - 1) != b"\n":
         begin = max(0, end - _READ_AT_ONCE)

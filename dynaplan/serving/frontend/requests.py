@@ -1,4 +1,4 @@
-"""What the Frontend does with each request that comes in."""
+"""Handle each HTTP request: find its handler, accept or refuse it, forward it, and account for its end."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from dynaplan.serving.routing.worker_router import WorkerRouter
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 60.0
+"""Time that a client may take to send its request's body."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class FrontendRequests:
-    """Answers every request: from the workers' knowledge for tokens, from its own for the rest.
+    """Answers every request: completions through a worker, ``/health``, ``/metrics`` and the like by itself.
 
-    While it ``is_draining`` it goes on answering and says so in ``/health``.
+    While it ``is_draining`` it goes on answering, and ``/health`` says "draining" with status 503.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class FrontendRequests:
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer; every error in OpenAI's shape."""
+        """Return the answer; every ApiError becomes a body of OpenAI's shape."""
         try:
             return await self._handler(request)(request)
         except ApiError as error:
@@ -108,7 +109,7 @@ class FrontendRequests:
             self.in_flight -= 1
 
     async def _accepted(self, request: web.BaseRequest, endpoint: Endpoint) -> Call:
-        """The request, checked; what is refused here shows in the metrics as refused."""
+        """Read and check the request; a refusal is counted in the metrics and raised as ApiError."""
         model = "unknown"
         try:
             self._key.check(request.headers.get("Authorization", ""))
@@ -159,7 +160,7 @@ class FrontendRequests:
             raise
         except ConnectionError:
             outcome = exchange.failure or outcome
-            return web.Response()  # the connection is closed: it goes nowhere
+            return web.Response()  # aiohttp wants one; the connection is closed, so it is not sent
         except RecursionError:
             # The parser follows deeper nesting than the writer that sends the prompt on.
             outcome = "validation"
@@ -192,12 +193,15 @@ class FrontendRequests:
             )
 
     def _model_names(self) -> set[str]:
-        """The configured name and whatever the workers say."""
+        """Return the configured model name together with the names that the workers registered."""
         names = {str(instance.card.get("model") or "") for instance in self._router.instances}
         return (names | {self._settings.model}) - {""}
 
     def _context_tokens(self) -> int:
-        """The longest context of any worker whose tokens can be counted here; 0 when there is none."""
+        """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
+
+        Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
+        """
         cards = [instance.card for instance in self._router.instances]
         stated = [card.get("context_tokens") for card in cards if card.get("tokenizer") == "sim"]
         return max((tokens for tokens in stated if isinstance(tokens, int)), default=0)

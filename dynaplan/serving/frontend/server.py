@@ -1,4 +1,7 @@
-"""The Frontend: the OpenAI API of the whole deployment, on one port."""
+"""The Frontend's process: builds its parts, listens on the public port, drains and closes.
+
+The package's docstring (``serving/frontend/__init__.py``) follows a request through these parts.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,24 @@ if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
 
 IDLE_CONNECTION_S = 75.0
+"""Time for which a client's idle connection is kept open."""
+
 BACKLOG = 1024
+"""Connections that the kernel queues before the frontend accepts them."""
+
 DRAIN_POLL_S = 0.02
+"""Time between two looks of a draining frontend whether its last answers have been sent."""
+
 SHUTDOWN_TIMEOUT_S = 0.5
+"""Time for which aiohttp waits for open connections at the end, when every request is answered already."""
 
 
 async def start_frontend(runtime: WorkerRuntime) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
-    Workers that leave say so to the process's own server (``POST /leaving/{instance id}``), and hear what is
-    still in flight there; they find it by its card. Raises ConfigError for a wrong option, OSError when the
-    port is taken.
+    A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
+    request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
+    find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
     frontend = Frontend(runtime, gathered_settings(runtime.settings))
     await frontend.start()
@@ -103,16 +113,16 @@ class Frontend:
 
     @property
     def in_flight(self) -> int:
-        """The requests for tokens that are not answered yet."""
+        """The number of completion requests that are not answered yet."""
         return self._requests.in_flight
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port on which the public server listens."""
         return int(self._runner.addresses[0][1])
 
     async def start(self) -> None:
-        """Listen, and follow the store."""
+        """Listen, register the public address, and begin to follow the store's keys."""
         self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
         listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
         await self._runner.setup()
@@ -131,7 +141,7 @@ class Frontend:
             self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
 
     async def drain(self) -> None:
-        """Accept no new connection; return when every request is answered and the kernel has the answers."""
+        """Accept no new connection; return when every answer has been given to the kernel."""
         self._requests.is_draining = True
         if self._site:
             await self._site.stop()
@@ -141,7 +151,7 @@ class Frontend:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
-        """Close every connection, once the workers know what is not needed any more."""
+        """Close every connection, after telling the prefill workers which hand-offs are not needed."""
         await self.prefill.close()
         await self._runner.cleanup()
         if self._recording:
@@ -150,7 +160,10 @@ class Frontend:
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
-        """A worker leaves, by its instance id in hexadecimal: it gets nothing more; what it has still."""
+        """Answer ``POST /leaving/{instance id}``: route nothing more there; tell how much is in flight there.
+
+        The instance id is in hexadecimal, as in discovery's keys.
+        """
         try:
             instance_id = int(request.match_info["instance_id"], 16)
         except ValueError:
@@ -158,7 +171,7 @@ class Frontend:
         return web.json_response({"in_flight": self._router.leaving(instance_id)})
 
     def _public_url(self) -> str:
-        """Where this machine reaches the public server."""
+        """Return the URL of the public server, as seen from this machine."""
         host, port = self._runner.addresses[0][:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -184,7 +197,7 @@ class Frontend:
 
 
 def _has_coming_decode_workers(fleet: str) -> bool:
-    """Whether the published fleet has decode workers that will be ready by themselves."""
+    """Tell whether the published fleet has decode workers that are starting or wait for a restart."""
     try:
         states = json.loads(fleet)["roles"]["decode"]
         return any(int(states.get(state, 0)) > 0 for state in ("starting", "backoff"))

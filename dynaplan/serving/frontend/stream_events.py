@@ -1,4 +1,4 @@
-"""Server-sent events on their way: cut where lines end, and looked at for an engine's failure.
+"""Cut a stream of server-sent events where lines end, and find an engine's failure in it.
 
 The patterns that look for a key cannot match inside a JSON text, where the quotes are escaped.
 """
@@ -16,7 +16,7 @@ from dynaplan.serving.frontend.upstream import read_some
 from dynaplan.serving.openai_api import ApiError, worker_failed
 
 LARGEST_HELD_BYTES = 1024 * 1024
-"""A line that is longer is passed on in pieces."""
+"""Bytes of one line that are held back at most; a longer line is passed on in pieces."""
 
 _ABORT = re.compile(rb'"finish_reason":\s*"abort"')
 _ERROR = re.compile(rb'^data: *(\{"(?:error"|object": *"error").*)', re.MULTILINE)
@@ -25,10 +25,11 @@ _ABORTED = "it aborted the request"
 
 @dataclass(frozen=True)
 class Failure:
-    """An engine's saying, within its answer, that the answer is none.
+    """A failure that an engine reports inside its answer, after the status 200.
 
-    ``good`` is what came before in the same bytes. ``event`` is the error event to pass on, empty for an
-    aborted request. ``status`` is the HTTP status that it stands for.
+    ``good`` holds the events before it in the same bytes. ``event`` is the error event to pass on, empty
+    for an aborted request. ``status`` is the HTTP status that the failure would have had as an answer of
+    its own.
     """
 
     good: bytes
@@ -39,11 +40,11 @@ class Failure:
 
     @property
     def is_clients_fault(self) -> bool:
-        """Whether every worker would say the same."""
+        """True when the request is at fault, so that every worker would refuse it."""
         return 400 <= self.status < 500
 
     def to_api_error(self) -> ApiError:
-        """The same as an answer of its own."""
+        """Return the failure as an answer of its own, while nothing has been sent to the client yet."""
         error = self.error or {}
         if not self.is_clients_fault:
             return worker_failed(self.message)
@@ -57,12 +58,12 @@ class Failure:
 
 
 def is_aborted(answer: bytes) -> bool:
-    """Whether the engine gave the request up, in one of its choices."""
+    """Tell whether the engine aborted the request, in any of its choices."""
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
 def failure_in(events: bytes) -> Failure | None:
-    """The failure that these whole events of a stream tell."""
+    """Return the failure in these whole events of a stream; None when there is none."""
     if b'"abort"' not in events and b'"error"' not in events:
         return None
     if found := _ERROR.search(events):
@@ -73,14 +74,14 @@ def failure_in(events: bytes) -> Failure | None:
 
 
 class WholeLines:
-    """The bytes of a stream as they come, cut where lines end: an event is never passed on in half."""
+    """Reads a stream's bytes as they come, cut where lines end, so that no event is passed on in half."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._held = b""
 
     async def read(self) -> bytes:
-        """The next whole lines, empty at the end of the answer; raises WorkerDied."""
+        """Return the next whole lines, empty at the end of the answer; raises WorkerDied."""
         chunk = await read_some(self._response)
         if not self._held and chunk.endswith(b"\n"):
             return chunk

@@ -1,6 +1,7 @@
-"""Tokens counted in the bytes of passing answers, hardly ever parsing them.
+"""Count tokens in the bytes of passing answers, without parsing the JSON.
 
-What looks for a key cannot match inside a JSON text, where the quotes are escaped.
+Parsing every event would cost more CPU time than passing it on. The patterns that look for a key cannot match
+inside a JSON text, where the quotes are escaped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 _EVENT = b"data: {"
 _PLAIN_TOKEN = b'"delta":{"content":"'
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
-"""What an event without a token has in it, in the streams of all engines: the first, the last, the usage."""
+"""Marks of the events without a token: a stream's first and last ones, and its usage, for all engines.
+
+An event with such a mark may hold a token all the same; ``_TEXT`` tells.
+"""
 
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')
 _NUMBER = re.compile(rb'"(prompt|completion|cached)_tokens":\s*(\d+)')
@@ -21,7 +25,7 @@ _USAGE_BYTES = 1024
 
 @dataclass(frozen=True)
 class Usage:
-    """The numbers of tokens that an answer states; None where it does not."""
+    """The numbers of tokens that an answer states; None for a number that it does not state."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -29,9 +33,9 @@ class Usage:
 
 
 def tokens_in(events: bytes) -> int:
-    """How many tokens these whole events of a stream hold: one per event that is no mere frame.
+    """Return the number of tokens in these whole events of a stream: one per event that is not a frame.
 
-    vLLM's events without a text are tokens too: parts of a character.
+    A frame is an event without a token. vLLM's events with an empty text are tokens: parts of a character.
     """
     count = events.count(_EVENT)
     if count == events.count(_PLAIN_TOKEN):
@@ -40,7 +44,7 @@ def tokens_in(events: bytes) -> int:
 
 
 def _frames(events: bytes) -> set[int]:
-    """Where the events without a token begin."""
+    """Return the offsets, in bytes, at which the frames begin."""
     found = set()
     for mark in _MAYBE_NONE:
         at = events.find(mark)
@@ -54,9 +58,9 @@ def _frames(events: bytes) -> set[int]:
 
 
 def usage_in(answer: bytes) -> Usage:
-    """The numbers that the answer, or the end of a stream, states last.
+    """Return the usage that the answer, or the end of a stream, states last.
 
-    Without being asked for its usage, llama.cpp states the same as ``timings`` at the end of a stream.
+    llama.cpp, when it is not asked for the usage, states the same numbers as ``timings``.
     """
     begin = answer.rfind(b'"usage":')
     stated = dict(_NUMBER.findall(answer[begin : begin + _USAGE_BYTES])) if begin >= 0 else {}

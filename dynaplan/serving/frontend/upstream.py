@@ -1,4 +1,9 @@
-"""The connections to the workers and their engines, and what it means when one of them fails."""
+"""The connections to the workers and their engines, and the meaning of their failures.
+
+A failure is one of two kinds. ``WorkerRefused``: the worker has certainly not begun with the request, so it
+can go elsewhere as if nothing had happened. ``WorkerDied``: the worker may have begun; the request is tried
+elsewhere too, but counted against ``MOST_DEATHS``, in case that it is the request that kills workers.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +14,25 @@ from weakref import WeakSet
 import aiohttp
 
 REFUSALS = frozenset({502, 503, 504})
-"""What a worker that leaves, or is not there yet, answers."""
+"""HTTP statuses of a worker that drains or is not ready yet."""
 
 CONNECT_TIMEOUT_S = 2.0
+"""Time that connecting to a worker may take."""
 
 KEPT_S = 4.0
-"""How long an idle connection is kept: less than engines do (vLLM and SGLang 5 s), so that we close first."""
+"""Time for which an idle connection is kept.
+
+Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
+"""
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 _is_reused: ContextVar[bool] = ContextVar("_is_reused", default=False)
-"""Whether the connection that this task was given last had carried a request before."""
+"""True when the connection that this task was given last had carried a request before."""
 
 
 class WorkerRefused(Exception):
-    """The worker did not touch the request."""
+    """The worker has not begun with the request."""
 
 
 class WorkerDied(Exception):
@@ -31,7 +40,7 @@ class WorkerDied(Exception):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells reused connections from new ones, at a fraction of what aiohttp's tracing costs."""
+    """Tells reused connections from new ones, at a fraction of the cost of aiohttp's tracing."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(limit=0, use_dns_cache=True, **options)
@@ -40,7 +49,7 @@ class _Connector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Any:
-        """A connection for the request."""
+        """Return a connection for the request."""
         connection = await super().connect(req, traces, timeout)
         _is_reused.set(connection.protocol in self._used)
         self._used.add(connection.protocol)
@@ -48,7 +57,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Upstream:
-    """Sends requests to workers with the workers' token: over kept connections, or over new ones."""
+    """Sends requests to workers with the workers' token, over kept connections or over new ones."""
 
     def __init__(self, worker_token: str) -> None:
         self._authorization = f"Bearer {worker_token}"
@@ -58,11 +67,11 @@ class Upstream:
     async def post(
         self, url: str, body: bytes, request_id: str, *, is_kept: bool = True
     ) -> aiohttp.ClientResponse:
-        """The beginning of the answer, whatever its status, to be closed by the caller.
+        """Post the request; return the answer as soon as its status is there. The caller closes it.
 
-        Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. A kept connection
-        that fails without a byte of an answer was closed by a worker that thought it idle: the request goes
-        out again at once, over a new one.
+        Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. When a reused
+        connection fails without a byte of an answer, the worker had most likely closed it as idle at that
+        moment: the request is sent once more, over a new connection.
         """
         if not is_kept:
             return await self._posted(self._new, url, body, request_id)
@@ -74,7 +83,7 @@ class Upstream:
         try:
             return await self._posted(self._new, url, body, request_id)
         except WorkerRefused as error:
-            raise WorkerDied(str(error)) from None  # it died of the first one, as far as one can tell
+            raise WorkerDied(str(error)) from None  # the first attempt may have reached it before it died
 
     async def close(self) -> None:
         """Close every connection."""
@@ -102,7 +111,7 @@ class Upstream:
 
 
 async def read_some(response: aiohttp.ClientResponse) -> bytes:
-    """The next bytes of the answer, empty at its end; raises WorkerDied."""
+    """Return the next bytes of the answer, empty at its end; raises WorkerDied."""
     try:
         return await response.content.readany()
     except _Unanswered as error:
@@ -110,7 +119,7 @@ async def read_some(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """The whole answer; raises WorkerDied."""
+    """Return the whole answer; raises WorkerDied."""
     try:
         return await response.read()
     except _Unanswered as error:
@@ -122,7 +131,7 @@ def _said(error: BaseException) -> str:
 
 
 def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
-    """As many connections as requests need, never timed out as a whole."""
+    """Make a session without a limit of connections and without a time limit for a whole answer."""
     return aiohttp.ClientSession(
         connector=connector,
         headers=headers,

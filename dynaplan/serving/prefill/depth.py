@@ -1,4 +1,4 @@
-"""How full the prefill queue is: read in the background, so that no request waits for it."""
+"""Read the prefill queue's length in the background, so that no request waits for the reading."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dynaplan.ports import WorkQueue
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.05
-"""How often the depth is read while requests flow."""
+"""Time between two readings while requests flow."""
 
 BUSY_S = 0.5
-"""Requests flow when the last one asked no longer ago."""
+"""Requests count as flowing for this long after the last one asked for the depth."""
 
 IDLE_INTERVAL_S = 1.0
-"""How often otherwise, until the queue is empty; then no more."""
+"""Time between two readings otherwise; the reading ends when the queue is empty."""
 
 
 class PrefillDepth:
-    """Estimates the depth from its last reading and the reader's own requests.
+    """Estimates the queue's depth from the last reading and the change of this frontend's own requests since.
 
-    ``own`` counts the reader's requests in the queue now; ``found_empty`` is told of each reading that
-    finds nothing, with the time (on the loop's clock) at which it began.
+    ``own`` returns the number of this frontend's requests in the queue now. ``found_empty`` is called after
+    each reading of 0, with the time (on the loop's clock) at which that reading began.
     """
 
     def __init__(self, own: Callable[[], int], found_empty: Callable[[float], None]) -> None:
@@ -39,11 +39,11 @@ class PrefillDepth:
 
     @property
     def estimate(self) -> int:
-        """The depth at this moment, as far as it is known."""
+        """The estimated number of prefills in the queue at this moment."""
         return self._reading.estimate(self._own())
 
     def keep(self, queue: WorkQueue) -> None:
-        """Somebody needs the depth: keep reading it for a while."""
+        """Keep reading the depth for the next ``BUSY_S``, and then until the queue is empty."""
         self._asked_s = self._loop.time()
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._read_on(queue))

@@ -1,4 +1,4 @@
-"""The hand-offs of remote prefills: prefill workers hold KV entries for them until they hear from here."""
+"""The hand-offs of remote prefills: prefill workers hold KV entries until they are told to release them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HandOff:
-    """What a decode worker needs to take a computed prompt over: top-level ``fields`` of its request's body.
+    """A computed prompt: ``fields`` go to the top level of the decode request's body and name the KV entries.
 
-    ``release`` tells the prefill worker that nobody will take it any more; only the first call counts.
+    ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
     """
 
     fields: Mapping[str, Any]
@@ -27,7 +27,7 @@ class HandOff:
 
 
 class HandOffs:
-    """Tells prefill workers, in the background, which of their hand-offs they may let go."""
+    """Tells prefill workers, in the background, which of their hand-offs they may free."""
 
     def __init__(self, connect: Callable[[], Awaitable[Messenger]], background: Background) -> None:
         self._connect = connect
@@ -35,24 +35,25 @@ class HandOffs:
         self._held: dict[str, str] = {}
 
     def hold(self, answer: PrefillAnswer) -> None:
-        """Somebody waits for this answer: keep its hand-off until ``release``."""
+        """Remember the prefill worker of an answer that a request waits for, until ``release``."""
         if answer.release_to and not answer.error:
             self._held[answer.request_id] = answer.release_to
 
     def of(self, answer: PrefillAnswer) -> HandOff:
-        """The hand-off that the answer brings."""
+        """Return the hand-off that the answer brings."""
         return HandOff(answer.hand_off, lambda: self.release(answer.request_id))
 
     def release(self, request_id: str) -> None:
-        """Nobody needs that prefill's hand-off any more; nothing happens when none is held."""
+        """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""
         release_to = self._held.pop(request_id, "")
         if release_to:
             self._background.spawn(self._tell(release_to, request_id))
 
     def refuse(self, answer: PrefillAnswer) -> None:
-        """Nobody waits for this answer: it is late, or a redelivery's.
+        """Release the hand-off of an answer that no request waits for: it is late, or a redelivery's.
 
-        A second answer of the worker that gave the first stands for the same entries, which are in use.
+        A second answer from the worker that gave the first names the same entries, which are in use: it is
+        kept.
         """
         in_use = self._held.get(answer.request_id)
         if answer.release_to and not answer.error and answer.release_to != in_use:

@@ -1,7 +1,7 @@
-"""Remote prefill: the frontend's side of the prefill queue.
+"""The frontend's side of the prefill queue: place a prompt, put it on the queue, wait for the answer.
 
-Whatever goes wrong here costs time, never a request: without a hand-off the decode worker computes the
-prompt itself.
+A failure here costs time but never a request: without a hand-off the decode worker computes the prompt
+itself.
 """
 
 from __future__ import annotations
@@ -31,22 +31,27 @@ from dynaplan.serving.prefill.hand_off import HandOff, HandOffs
 log = logging.getLogger(__name__)
 
 LARGEST_PAYLOAD_BYTES = 1024 * 1024 - 4096
-"""A little below the largest message of a NATS server with default settings."""
+"""The largest payload of a prefill: the default limit of a NATS server (1 MiB) less room for its headers."""
 
 ANSWER_S = 1.0
-"""An answer is published before its work leaves the queue, and certainly here so long afterwards."""
+"""Time an answer takes to arrive at most: a prefill that left the queue longer ago has lost its answer.
+
+A prefill worker publishes the answer before the work leaves the queue.
+"""
 
 QUEUE_TIMEOUT_S = 1.0
-"""How long a request waits for the queue to take its prefill, and then how long the queue is left alone."""
+"""Time for which a request waits for the queue to take its prefill.
 
+After a failure no request tries the queue again for the same time.
+"""
 
 _BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
-"""Reasons against a remote prefill that could be done all the same."""
+"""Places that make a remote prefill slower than a local one, but not impossible."""
 
 
 @dataclass
 class _Pending:
-    """A prefill that was asked for: its answer, or None when it will never come."""
+    """A prefill that was put on the queue; ``answer`` becomes None when no answer will come any more."""
 
     answer: asyncio.Future[PrefillAnswer | None]
     sequence: int = 0
@@ -56,8 +61,9 @@ class _Pending:
 class RemotePrefill:
     """Decides where a prompt is computed, and has it computed remotely.
 
-    ``connect`` gives the process's messenger; it may fail, and is tried again. ``placed`` is told of
-    every decision: ``remote``, ``local`` or ``fallback``. What nobody waits for runs in ``background``.
+    ``connect`` returns the process's messenger; it may fail, and is tried again. ``placed`` is called with
+    the model and ``remote``, ``local`` or ``fallback`` for every request. Work without a waiting request
+    (releasing hand-offs, withdrawing prefills) runs in ``background``.
     """
 
     def __init__(
@@ -90,7 +96,7 @@ class RemotePrefill:
         discovery.on_change(self._release_if_alone)
 
     async def connect(self) -> None:
-        """Open the queue; returns when that has succeeded, however long the server is away."""
+        """Open the queue, trying again for as long as the NATS server is away."""
         while self._queue is None:
             try:
                 messenger = await self._connect()
@@ -101,32 +107,33 @@ class RemotePrefill:
                 await asyncio.sleep(error.delay_s)
 
     def configure(self, keys: Mapping[str, str]) -> None:
-        """Take over the live settings: everything under ``live_settings_prefix``."""
+        """Take over the live settings from the keys under ``live_prefix``."""
         self._settings = with_live_settings(self._configured, self._namespace, keys)
         log.info("disaggregation: %s", self._settings)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the queue is open."""
+        """True when the queue is open."""
         return self._queue is not None
 
     @property
     def queue_size(self) -> int:
-        """The estimate of the queue's depth at this moment."""
+        """The estimated number of prefills in the queue at this moment."""
         return self._depth.estimate
 
     @property
     def live_prefix(self) -> str:
-        """The keys that ``configure`` wants."""
+        """The prefix of the keys in the store that change the settings of a running deployment."""
         return live_settings_prefix(self._namespace)
 
     async def hand_off(
         self, call: Call, prefix_hit_rate: float, *, is_needed: bool = False
     ) -> HandOff | None:
-        """The hand-off of the remotely computed prompt; None when the decode worker shall compute it itself.
+        """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
-        When it ``is_needed``, because the decode worker cannot, no prompt is too short and no queue too full.
-        The caller must release it. Raises ApiError when a prefill worker says that it can never be computed.
+        ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
+        queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
+        a prefill worker answers that this prompt can never be computed.
         """
         place = self._place(call, prefix_hit_rate)
         if place is not PrefillPlace.REMOTE and not (is_needed and place in _BETTER_LOCAL):
@@ -149,7 +156,7 @@ class RemotePrefill:
         return self._hand_offs.of(answer)
 
     async def close(self) -> None:
-        """Requests that still wait go on locally."""
+        """Let the requests that still wait be computed locally, and stop reading the queue's depth."""
         self._release_all()
         await self._depth.close()
 
@@ -168,7 +175,7 @@ class RemotePrefill:
         )
 
     async def _computed(self, call: Call) -> PrefillAnswer | None:
-        """The answer of the prefill worker that took it; None when there is none in time."""
+        """Put the prompt on the queue; return the prefill worker's answer, None when none comes in time."""
         request_id = uuid.uuid4().hex
         request = RemotePrefillRequest(
             request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
@@ -203,7 +210,7 @@ class RemotePrefill:
         return True
 
     def _withdraw_unless_answered(self, pending: _Pending) -> None:
-        """Nobody waits for this prefill any more: spare the prefill workers the work."""
+        """Remove an unanswered prefill from the queue when its request does not wait for it any more."""
         is_answered = pending.answer.done() and not pending.answer.cancelled() and pending.answer.result()
         if pending.sequence and not is_answered:
             self._background.spawn(self._withdraw(pending.sequence))
@@ -216,7 +223,7 @@ class RemotePrefill:
             log.debug("prefill %d stays in the queue: %s", sequence, error)
 
     def _receive(self, subject: str, payload: bytes) -> None:
-        """An answer came in. One that nobody waits for (a redelivery's, or too late) is refused."""
+        """Give an answer to its request; refuse it when none waits (a redelivery's answer, or a late one)."""
         try:
             answer = PrefillAnswer.from_json(payload)
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -238,7 +245,10 @@ class RemotePrefill:
             _give_up(pending.answer)
 
     def _release_lost(self, empty_s: float) -> None:
-        """The queue was empty then: whoever has been in it for long has lost his answer on its way."""
+        """Give up the prefills that were queued before ``empty_s``, when the queue was seen empty.
+
+        They have left the queue without an answer having arrived: it was lost on its way.
+        """
         for pending in self._pending.values():
             if pending.put_s < empty_s - ANSWER_S:
                 _give_up(pending.answer)

@@ -1,1 +1,1 @@
-"""The frontend's view of the decode workers: which one gets a request, and what it has promised."""
+"""The frontend's view of the decode workers: choosing one for a request, and reserving a slot there."""

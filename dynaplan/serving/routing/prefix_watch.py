@@ -1,4 +1,4 @@
-"""The keys under a prefix of the store, as they are now, told on every change."""
+"""Follow the keys under a prefix of the key-value store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Reserving at workers whose engine needs it before a request (their card says ``reserves``)."""
+"""Reserve a slot at a worker before the request is sent there.
+
+Workers whose engine needs it say ``reserves`` on their card, the data of their registration: llama.cpp
+loads a hand-off into one of a fixed number of slots, and the request must name that slot.
+docs/decisions/0015.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,11 @@ RESERVE_PATH = "/kv_slots/reserve"
 RELEASE_PATH = "/kv_slots/release"
 
 RELEASE_TIMEOUT_S = 5.0
+"""Time for which giving a slot back is tried; a worker takes a forgotten one back by itself."""
 
 
 class Reservations:
-    """Asks workers for what a request takes there, and gives it back when the request has ended."""
+    """Reserves a worker's slot for a request and gives it back when the request has ended."""
 
     def __init__(self, upstream: Upstream, background: Background) -> None:
         self._upstream = upstream
@@ -32,9 +38,10 @@ class Reservations:
     async def reserved(
         self, instance: Instance, request_id: str, hand_off: Mapping[str, Any] | None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """The fields that go into the request's body instead of the hand-off's.
+        """Hold a slot while the context lasts; yields the fields for the request's body.
 
-        Waits as long as the worker has nothing free. Raises WorkerRefused and WorkerDied.
+        They replace the hand-off's, which the worker has taken over into the slot. Waits until the worker has
+        a free slot. Raises WorkerRefused and WorkerDied.
         """
         try:
             fields = await self._fields(instance, request_id, hand_off)

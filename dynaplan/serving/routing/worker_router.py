@@ -1,4 +1,8 @@
-"""The router: follows discovery, keeps book of what went where, and chooses the next request's worker."""
+"""The router: follows discovery, counts the requests and KV blocks at each worker, and chooses among them.
+
+The choice itself is pure and lies in ``core/routing/choosing.py`` (round robin, random, least loaded, or by
+cached prefixes).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,18 @@ from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
 
 AVOID_S = 0.25
-"""How long a worker that refused or died gets no request, unless it is known to be gone before."""
+"""Time for which a worker that refused or died gets no request; after that it is tried again."""
 
 REMEMBER_S = 60.0
-"""A worker that was there so recently is expected back: worth waiting for."""
+"""Time after the last worker has gone in which requests still wait for one to come back."""
 
 DEFAULT_BLOCK_TOKENS = 16
+"""Tokens in a KV block of a worker whose card does not state it."""
 
 
 @dataclass
 class _Book:
-    """What this frontend has in flight at one worker."""
+    """The requests and KV blocks that this frontend has in flight at one worker."""
 
     in_flight: int = 0
     active_blocks: int = 0
@@ -36,7 +41,7 @@ class _Book:
 
 @dataclass
 class Booking:
-    """One request at one worker: counted there until ``close``. ``prefix_hit_rate`` is a guess, 0 to 1."""
+    """One request at one worker, counted there until ``close``."""
 
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
@@ -46,23 +51,23 @@ class Booking:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """The part of the prompt that the worker probably has in its cache."""
+        """The estimated part of the prompt, 0 to 1, that the worker has in its cache."""
         return self.overlap_blocks / len(self.blocks.hashes) if self.blocks.hashes else 0.0
 
     def prefilled(self) -> None:
-        """The prompt is computed."""
+        """Note that the prompt is computed: its blocks do not count as prefill work any more."""
         self._book.prefill_blocks -= self._prefill_blocks
         self._prefill_blocks = 0
 
     def close(self) -> None:
-        """The request has left the worker."""
+        """Note that the request has left the worker."""
         self.prefilled()
         self._book.in_flight -= 1
         self._book.active_blocks -= len(self.blocks.hashes)
 
 
 class WorkerRouter:
-    """Chooses among the instances of one component. ``is_coming`` says whether workers are being started."""
+    """Chooses among the instances of one component. ``is_coming`` tells whether workers are being started."""
 
     def __init__(
         self,
@@ -95,9 +100,10 @@ class WorkerRouter:
         return self._discovery.instances(self._component)
 
     async def book(self, call: Call, deadline_s: float) -> Booking:
-        """A worker for the request, waited for until the deadline (on the loop's clock) if one is expected.
+        """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
-        Raises ApiError (503) when there is none.
+        Waiting is worth it when a worker is starting, was there in the last ``REMEMBER_S``, or is avoided
+        only for a moment. Raises ApiError (503) when none is expected, or none has come.
         """
         while True:
             booking = self._book_now(call)
@@ -109,9 +115,9 @@ class WorkerRouter:
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
     def leaving(self, instance_id: int) -> int:
-        """The instance leaves: choose it no more; how many requests are in flight there.
+        """Choose this instance no more; return the number of this frontend's requests in flight there.
 
-        Discovery may say so much later, while the store is away.
+        The worker says that it leaves itself, because discovery tells of it late while the store is away.
         """
         for instance in self.instances:
             if instance.instance_id == instance_id:
@@ -120,7 +126,7 @@ class WorkerRouter:
         return book.in_flight if book else 0
 
     def avoid(self, instance: Instance) -> None:
-        """The instance refused, or died: send it nothing for a moment."""
+        """Send nothing for ``AVOID_S`` to an instance that refused a request or died over one."""
         self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
 
     def _book_now(self, call: Call) -> Booking | None:
@@ -177,7 +183,7 @@ class WorkerRouter:
         return bool(self.instances) or now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
 
     def _next_chance_s(self, now_s: float) -> float:
-        """When an avoided worker may be tried again; soon, when there is none at all."""
+        """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
         return min(
             (self._book_of(instance).avoid_until_s for instance in self.instances), default=now_s + 1.0
         )
@@ -186,9 +192,9 @@ class WorkerRouter:
         await asyncio.wait((self._changed,), timeout=max(timeout_s, 0.001))
 
     def _follow(self) -> None:
-        """The instances changed: wake whoever waits for one, and close the books of those that are gone.
+        """Take over a change of the instances: wake the waiting requests, drop the books of gone instances.
 
-        A book with requests in flight stays: the worker that drains asks for them.
+        A book with requests in flight stays, because its worker, which drains, asks for their number.
         """
         if self.instances or self._had_instances:
             self._last_seen_s = self._loop.time()
