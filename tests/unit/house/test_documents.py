@@ -1,0 +1,137 @@
+"""Documents say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+from dynaplan.cli.main import COMMANDS, group
+from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
+from dynaplan.domain.settings.fields import option_name
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options import stock as options
+from dynaplan.options.tables import kebab
+from dynaplan.planner.service import PLANNER
+from tests.unit.house.source import DOCUMENTS, GUIDES, MODULES, REPOSITORY, short, text_of, tree
+
+
+def test_the_architecture_tells_every_state_of_a_worker_its_moves_and_its_gpus() -> None:
+    section = text_of(REPOSITORY / "docs/architecture.md").partition("## A worker's life")[2]
+    rows = re.findall(r"^\| (\w+) \| [^|]* \| (yes|no) \| ([^|]*) \|$", section, re.M)
+    told = {state: (holds == "yes", set(moves.split(", "))) for state, holds, moves in rows}
+    assert told == {
+        start.value: (start in HOLDS_GPUS, {end.value for end in ends} or {"-"})
+        for start, ends in LIFECYCLE.items()
+    }
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = [
+        f"{short(document)}: {target}"
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_every_decision_is_linked_and_numbered_once() -> None:
+    folder = REPOSITORY / "docs" / "decisions"
+    names = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
+    index = (folder / "README.md").read_text()
+    assert [name for name in names if f"({name})" not in index] == []
+
+
+def known_options() -> set[str]:
+    """Every option that there is: of services, of the planner, of the commands."""
+    of_services = {
+        kebab(name)
+        for table in vars(options).values()
+        if isinstance(table, dict) and table and all(isinstance(each, str) for each in table)
+        for name in table
+    }
+    commands = [group.get_command(click.Context(group), name) for name in COMMANDS]
+    of_commands = {
+        name.lstrip("-")
+        for command in commands
+        if command
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    planner = {option_name(each) for each in fields(PlannerSettings)} | set(PLANNER)
+    return of_services | of_commands | planner | {"help", "version"}
+
+
+def test_every_option_in_a_guide_exists() -> None:
+    named = {
+        f"{short(guide)}: {name}"
+        for guide in GUIDES
+        for name in options_in(guide.read_text()) - known_options() - flags_of_the_engine(guide)
+    }
+    assert named == set()
+
+
+def flags_of_the_engine(guide: Path) -> set[str]:
+    """Flags that a guide of one engine may name: those in the modules of the engine's adapter."""
+    engines = REPOSITORY / "dynaplan/adapters/engines"
+    modules = [*engines.glob(f"{guide.stem}.py"), *engines.glob(f"{guide.stem}/*.py")]
+    return set(re.findall(r"[a-z]+(?:-[a-z]+)*", text_of(*modules)))
+
+
+def options_in(text: str) -> set[str]:
+    """Flags, ``--Service.key`` overrides, and the first column of tables of an "option" or a "key"."""
+    found = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)\b", text)) - OF_OTHER_PROGRAMS
+    found |= {kebab(name) for name in re.findall(r"--[A-Z]\w+\.([a-z][\w-]+)", text)} - {"key"}
+    for table in re.findall(r"^\| (?:option|key)[^\n]*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M):
+        found |= {
+            kebab(name) for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+        }
+    return found
+
+
+OF_OTHER_PROGRAMS = frozenset(
+    {
+        *("logdir", "endpoint", "stream-interval", "no-deps", "extra-index-url"),
+        *(
+            flag.removeprefix("--")
+            for file in (REPOSITORY / "tests" / "fixtures" / "engines").glob("*/flags.txt")
+            for flag in file.read_text().split()
+        ),
+    }
+)
+"""TensorBoard's, circusctl's, pip's, and those of engines that dynaplan passes on."""
+
+
+def variables_in(text: str) -> set[str]:
+    found = set(re.findall(r"\b((?:DYN|DYNAMO|DYNAPLAN|ETCD|NATS)_[A-Z_]*[A-Z])\b", text))
+    return found - {"ETCD_AUTH", "NATS_AUTH", "DYN_CIRCUS"}
+
+
+def texts_in(module: Path) -> str:
+    """The module's string literals; a name that is put together is written out."""
+    literals = (node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant))
+    text = "\n".join(literal for literal in literals if isinstance(literal, str))
+    if 'f"DYN_CIRCUS_{name}_PORT"' in module.read_text():
+        text += "\nDYN_CIRCUS_ENDPOINT_PORT DYN_CIRCUS_PUBSUB_PORT"
+    return text
+
+
+def test_every_environment_variable_is_documented_and_every_documented_one_is_used() -> None:
+    assert variables_in(text_of(*DOCUMENTS)) == variables_in("\n".join(map(texts_in, MODULES)))
+
+
+def test_the_changelog_and_the_guides_name_the_commands_that_exist() -> None:
+    changelog = text_of(REPOSITORY / "CHANGELOG.md")
+    told = set(
+        re.findall(r"`(?:dynaplan )?([a-z-]+)", "".join(re.findall(r"^- `dynaplan.*", changelog, re.M)))
+    )
+    assert told == set(COMMANDS)
+    shown = re.findall(
+        r"^    dynaplan ([\w-]+)|`dynaplan ([\w-]+)", text_of(REPOSITORY / "README.md", *GUIDES), re.M
+    )
+    assert {name for pair in shown for name in pair if name} <= set(COMMANDS)
