@@ -14,7 +14,7 @@ from dynaplan.adapters.messaging.memory import MemoryMessenger, matches
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
-from tests.fakes.polling import eventually
+from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 
 Connect = Callable[[], Awaitable[Messenger]]
@@ -325,7 +325,7 @@ async def test_who_waits_for_work_waits_through_a_restart(
     waiting = asyncio.create_task(queue.get(20.0))
     await asyncio.sleep(0.2)
     end(nats)
-    await asyncio.sleep(0.5)
+    await lasting(0.5)
     await nats.start_again()
 
     async def put() -> int:

@@ -16,7 +16,7 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.adapters.stores.watch import Watch
 from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
 from dynaplan.domain.store import Deleted, Put, Snapshot, Transaction, WatchEvent
-from tests.fakes.polling import eventually
+from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_etcd
 
 Store = EtcdStore | MemoryStore
@@ -240,9 +240,11 @@ async def test_a_lease_that_nobody_keeps_alive_takes_its_keys_with_it(store: Sto
 async def test_a_lease_that_is_kept_alive_lives_on(store: Store) -> None:
     lease = await store.grant(2)
     await store.put("k", "v", lease)
-    for _ in range(4):
-        await asyncio.sleep(0.8)
-        assert await store.keep_alive(lease) == 2.0
+
+    async def is_kept_alive() -> bool:
+        return await store.keep_alive(lease) == 2.0
+
+    await consistently(is_kept_alive, for_s=3.2, interval_s=0.8)
     assert await store.get("k") is not None
     await store.revoke(lease)
 
@@ -411,8 +413,7 @@ async def test_a_watch_that_begins_while_etcd_is_away_waits_for_it(etcd: Server)
     await store.put("watched/k", "v")
     etcd.kill()
     watched = Watched(store, "watched/")
-    await asyncio.sleep(0.5)
-    assert not watched.events
+    await consistently(lambda: not watched.events, for_s=0.5)
     await etcd.start_again()
     await eventually(lambda: watched.state == {"watched/k": "v"})
     await watched.stop()

@@ -28,6 +28,7 @@ WORKER = "dynamo_VllmWorker"
 
 STUBBORN_GRAPH = """
 import signal, time
+from pathlib import Path
 from dynaplan.sdk import async_on_start, depends, endpoint, service
 
 @service
@@ -47,7 +48,11 @@ class Blocking:
     @async_on_start
     async def begin(self):
         import asyncio
-        asyncio.get_running_loop().call_later(1.0, time.sleep, 600)
+        asyncio.get_running_loop().call_later(1.0, self.block)
+
+    def block(self):
+        Path(__file__).with_name("blocks").touch()
+        time.sleep(600)
 
     @endpoint()
     async def generate(self, request: str):
@@ -130,7 +135,7 @@ async def _begin_endless_streams(deployment: Deployment) -> None:
             return True
         load = await Load(deployment.url, MODEL, clients=1, tokens=8000).__aenter__()
         await asyncio.sleep(0)  # until its client has begun a request, its only one
-        load._stopping = True
+        load.send_no_more()
         deployment.loads.append(load)  # type: ignore[attr-defined]
         return False
 
@@ -242,7 +247,7 @@ def test_workers_that_ignore_sigterm_or_block_cannot_hold_up_the_exit(
     graph = tmp_path / "stubborn.py"
     graph.write_text(STUBBORN_GRAPH)
     deployment = deploy("stubborn:Blocking", "", *OPTIONS[1:], "--working-dir", str(tmp_path))
-    time.sleep(1.2)  # until its event loop stands still
+    wait_until((tmp_path / "blocks").exists)
     stubborn = [psutil.Process(worker["pid"]) for worker in deployment.workers().values()]
     code, took_s = ctrl_c(deployment)
     assert len(stubborn) == 2

@@ -6,21 +6,31 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually, wait_until
+from tests.fakes.polling import eventually, lasting, wait_until
 
 QUIET = ("--Planner.no-operation=true",)
 
 
 def process_of(deployment: Deployment, words: str) -> psutil.Process:
-    found = [child for child in deployment.children() if words in " ".join(child.cmdline())]
-    assert len(found) == 1, [child.cmdline() for child in deployment.children()]
-    return found[0]
+    [pid] = pids_of(deployment, words)
+    return psutil.Process(pid)
+
+
+def pids_of(deployment: Deployment, words: str) -> list[int]:
+    """The processes of the deployment whose command line has the words."""
+    found = []
+    for child in deployment.children():
+        with suppress(psutil.Error):  # one that has just ended
+            if words in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def is_whole(deployment: Deployment) -> bool:
@@ -54,9 +64,9 @@ async def test_requests_are_answered_and_the_service_is_whole_again(
     async with Load(deployment.url, MODEL, clients=3, tokens=30, prompt="word " * 900) as load:
         await eventually(lambda: len(load.outcomes) > 3, 20)
         killed.kill()
-        await asyncio.sleep(1)
+        await eventually(lambda: pids_of(deployment, words) not in ([], [killed.pid]), 20)
+        await eventually(lambda: is_whole(deployment), 20)
         count = len(load.outcomes)
-        await eventually(lambda: process_of(deployment, words).pid != killed.pid and is_whole(deployment), 20)
         await eventually(lambda: len(load.outcomes) > count + 6, 20)
         await load.stop()
     # A stream that a killed decode worker had begun cannot be completed; everything else is.
@@ -91,7 +101,7 @@ async def test_a_server_that_stands_still_costs_nothing(
     async with Load(deployment.url, MODEL, clients=3, tokens=30) as load:
         frozen.suspend()
         try:
-            await asyncio.sleep(seconds)
+            await lasting(seconds)
         finally:
             frozen.resume()
         await eventually(lambda: is_whole(deployment), 20)

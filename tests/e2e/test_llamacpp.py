@@ -186,7 +186,7 @@ async def test_stop_under_load_ends_the_streams_and_leaves_nothing(tmp_path: Pat
         scratch = scratch_dir(deployment)
         async with Load(deployment.url, model_of(deployment), clients=6, tokens=1000) as load:
             await eventually(lambda: prefills(deployment).get("remote", 0) >= 4, 20)
-            load._stopping = True
+            load.send_no_more()
             code = await asyncio.to_thread(deployment.stop)
         assert code == 0, deployment.text
         assert load.incomplete == []

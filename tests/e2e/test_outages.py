@@ -17,7 +17,7 @@ from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually
+from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3")
@@ -26,20 +26,20 @@ SECONDS = [5, pytest.param(40, marks=in_torture)]
 
 async def killed(server: Server, seconds: float) -> None:
     server.kill()
-    await asyncio.sleep(seconds)
+    await lasting(seconds)
     await server.start_again()
 
 
 async def frozen(server: Server, seconds: float) -> None:
     server.freeze()
-    await asyncio.sleep(seconds)
+    await lasting(seconds)
     server.thaw()
 
 
 async def wiped(server: Server, seconds: float) -> None:
     server.kill()
     server.wipe()
-    await asyncio.sleep(seconds)
+    await lasting(seconds)
     await server.start_again()
 
 
@@ -139,7 +139,7 @@ async def test_everything_away_at_once_while_a_worker_and_the_plugin_crash(
     before = pids(deployment)
 
     async def crash() -> None:
-        await asyncio.sleep(1)
+        await eventually(lambda: etcd.process is None and nats.process is None)
         os.kill(before["dynamo_VllmWorker"], 9)
         plugin = [pid for pid, line in processes_of(deployment).items() if "FleetPlugin" in line]
         os.kill(plugin[0], 9)

@@ -13,7 +13,7 @@ from tests.e2e.test_chaos import environment_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually, wait_until
+from tests.fakes.polling import consistently, eventually, wait_until
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3", "--leave-timeout", "3")
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", *QUIET)
@@ -101,8 +101,8 @@ async def test_a_plugin_that_stands_still_holds_up_no_request_and_catches_up(
         plugin.suspend()
         await asyncio.to_thread(deployment.run, *scale_to(deployment, 3))
         os.kill(deployment.pid_of("dynamo_VllmWorker"), 9)
-        await asyncio.sleep(2)
-        assert len(gpus_in_use(deployment)) == 0
+        await eventually(lambda: gpus_in_use(deployment) == [], 15)
+        await consistently(lambda: gpus_in_use(deployment) == [], for_s=1)
         plugin.resume()
         await eventually(lambda: len(deployment.workers("VllmWorker")) == 3 and is_whole(deployment), 15)
         await load.stop()

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually
+from tests.fakes.polling import consistently, eventually
 
 QUIET = ("--Planner.no-operation=true",)
 
@@ -28,8 +28,8 @@ async def test_ctrl_c_finishes_the_streams_and_exits_0(deploy: Callable[..., Dep
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     children = deployment.children()
     async with Load(deployment.url, MODEL, clients=4, tokens=250) as load:
-        await asyncio.sleep(0.5)
-        load._stopping = True
+        await eventually(load.streams)
+        load.send_no_more()
         code = await asyncio.to_thread(deployment.stop)
     assert code == 0, deployment.text
     assert load.incomplete == []
@@ -43,11 +43,10 @@ async def test_a_second_ctrl_c_ends_it_within_two_seconds(deploy: Callable[..., 
     children = deployment.children()
     assert deployment.process
     async with Load(deployment.url, MODEL, clients=2, tokens=8000) as load:
-        await asyncio.sleep(0.5)
-        load._stopping = True
+        await eventually(load.streams)
+        load.send_no_more()
         deployment.process.send_signal(signal.SIGINT)
-        await asyncio.sleep(1.0)
-        assert deployment.process.poll() is None
+        await consistently(lambda: deployment.process.poll() is None, for_s=1.0)
         deployment.process.send_signal(signal.SIGINT)
         started_s = time.monotonic()
         await asyncio.to_thread(deployment.process.wait, 10)
@@ -66,13 +65,12 @@ def test_a_stopped_process_cannot_hold_up_the_exit(deploy: Callable[..., Deploym
     assert left_of(children) == []
 
 
-def test_sighup_does_not_hurt(deploy: Callable[..., Deployment]) -> None:
-    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET)
+async def test_sighup_does_not_hurt(deploy: Callable[..., Deployment]) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     pids = {child.pid for child in deployment.children()}
     assert deployment.process
     deployment.process.send_signal(signal.SIGHUP)
-    time.sleep(1.5)  # nothing to poll for: the rule is that nothing happens
-    assert {child.pid for child in deployment.children()} == pids
+    await consistently(lambda: {child.pid for child in deployment.children()} == pids, for_s=1.5)
 
 
 def test_stop_ends_the_deployment_and_says_so_when_there_is_none(deploy: Callable[..., Deployment]) -> None:

@@ -42,6 +42,7 @@ class Load:
     tokens: int = 40
     prompt: str = "Tell me about the lights of the city. " * 12
     outcomes: list[Outcome] = field(default_factory=list)
+    begun: list[Outcome] = field(default_factory=list)
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -53,9 +54,13 @@ class Load:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
+    def send_no_more(self) -> None:
+        """Send nothing new; what is open goes on."""
+        self._stopping = True
+
     async def stop(self) -> None:
         """Send nothing new; return when every open request has ended."""
-        self._stopping = True
+        self.send_no_more()
         await asyncio.gather(*self._tasks)
         await self._session.close()
 
@@ -63,11 +68,15 @@ class Load:
         count = 0
         while not self._stopping:
             count += 1
-            self.outcomes.append(
-                await stream_one(
-                    self._session, self.url, self.model, f"{number}.{count} {self.prompt}", self.tokens
-                )
-            )
+            prompt = f"{number}.{count} {self.prompt}"
+            outcome = Outcome(wanted_tokens=self.tokens)
+            self.begun.append(outcome)
+            await stream_into(outcome, self._session, self.url, self.model, prompt)
+            self.outcomes.append(outcome)
+
+    def streams(self) -> bool:
+        """Tell whether every client has a stream open that has begun to answer."""
+        return sum(outcome.chunks > 0 and not outcome.is_done for outcome in self.begun) == self.clients
 
     @property
     def incomplete(self) -> list[Outcome]:
@@ -84,11 +93,24 @@ async def stream_one(
 ) -> Outcome:
     """Stream one chat completion to its end; never raises for what the server does."""
     outcome = Outcome(wanted_tokens=tokens)
+    await stream_into(outcome, session, url, model, prompt, headers)
+    return outcome
+
+
+async def stream_into(
+    outcome: Outcome,
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    prompt: str,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """``stream_one`` into an outcome that another task may watch."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "stream": True,
-        "max_tokens": tokens,
+        "max_tokens": outcome.wanted_tokens,
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }
@@ -97,12 +119,11 @@ async def stream_one(
             outcome.status = response.status
             if response.status != 200:
                 outcome.error = (await response.text())[:300]
-                return outcome
+                return
             async for line in response.content:
                 _read_line(line.decode().strip(), outcome)
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         outcome.error = f"{type(error).__name__}: {error}"
-    return outcome
 
 
 def _read_line(line: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline instead of a guess."""
+"""Polling with a deadline instead of sleeping for a guess: the only home of real sleeps in the tests."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ async def eventually(
         if time.monotonic() > deadline_s:
             raise AssertionError(f"not true within {timeout_s} s: {inspect.getsource(check).strip()}")
         await asyncio.sleep(interval_s)
+
+
+async def consistently(check: Callable[[], Any], for_s: float, interval_s: float = 0.05) -> None:
+    """AssertionError when ``check`` (sync or async) becomes false within ``for_s``: nothing is to happen."""
+    end_s = time.monotonic() + for_s
+    while time.monotonic() < end_s:
+        await asyncio.sleep(interval_s)
+        result = check()
+        assert await result if inspect.isawaitable(result) else result, (
+            f"not true for {for_s} s: {inspect.getsource(check).strip()}"
+        )
+
+
+async def lasting(seconds: float) -> None:
+    """Let a fault last: that much time of an outage is what is tested, and there is nothing to wait for."""
+    await asyncio.sleep(seconds)
 
 
 def wait_until(check: Callable[[], Any], timeout_s: float = PATIENCE_S, interval_s: float = 0.05) -> Any:

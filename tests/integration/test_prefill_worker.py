@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import WorkQueue
-from tests.fakes.polling import eventually
+from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, Worker, Workers, workers_of
 
@@ -143,7 +142,7 @@ async def test_nats_away_for_five_seconds_restarts_nobody_and_loses_nothing(
     await router.ask("before")
     await router.answered(1)
     nats.kill()
-    await asyncio.sleep(5)
+    await lasting(5)
     await nats.start_again()
 
     async def asked() -> bool:

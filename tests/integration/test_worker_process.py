@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import StoreUnavailable
-from tests.fakes.polling import eventually
+from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers, workers_of
 
@@ -194,9 +194,12 @@ async def test_a_killed_and_restarted_etcd_finds_the_worker_registered_as_before
     instance = await worker.start(store)
     etcd.kill()
     await etcd.start_again()
-    await asyncio.sleep(4)  # more than one keep-alive
-    assert (await store.list("/services/"))[0].lease == instance.instance_id
-    assert worker.process.poll() is None
+
+    async def is_as_before() -> bool:
+        [entry] = await store.list("/services/")
+        return entry.lease == instance.instance_id and worker.process.poll() is None
+
+    await consistently(is_as_before, for_s=4)  # more than one keep-alive
 
 
 async def test_an_etcd_that_comes_back_empty_gets_the_registration_again_and_drains_nobody(
