@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dynaplan.adapters.engines.sim.early_profiles import early_half
 from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.engine.timing import (
     DECODE_KEYS,
@@ -49,9 +50,9 @@ def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
     """A measured profile: a shipped one by name, or a JSON file or directory by path; raises ConfigError.
 
     A shipped profile with one file per tensor parallel size is found by its common name too. A directory
-    holds what Dynamo's profiler writes: ``selected_{prefill,decode}_interpolation/raw_data.npz``,
-    ``{prefill,decode}_raw_data.json``, or the pre-swept ``{prefill,decode}.npz`` (their first configuration
-    with that tensor parallel size).
+    holds the files of Dynamo's profiler: ``selected_{prefill,decode}_interpolation/raw_data.npz``,
+    ``{prefill,decode}_raw_data.json``, the pre-swept ``{prefill,decode}.npz`` (their first configuration with
+    that tensor parallel size), or the first version's ``{prefill,decode}_tp{n}_interpolation``.
     """
     for stem in (name, f"{name}-tp{tensor_parallel_size}"):
         if "/" not in name and (SHIPPED_DIR / f"{stem}.json").is_file():
@@ -86,10 +87,12 @@ def _read_directory(directory: Path, tensor_parallel_size: int) -> dict[str, Any
             document |= _read_npz(archive, keys, tensor_parallel_size)
         elif (directory / f"{part}_raw_data.json").is_file():
             document |= _read_json(directory / f"{part}_raw_data.json")
+        elif early := early_half(directory, part, tensor_parallel_size):
+            document |= early
         else:
             raise ConfigError(
                 f"profile '{directory}' holds no {part} measurements",
-                hint=f"expected selected_{part}_interpolation/raw_data.npz or {part}_raw_data.json in it",
+                hint=f"Expected selected_{part}_interpolation/raw_data.npz or {part}_raw_data.json in it.",
             )
     return document
 
