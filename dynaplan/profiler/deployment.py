@@ -36,8 +36,8 @@ NOT_HANDED_DOWN = frozenset(
 """Variables of the user's that say how their own deployment is to be; this one is told by its options."""
 
 CHILD = (
-    "import sys; from dynaplan.runtime.parent import die_with_parent; die_with_parent(int(sys.argv.pop(1))); "
-    "from dynaplan.cli import main; main()"
+    "import sys; from dynaplan.foundation.guard import die_with_parent; "
+    "die_with_parent(int(sys.argv.pop(1))); from dynaplan.cli import main; main()"
 )
 
 

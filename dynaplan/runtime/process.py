@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.foundation.tasks import BackgroundTasks, log_failure
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger
 from dynaplan.runtime.discovery import Discovery
-
-log = logging.getLogger(__name__)
 
 EXIT_DRAINED = 0
 EXIT_CRASHED = 1
@@ -60,11 +58,12 @@ class WorkerRuntime:
     _metrics: list[Callable[[], Mapping[str, float]]] = field(default_factory=list, init=False)
     _held: list[Callable[[], int]] = field(default_factory=list, init=False)
     _looks: list[Finish] = field(default_factory=list, init=False)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _tasks: BackgroundTasks = field(init=False)
     _connecting: asyncio.Task[Messenger] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
+        self._tasks = BackgroundTasks(self._task_failed)
         self.told_to_leave: asyncio.Future[str] = loop.create_future()
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.ready = asyncio.Event()
@@ -96,10 +95,7 @@ class WorkerRuntime:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run in the background while the process lives; an exception in it ends the process, exit code 1."""
-        task = asyncio.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
+        return self._tasks.spawn(coroutine, name)
 
     def on_drain(self, finish: Finish) -> None:
         """Await this after deregistration; drained means that it has returned and nothing is in flight."""
@@ -153,18 +149,13 @@ class WorkerRuntime:
 
     async def close(self) -> None:
         """End the background tasks and the connections that were made on use."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._connecting:
             self._connecting.cancel()
             for connected in await asyncio.gather(self._connecting, return_exceptions=True):
                 if not isinstance(connected, BaseException):
                     await connected.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error:
-            log.error("%s failed", task.get_name(), exc_info=error)
-            self.fail(error)
+    def _task_failed(self, task: asyncio.Task[None], error: BaseException) -> None:
+        log_failure(task, error)
+        self.fail(error)

@@ -18,9 +18,9 @@ from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.foundation.guard import guarded
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
-from dynaplan.supervisor.guard import guarded
 from dynaplan.supervisor.prepare import Config, Prepared, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
@@ -134,7 +134,7 @@ class Serving:
         self, name: str, command: list[str], working_dir: str, without: tuple[str, ...]
     ) -> WatcherSpec:
         log_file = self._launch.log_dir / f"{self._launch.namespace}_{name}.log"
-        command = guarded(command, log_file, self._launch.arbiter.pid, without=without)
+        command = guarded(command, self._launch.arbiter.pid, log=log_file, without=without)
         return server_watcher(f"{self._launch.namespace}_{name}", command, working_dir)
 
     def _handle_signals(self) -> None:

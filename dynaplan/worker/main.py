@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 def _prepare_process(surroundings: Surroundings) -> LogFile | None:
     """First of all: die with the parent, and write into the own log."""
     if surroundings.parent_pid:
-        from dynaplan.runtime.parent import die_with_parent
+        from dynaplan.foundation.guard import die_with_parent
 
         die_with_parent(surroundings.parent_pid)
     log_file = None

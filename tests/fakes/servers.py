@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.foundation.guard import guarded
 from dynaplan.supervisor.embedded import ServerSpec, embedded_etcd, embedded_nats
-from dynaplan.supervisor.guard import guarded
 from tests.fakes.polling import wait_until
 
 
@@ -53,7 +53,7 @@ class Server:
 
     def spawn(self) -> None:
         """Start it without waiting."""
-        command = guarded(self.spec.cmd, self.log, os.getpid(), without=self.spec.without)
+        command = guarded(self.spec.cmd, os.getpid(), log=self.log, without=self.spec.without)
         self.process = subprocess.Popen(command, cwd=self.spec.working_dir, start_new_session=True)
 
     def kill(self) -> None:

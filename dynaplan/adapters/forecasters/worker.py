@@ -6,11 +6,9 @@ input with one on its standard output, until its input ends. It is killed with i
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,16 +16,13 @@ from typing import Any, TextIO
 
 from dynaplan.adapters.forecasters.libraries import LIBRARIES, load
 from dynaplan.core.forecasting.series import LARGEST_LOG
-
-PR_SET_PDEATHSIG = 1
+from dynaplan.foundation.guard import die_with_parent
 
 
 def main(method: str, parent_pid: int) -> None:
     """Answer until the input ends."""
     os.setpgid(0, 0)  # what the library starts is killed with this process
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit("the planner is gone")
+    die_with_parent(parent_pid)
     answers = _own_output()
     warnings.simplefilter("ignore")
     try:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import WorkQueue
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class NatsMessenger:
         self._wanted: list[tuple[str, Callable[[Msg], Awaitable[None]]]] = []
         self._live: list[Subscription] = []
         self._on_reconnect: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks(_log_quietly)
         self._lost = asyncio.Event()
         self._is_closed = False
         self._last_error = ""
@@ -75,7 +76,7 @@ class NatsMessenger:
             # nats-py gives up for good on some errors of the server (a slow consumer, a late sign-in).
             if client is self._client and not self._is_closed:
                 self._lost.set()
-                self._spawn(self._connect_again())
+                self._tasks.spawn(self._connect_again())
 
         try:
             async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
@@ -149,9 +150,7 @@ class NatsMessenger:
             except (QueueUnavailable, OSError) as error:
                 log.debug("closing without the server: %s", error)
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._client is not None:
             await self._client.close()
 
@@ -190,24 +189,13 @@ class NatsMessenger:
         The ping is left to its own end after a timeout: nats-py stops reading, with a traceback, when the
         answer comes to a ping that was cancelled.
         """
-        ping = self._spawn(client.flush(timeout=60))
-        lost = self._spawn(self._lost.wait())
+        ping = self._tasks.spawn(client.flush(timeout=60))
+        lost = self._tasks.spawn(self._lost.wait())
         await asyncio.wait({ping, lost}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         lost.cancel()
         if not ping.done():
             raise QueueUnavailable("NATS did not answer a ping")
         ping.result()
-
-    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.debug("NATS: %s", error)
 
     def _not_connected(self, error: BaseException) -> QueueUnavailable | PermanentError:
         reason = str(error) or self._last_error or type(error).__name__
@@ -236,3 +224,7 @@ class NatsMessenger:
             except (QueueUnavailable, PermanentError) as error:
                 log.debug("%s", error)
                 await asyncio.sleep(RECONNECT_WAIT_S)
+
+
+def _log_quietly(_: asyncio.Task[Any], error: BaseException) -> None:
+    log.debug("NATS: %s", error)

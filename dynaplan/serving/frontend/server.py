@@ -17,9 +17,9 @@ from aiohttp.http import RawRequestMessage
 from dynaplan.domain.discovery import PUBLIC_URL
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.runtime.server import bind
-from dynaplan.serving.background import Background
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
@@ -46,6 +46,9 @@ DRAIN_POLL_S = 0.02
 
 SHUTDOWN_TIMEOUT_S = 0.5
 """Time for which aiohttp waits for open connections at the end, when every request is answered already."""
+
+FINISH_WITHIN_S = 2.0
+"""Longest time at the end, in seconds, for messages to workers that nobody waits for."""
 
 
 async def start_frontend(runtime: WorkerRuntime) -> None:
@@ -74,7 +77,7 @@ class Frontend:
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, settings.shared_metrics)
         self._upstream = Upstream(runtime.worker_token)
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._router = WorkerRouter(
             runtime.discovery,
             settings.decode_component,
@@ -156,7 +159,7 @@ class Frontend:
         await self._runner.cleanup()
         if self._recording:
             await self._recording.write()
-        await self._background.close()
+        await self._background.finish(FINISH_WITHIN_S)
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:

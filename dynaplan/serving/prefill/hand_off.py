@@ -9,8 +9,8 @@ from typing import Any
 
 from dynaplan.domain.errors import DynaplanError
 from dynaplan.domain.prefill import PrefillAnswer
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger
-from dynaplan.serving.background import Background
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class HandOff:
 class HandOffs:
     """Tells prefill workers, in the background, which of their hand-offs they may free."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Messenger]], background: Background) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Messenger]], background: BackgroundTasks) -> None:
         self._connect = connect
         self._background = background
         self._held: dict[str, str] = {}

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class PrefillPuller:
         self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
         self._is_listening = False
         self._slots = asyncio.Semaphore(most_at_once)
-        self._working: set[asyncio.Task[None]] = set()
+        self._working = BackgroundTasks()
         self._in_hand: set[str] = set()
         self._is_stopping = False
         self._is_idle = asyncio.Event()
@@ -91,8 +92,7 @@ class PrefillPuller:
         """
         self._is_stopping = True
         await self._is_idle.wait()
-        while self._working:
-            await asyncio.wait(set(self._working))
+        await self._working.finish()
 
     async def _listen(self, messenger: Messenger) -> None:
         """Hear what is taken; once, because the messenger itself subscribes again after an outage."""
@@ -113,18 +113,13 @@ class PrefillPuller:
                 if item is None:
                     self._slots.release()
             if item:
-                self._start(item, messenger)
+                self._working.spawn(self._work_in_slot(item, messenger), "the work on a prefill request")
 
-    def _start(self, item: WorkItem, messenger: Messenger) -> None:
-        task = asyncio.create_task(self._work(item, messenger))
-        self._working.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._working.discard(task)
-        self._slots.release()
-        if not task.cancelled() and task.exception():
-            log.error("a prefill request was left unacknowledged", exc_info=task.exception())
+    async def _work_in_slot(self, item: WorkItem, messenger: Messenger) -> None:
+        try:
+            await self._work(item, messenger)
+        finally:
+            self._slots.release()
 
     async def _work(self, item: WorkItem, messenger: Messenger) -> None:
         keeping = asyncio.create_task(self._keep(item))

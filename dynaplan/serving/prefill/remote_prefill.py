@@ -21,9 +21,9 @@ from dynaplan.core.routing.disaggregation import (
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.background import Background
 from dynaplan.serving.openai_api import ApiError, Call, worker_failed
 from dynaplan.serving.prefill.depth import PrefillDepth
 from dynaplan.serving.prefill.hand_off import HandOff, HandOffs
@@ -76,7 +76,7 @@ class RemotePrefill:
         wait_s: float,
         connect: Callable[[], Awaitable[Messenger]],
         placed: Callable[[str, str], None],
-        background: Background,
+        background: BackgroundTasks,
     ) -> None:
         self._configured = self._settings = settings
         self._discovery = discovery

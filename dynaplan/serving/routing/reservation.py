@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dynaplan.domain.discovery import Instance
-from dynaplan.serving.background import Background
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ RELEASE_TIMEOUT_S = 5.0
 class Reservations:
     """Reserves a worker's slot for a request and gives it back when the request has ended."""
 
-    def __init__(self, upstream: Upstream, background: Background) -> None:
+    def __init__(self, upstream: Upstream, background: BackgroundTasks) -> None:
         self._upstream = upstream
         self._background = background
 

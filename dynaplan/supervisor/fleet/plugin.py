@@ -16,8 +16,8 @@ from typing import Any
 from circus.plugins import CircusPlugin
 
 from dynaplan import wiring
+from dynaplan.foundation.guard import die_with_parent
 from dynaplan.runtime.logfile import LogFile, configure_logging
-from dynaplan.runtime.parent import die_with_parent
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.fleet.document import Statefile
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims

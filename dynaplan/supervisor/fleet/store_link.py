@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import Snapshot, Transaction, values_after
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
@@ -45,7 +46,7 @@ class StoreLink:
         self._wanted: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._has_work = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._is_deciding = False
         self._revoking: set[int] = set()
         self.unanswered: set[int] = set()
@@ -54,9 +55,9 @@ class StoreLink:
     def start(self) -> None:
         """Follow and write, in the background, from now on."""
         self._discovery.on_change(self._wake)
-        self._spawn(self._follow_registrations(), "registrations")
-        self._spawn(self._follow_counts(), "desired counts")
-        self._spawn(self._write(), "store writer")
+        self._tasks.spawn(self._follow_registrations(), "registrations")
+        self._tasks.spawn(self._follow_counts(), "desired counts")
+        self._tasks.spawn(self._write(), "store writer")
 
     @property
     def counts(self) -> DesiredCounts | None:
@@ -84,13 +85,13 @@ class StoreLink:
         prefix = planner_prefix(self._namespace)
         puts = {prefix + name: value for name, value in keys.items()}
         expected = {key: 0 for key in puts if key not in self._keys}
-        self._spawn(self._commit(Transaction(expected, puts)), "first decision")
+        self._tasks.spawn(self._commit(Transaction(expected, puts)), "first decision")
 
     def revoke(self, lease: int) -> None:
         """Revoke the lease, again and again until the store has answered or it has expired by itself."""
         if lease not in self._revoking:
             self._revoking.add(lease)
-            self._spawn(self._revoke(lease), "revoke")
+            self._tasks.spawn(self._revoke(lease), "revoke")
 
     async def is_answering(self) -> bool:
         """Whether the store answers now."""
@@ -103,20 +104,8 @@ class StoreLink:
 
     async def close(self) -> None:
         """End everything that runs in the background."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._discovery.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("%s ended", task.get_name(), exc_info=error)
 
     async def _follow_registrations(self) -> None:
         await self._discovery.start()

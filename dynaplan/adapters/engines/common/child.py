@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.local.processes import TRACKERS_WITHIN_S, group_members, kill_but_trackers
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.masking import MASK
+from dynaplan.foundation.guard import guarded
 
 log = logging.getLogger(__name__)
 
@@ -30,21 +30,6 @@ POLL_S = 0.02
 READY_POLL_S = 0.1
 GONE_WITHIN_S = 10.0
 """How long the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
-
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the worker is gone")
-try:
-    os.execvpe(sys.argv[2], sys.argv[2:], os.environ)
-except OSError as error:
-    sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
-"""
-"""Asks to be killed with the worker (PR_SET_PDEATHSIG is 1), then becomes the engine.
-
-A process of its own rather than a ``preexec_fn``: running Python between fork and exec may deadlock.
-"""
 
 
 class EngineChild:
@@ -84,12 +69,11 @@ class EngineChild:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)} | dict(
             extra
         )
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
         try:
             process = subprocess.Popen(
-                launcher,
+                guarded(argv, os.getpid()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,

@@ -8,7 +8,6 @@ import pytest
 
 from dynaplan.core.fleet.restarting import RestartPolicy, after_exit, exit_reason
 from dynaplan.domain.lifecycle import EXIT_NEVER, Worker
-from dynaplan.supervisor import guard
 from tests.unit.core.fleet.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
 
@@ -80,7 +79,3 @@ def test_the_reason_is_in_words() -> None:
     assert exit_reason(3) == "exit code 3"
     assert exit_reason(-100) == "killed by signal 100"
     assert exit_reason(None) == "exit code unknown"
-
-
-def test_the_exit_code_for_never_is_the_one_that_the_guard_uses() -> None:
-    assert guard.EXIT_NEVER == EXIT_NEVER

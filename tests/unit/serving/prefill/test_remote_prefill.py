@@ -16,9 +16,9 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.background import Background
 from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
 from dynaplan.serving.prefill import remote_prefill
 from dynaplan.serving.prefill.hand_off import HandOff
@@ -71,7 +71,7 @@ async def scene(
     async def connect() -> Messenger:
         return messenger
 
-    background = Background()
+    background = BackgroundTasks()
     prefill = RemotePrefill(
         settings,
         discovery,
@@ -88,7 +88,7 @@ async def scene(
         yield Scene(prefill, messenger, store, queue, discovery, placed)
     finally:
         await prefill.close()
-        await background.close()
+        await background.finish(2.0)
         await discovery.close()
         await store.close()
 

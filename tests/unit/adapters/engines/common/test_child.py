@@ -12,6 +12,7 @@ import pytest
 
 from dynaplan.adapters.engines.common.child import EngineChild, exit_words
 from dynaplan.adapters.local.processes import group_members, identify
+from dynaplan.foundation.guard import EXIT_NEVER
 from tests.fakes.polling import eventually, wait_until
 
 Spawn = Callable[..., EngineChild]
@@ -73,7 +74,7 @@ async def test_the_end_of_a_part_that_it_is_dead_without_is_noticed_while_its_le
 
 async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) -> None:
     child = spawn("no-such-program-anywhere")
-    assert await asyncio.wait_for(child.exited(), 5) == 1
+    assert await asyncio.wait_for(child.exited(), 5) == EXIT_NEVER
     assert "cannot run no-such-program-anywhere" in child.last_lines()
 
 
