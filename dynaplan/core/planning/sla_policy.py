@@ -96,7 +96,9 @@ def _corrections(
         return state, [Step("corrections", current, current, why)]
     serving = Targets(load.prefill_workers, load.decode_workers)
     if model.formula:
-        after, why = model.formula.corrections(state.corrections, traffic, serving.decode)
+        after, why = model.formula.corrections(
+            state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
+        )
     else:
         after, why = corrected(
             model.service_for(current), state.corrections, traffic, serving, settings.targets()

@@ -7,11 +7,11 @@ meet counts as met where the times come near to those of a request alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.core.sizing.gpu_budget import at_least, limited
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.search import smallest_enough
 from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand
@@ -19,7 +19,6 @@ from dynaplan.domain.planning.traffic import Demand
 HALVINGS = 6
 """Of the demand, until the part of it that the budget can carry is known to two per cent."""
 
-MOST_WORKERS = 4096
 NEAR_ALONE = 1.1
 """How near an unreachable target's replacement is to what a request alone gets."""
 
@@ -60,10 +59,10 @@ def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current
 
 def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
     """The fewest with which both targets hold."""
-    decode = _smallest(lambda workers: _decode_meets(state, targets, workers), 1)
+    decode = smallest_enough(lambda workers: _decode_meets(state, targets, workers), 1)
     if state.is_aggregated:
         return Targets(0, decode)
-    prefill = _smallest(
+    prefill = smallest_enough(
         lambda workers: (
             state.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
         ),
@@ -113,21 +112,6 @@ def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool
     if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
         return False
     return state.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
-
-
-def _smallest(is_enough: Callable[[int], bool], least: int) -> int:
-    """The smallest number that is enough, as far as more is never less enough; ``MOST_WORKERS`` at most."""
-    low, high = least - 1, least
-    while high < MOST_WORKERS and not is_enough(high):
-        low, high = high, min(3 * high - 2 * low, MOST_WORKERS)
-    high = min(high, MOST_WORKERS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:

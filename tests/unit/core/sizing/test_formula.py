@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from statistics import mean
 
 import pytest
 
-from dynaplan.adapters.engines.sim.profiles import load_profile
+from dynaplan.adapters.engines.sim.profiles import load_profile, timing_for
 from dynaplan.adapters.profiles.tables import tables_of
+from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.sizing.formula import Formula
+from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
+from tests.unit.core.sizing.engine_pools import Shape, arrivals, decode_times_ms
 
 CURRENT = Targets(2, 3)
+H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, duration_ms=3000.0)
 
 
 @cache
 def formula() -> Formula:
-    tables = tables_of(load_profile("h200_sxm-Llama-3.1-8B-Instruct-FP8"), "H200")
+    tables = tables_of(load_profile(H200), "H200")
     return Formula.from_tables(tables, tables)
 
 
@@ -93,7 +98,7 @@ def test_only_what_was_measured_is_corrected() -> None:
 
 
 def test_a_profile_that_expects_nothing_corrects_nothing() -> None:
-    tables = tables_of(load_profile("h200_sxm-Llama-3.1-8B-Instruct-FP8"), "H200")
+    tables = tables_of(load_profile(H200), "H200")
     none = tuple((0.0,) * 100 for _ in range(100))
     nothing = replace(
         tables,
@@ -134,3 +139,67 @@ def test_the_budget_is_not_exceeded_where_the_original_exceeds_it() -> None:
     assert sizing.steps[-1].before == Targets(1, 4)
     assert sizing.targets == Targets(1, 3)
     assert "18 GPUs are over the budget of 16: 14 of them" in sizing.steps[-1].why
+
+
+# -- aggregated workers ----------------------------------------------------------------------------------
+
+AGGREGATED = Targets(0, 3)
+ONE_POOL = WorkerLimits(max_gpus=64, least=Targets(0, 1))
+
+
+def sized_aggregated(expected: Expected, itl_ms: float = 20.0, **changes: object) -> Sizing:
+    changes = {"limits": ONE_POOL, "current": AGGREGATED, "targets": SlaTargets(500.0, itl_ms), **changes}
+    return sized(expected, **changes)
+
+
+def test_an_aggregated_service_asks_for_no_prefill_worker_and_spends_no_gpu_on_one() -> None:
+    sizing = sized_aggregated(Expected(36_000, 3000, 300), limits=replace(ONE_POOL, max_gpus=8))
+    assert sizing.targets == Targets(0, 8)
+    assert [step.stage for step in sizing.steps] == ["decode", "budget"]
+
+
+@pytest.mark.parametrize(
+    ("isl", "osl", "rate_per_s", "itl_ms"),
+    [(1000, 200, 40.0, 12.0), (1000, 200, 40.0, 20.0), (3000, 150, 40.0, 12.0), (3000, 500, 40.0, 20.0)],
+)
+def test_aggregated_workers_keep_the_mean_itl_and_two_workers_fewer_do_not(
+    isl: int, osl: int, rate_per_s: float, itl_ms: float
+) -> None:
+    """The workers that the formula asks for, held against engine models in virtual time."""
+    workers = sized_aggregated(Expected(180 * rate_per_s, isl, osl), itl_ms).targets.decode
+    requests = arrivals(Shape(isl, 0.01, osl, 0.01), rate_per_s, 1500)
+
+    def mean_itl_ms(count: int) -> float:
+        options = SimOptions(profile=H200, block_tokens=64)
+        timing, kv_tokens = timing_for(options)
+        kind = WorkerKind(timing, options.settings(kv_tokens))
+        return mean(decode_times_ms(kind, count, requests, is_remote=False)[1])
+
+    assert mean_itl_ms(workers) <= itl_ms < mean_itl_ms(workers - 2)
+
+
+def test_prompts_take_a_part_of_the_time_of_aggregated_workers() -> None:
+    answers_only = sized_aggregated(Expected(7200, 1, 200)).targets.decode
+    assert sized_aggregated(Expected(7200, 3000, 200)).targets.decode > answers_only
+    assert "% of the time" in sized_aggregated(Expected(7200, 3000, 200)).steps[0].why
+
+
+def test_a_cached_prefix_makes_aggregated_workers_fewer_and_a_high_ttft_does_not_add_any() -> None:
+    expected = Expected(36_000, 3000, 100)
+    usual = sized_aggregated(expected).targets.decode
+    assert sized_aggregated(expected, corrections=Corrections(prefill=0.3)).targets.decode < usual
+    assert sized_aggregated(expected, corrections=Corrections(prefill=5.0)).targets.decode == usual
+
+
+def test_prefill_beside_decoding_is_expected_and_no_correction() -> None:
+    """Of the ITL of an aggregated worker what prompts take is no fault of the profile."""
+    share = 1800 / 3 / 180 * formula().prefill.ttft_ms(3000) / 1000
+    decode_ms = formula().decode.itl_ms(1800 / 3 * 3.0 / 180, 3075)
+    as_expected = replace(SEEN, ttft_ms=formula().prefill.ttft_ms(3000), itl_ms=decode_ms / (1 - share))
+    after, _ = formula().corrections(Corrections(), as_expected, 3, is_aggregated=True)
+    assert after.decode == pytest.approx(1.0)
+
+
+def test_any_demand_of_aggregated_workers_has_a_size() -> None:
+    for requests in (1e-9, 1e300):
+        assert 1 <= sized_aggregated(Expected(requests, 3000, 300)).targets.decode <= 64
