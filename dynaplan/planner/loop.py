@@ -28,6 +28,9 @@ READY_POLL_S = 0.5
 STILL_WAITING_S = 30.0
 """Seconds between two lines in the log that say what planning waits for."""
 
+NO_SCALING = "No scaling needed (prefill=%d, decode=%d)"
+"""Log line of an interval that changes nothing, as Dynamo's "SLA Planner" guide words it."""
+
 
 def local_time() -> str:
     """The wall time with its offset, ISO 8601."""
@@ -153,6 +156,8 @@ class PlannerLoop:
     def _record(self, observation: Observation, decision: Decision) -> None:
         level = logging.INFO if decision.is_change else logging.DEBUG
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
+        if not decision.is_change and not observation.unknown:
+            log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         before, after = self._cycle.before, self._cycle.state
         record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:

@@ -132,6 +132,26 @@ async def test_it_pulls_every_interval_and_decides_every_adjustment_interval():
     assert not any(record.decision.is_change for record in world.notes.records)
 
 
+async def test_an_interval_that_changes_nothing_says_so_in_the_words_of_dynamo_s_planner(caplog):
+    with caplog.at_level(logging.INFO):
+        await World(prefill=1, decode=2).passing(11)
+    assert ("INFO", "No scaling needed (prefill=1, decode=2)") in [
+        (record.levelname, record.getMessage()) for record in caplog.records
+    ]
+
+
+async def test_nothing_is_said_of_scaling_where_the_fleet_is_not_known(caplog, monkeypatch):
+    world = World()
+
+    async def away():
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(world.connector, "fleet", away)
+    with caplog.at_level(logging.INFO):
+        await world.passing(11)
+    assert not [record for record in caplog.records if "No scaling needed" in record.getMessage()]
+
+
 async def test_load_adds_a_worker_and_the_next_interval_begins_when_it_is_ready():
     world = World()
     world.usage, world.is_obedient = 0.95, False
