@@ -213,3 +213,8 @@ def test_an_interval_without_requests_is_in_the_history() -> None:
 def test_the_unfinished_interval_is_in_it_only_when_there_is_no_other() -> None:
     assert interval_history([TracedRequest(3.0, 5, 6)], 10) == [IntervalLoad(1, 5.0, 6.0)]
     assert interval_history([], 10) == []
+
+
+def test_the_guide_says_by_how_many_lines_a_trace_may_be_out_of_order() -> None:
+    guide = Path(__file__).parents[4] / "docs/guides/forecasting.md"
+    assert f"out of order by up to {reading.REORDERED_REQUESTS:,} lines" in guide.read_text(encoding="utf-8")
