@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("xllamacpp", reason="pip install 'dynaplan[llamacpp]'")
+pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
 from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
 from dynaplan.domain.engine import EngineContext

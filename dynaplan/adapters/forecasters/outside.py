@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dynaplan.adapters.forecasters.libraries import MODULES
 from dynaplan.adapters.forecasters.process import ForecastingProcess
@@ -21,9 +21,6 @@ ARIMA_WINDOW = 50
 LOADING_S = 120.0
 """How long the library may take to load: seconds on a free machine, a minute on a loaded one."""
 
-EXTRAS: Mapping[str, str] = {"arima": "arima", "prophet": "prophet"}
-"""The extra of dynaplan that brings each library."""
-
 
 def check_installed(method: str) -> None:
     """Raise ConfigError, with the line that installs it, when the method's library is not here."""
@@ -31,7 +28,7 @@ def check_installed(method: str) -> None:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
                 f"load-predictor is {method!r}, but the Python module {module} is not installed",
-                hint=f"pip install 'dynaplan[{EXTRAS[method]}]', or choose auto, kalman or constant.",
+                hint=f"Run: pip install {MODULES[method][-1]}. Or choose auto, kalman or constant.",
             )
 
 

@@ -190,7 +190,7 @@ def test_a_library_that_is_missing_is_the_users_error_with_the_line_that_install
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"(?s)'prophet'.*not installed.*pip install 'dynaplan\[prophet\]'"):
+    with pytest.raises(ConfigError, match=r"(?s)'prophet'.*not installed.*pip install prophet"):
         make_forecaster(ForecastSettings(load_predictor="prophet"), 30)
 
 
