@@ -1,4 +1,4 @@
-"""The front door: ``dynaplan serve`` and the commands that look at, steer and stop what it runs."""
+"""The command line: ``dynaplan serve``, and the commands that watch, scale, explain and stop a deployment."""
 
 from dynaplan.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What the commands beside ``serve`` have in common: finding the running deployment."""
+"""Find the running deployment: the common first step of all commands but ``serve``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ namespace_option = click.option(
 
 
 def connect(namespace: str | None) -> Deployment:
-    """The running deployment, its addresses and tokens put into this process's environment.
+    """Return the running deployment, after putting its addresses and tokens into this process's environment.
 
-    Raises DeploymentError when none runs, or several do and none is named.
+    Raises DeploymentError when no deployment runs, or several run and none is named.
     """
     from dynaplan.supervisor.deployments import find_deployment
 

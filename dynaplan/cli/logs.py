@@ -1,4 +1,4 @@
-"""``dynaplan logs``: what the workers of the running deployment wrote."""
+"""``dynaplan logs``: print the logs of the running deployment's processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from dynaplan.cli.deployment import connect, namespace_option
 
 FOLLOW_S = 0.2
+"""Time between two looks for new lines with ``--follow``."""
 
 
 @click.command(name="logs", short_help="Print or follow the logs.")
@@ -54,7 +55,7 @@ def _follow(paths: Sequence[Path]) -> None:
 
 
 class _Followed:
-    """One file from its present end on; a rotated one goes on with its successor."""
+    """Follows one file from its present end on, and its successor after a rotation."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +64,7 @@ class _Followed:
         self._rest = ""
 
     def new_lines(self) -> Iterator[str]:
-        """The lines that were completed since the last call."""
+        """Yield the lines that were completed since the last call."""
         yield from self._read()
         try:
             is_rotated = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino

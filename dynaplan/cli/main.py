@@ -12,14 +12,14 @@ from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError
 
 COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate", "replay", "profile-sla")
-"""Each is the ``command`` of the module of its name, imported only when it is the one to run."""
+"""The commands, in the order of the help page. Each is ``command`` in the module of its name."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are imported on use, so that each starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the help page."""
+        """Return the names, in the order of the help page."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -38,7 +38,10 @@ def group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 done, 2 the input was wrong, 1 anything else."""
+    """Run the command line and exit: 0 done, 2 the user's input was wrong, 1 any other error.
+
+    130 and 141 are the shell's codes for Ctrl-C and for a reader of the output that went away.
+    """
     try:
         code = group.main(args=list(arguments or sys.argv[1:]), prog_name="dynaplan", standalone_mode=False)
     except UserError as error:

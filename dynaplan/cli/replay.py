@@ -1,4 +1,4 @@
-"""``dynaplan replay``: recorded observations through other settings."""
+"""``dynaplan replay``: decide recorded observations again with other settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def _lines(each: Replayed) -> list[str]:
 
 
 SIZED, LAST_OF_SIZING = ("decode", "prefill"), "budget"
-"""Stages of planning for targets: that a size is within the budget says less than how it came about."""
+"""Stages of a decision for latency targets: the sizes of the two roles, and the check against the budget.
+
+When the last stage is the budget's, "within the budget" explains less than the sizes do, which are shown
+then.
+"""
 
 
 def _told(decision: Decision) -> str:

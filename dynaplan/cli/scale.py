@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import Deployment
 
 POLL_S = 0.1
+"""Time between two looks whether the new counts are carried out."""
+
 ATTEMPTS = 5
+"""Attempts to write the counts while others write them too."""
 
 
 @click.command(name="scale", short_help="Set the number of workers by hand.")
@@ -50,7 +53,7 @@ def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
         )
     if not number.isdigit():
         raise ConfigError(
-            f"scale {text}: '{number}' is not a number of workers", hint=f"For example: {name}=2"
+            f"scale {text}: '{number}' is not a number of workers", hint=f"For example: {name}=2."
         )
     return roles[name], int(number)
 
@@ -81,7 +84,7 @@ async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float) -
 
 
 async def _check_fits(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int]) -> None:
-    """Refuse what all GPUs of the box could not hold; what is merely taken now is waited for."""
+    """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for."""
     item = await store.get(fleet_key(namespace))
     if item is None:
         return
@@ -98,7 +101,10 @@ async def _check_fits(store: KeyValueStore, namespace: str, wanted: Mapping[Role
 
 
 async def _write(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int]) -> int:
-    """One transaction, guarded by what was read, under an id above every id in use."""
+    """Write the counts in one transaction and return its decision id, which is above every id in use.
+
+    The transaction fails, and is tried again, when a key has changed since it was read.
+    """
     prefix = planner_prefix(namespace)
     for _ in range(ATTEMPTS):
         items = await store.list(prefix)

@@ -100,7 +100,7 @@ def command(
     spec = resolve_graph(loaded, config, namespace)
     if service_name:
         spec = only_service(spec, service_name)
-    # All at once: a slip is not remarked upon when it is an error after all.
+    # After the checks that raise: a warning about an option would only distract from an error in it.
     warn(warnings + check_settings(loaded, spec, config))
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
@@ -123,18 +123,18 @@ def command(
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Say them where errors are said."""
+    """Print warnings to stderr."""
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
 
 
 def default_working_dir(graph: str) -> Path:
-    """GRAPH itself when it is a directory, else the current directory."""
+    """Return GRAPH itself when it is a directory, else the current directory."""
     return Path(graph) if Path(graph).is_dir() else Path.cwd()
 
 
 def only_service(spec: GraphSpec, name: str) -> GraphSpec:
-    """The graph with that service alone."""
+    """Return the graph with that service alone."""
     from dataclasses import replace
 
     from dynaplan.domain.errors import GraphError, nearest

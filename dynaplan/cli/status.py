@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import Deployment
 
 ANSWER_S = 1.0
+"""Half of the time in which etcd must list the workers."""
+
 ENGINE_ROLES = ("decode", "prefill")
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
 
@@ -47,7 +49,11 @@ def command(namespace: str | None, as_json: bool) -> None:
 
 
 def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> dict[str, Any]:
-    """What is told of one worker. One that was registered before and is not now is not loading."""
+    """Return the JSON form of one worker.
+
+    A worker without a registration is loading its engine, unless it has been registered before: its URL is
+    known then.
+    """
     is_loading = worker.state.value == "starting" and worker.role.value in ENGINE_ROLES and not worker.url
     return {
         "worker": worker.name,
@@ -68,7 +74,7 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> di
 
 
 def table(workers: Sequence[Mapping[str, Any]]) -> str:
-    """The rows under their headings; a dash is "not known" or "does not have one"."""
+    """Lay the rows out under their headings; a dash is "not known" or "does not have one"."""
     rows = [COLUMNS, *(_cells(row) for row in workers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return "\n".join(
@@ -92,7 +98,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state."""
+    """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state."""
     if row["loading_s"] is None:
         return str(row["state"])
     usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
@@ -100,26 +106,26 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _is_lost(row: Mapping[str, Any]) -> bool:
-    """Whether it starts no more, but has lost its registration."""
+    """Tell whether the worker was registered once and has lost its registration."""
     return row["state"] == "starting" and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
 def duration(seconds: float) -> str:
-    """``1:02:03``, or ``02:03`` below an hour."""
+    """Format a time as ``1:02:03``, or ``02:03`` below an hour."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
 
 
 def _uptime_s(started_at: int) -> float | None:
-    """Seconds since a process began, from its start time in clock ticks since boot."""
+    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
     if not started_at:
         return None
     return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
 
 
 def _usual_start_s(found: Deployment) -> dict[str, float | None]:
-    """How long each worker usually takes to start, by name; None when nobody has seen it."""
+    """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan import wiring
     from dynaplan.core.fleet.startup_times import startup_key, usual_s
     from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
@@ -135,7 +141,7 @@ def _usual_start_s(found: Deployment) -> dict[str, float | None]:
 
 
 async def _loads(namespace: str) -> dict[str, WorkerLoad]:
-    """The load of every worker that has one and answers, by name; none when the store is away."""
+    """Return the load of every worker that has one and answers, by name; empty when etcd does not answer."""
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
     from dynaplan.domain.errors import StoreUnavailable

@@ -11,7 +11,10 @@ import click
 from dynaplan.cli.deployment import namespace_option
 
 POLL_S = 0.1
+"""Time between two looks whether the deployment has ended."""
+
 BETWEEN_SIGNALS_S = 0.5
+"""Time between the two signals of ``--now``; the second one ends the waiting for requests."""
 
 
 @click.command(name="stop", short_help="End the deployment in order.")

@@ -1,4 +1,4 @@
-"""``dynaplan why``: the planner's last decisions in words."""
+"""``dynaplan why``: print the planner's last decisions in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a graph's author writes. Imports in milliseconds: no network, no engine, no numpy."""
+"""The vocabulary of a graph's author: ``@service``, ``@endpoint``, ``depends()``, ``.link()``, the hooks.
+
+Importing it takes milliseconds: no network, no engine, no numpy.
+"""
 
 from dynaplan.options.service_config import ServiceConfig
 from dynaplan.sdk.context import dynamo_context

@@ -1,7 +1,7 @@
 """The configuration of a graph: defaults < decorator < YAML < ``--Service.key=value``.
 
-The only place where a configuration is parsed: what leaves here has been merged, and what leaves
-``validate_config`` and ``resolve_graph`` is right.
+``read_config`` parses and merges; after ``validate_config`` and ``resolve_graph`` every value is valid, and
+no other code checks it again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
-"""YAML or JSON text that takes the file's place."""
+"""The environment variable with YAML or JSON text that replaces the file."""
 
 
 def find_config_file(name: str, working_dir: Path, graph: Graph | None = None) -> Path:
-    """The file that ``-f NAME`` means: in the working directory, else beside the graph's module."""
+    """Find the file of ``-f NAME``: in the working directory, else beside the graph's module."""
     folders = [working_dir.resolve()]
     if graph is not None and graph.module_file is not None:
         folders.append(graph.module_file.parent)
@@ -52,10 +52,10 @@ def find_config_file(name: str, working_dir: Path, graph: Graph | None = None) -
 
 
 def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
-    """The YAML and, over it, the overrides, deep-merged.
+    """Read the YAML and merge the overrides into it, deeply.
 
-    ``DYN_DEPLOYMENT_CONFIG``, when set, takes the file's place; the overrides still apply. Raises
-    ConfigError for what cannot be read. Names and types are checked by ``validate_config``.
+    ``DYN_DEPLOYMENT_CONFIG``, when set, replaces the file; the overrides still apply. Raises ConfigError
+    for text that is not YAML or an override. Names and types are checked by ``validate_config``.
     """
     from dynaplan.options.yaml_file import read_sections, read_sections_file
 
@@ -68,13 +68,13 @@ def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
 
 
 def export_config(config: Mapping[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Hand the configuration down to every process started from here."""
+    """Put the configuration into the environment, from which every started process reads it."""
     environment[CONFIG_VARIABLE] = _json(config)
     ServiceConfig.reset()
 
 
 def dry_run_text(config: Mapping[str, Any]) -> str:
-    """What ``--dry-run`` prints about the configuration, in the original's words."""
+    """Return the text of ``--dry-run`` about the configuration, in the words of NVIDIA's ``dynamo serve``."""
     return (
         f"Service Configuration:\n{_json(config, indent=2)}\n\n"
         f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={_json(config)}"

@@ -1,4 +1,4 @@
-"""What a service can ask about the process it runs in."""
+"""Facts about the running process, for the code of a service."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class AbstractService:
-    """Base of an interface: what a service may depend on without naming who implements it.
+    """Base of an interface: a dependency that does not name the service which implements it.
 
-    A service that subclasses it must implement every ``@abstract_endpoint``; ``link()`` puts the
-    implementing service in its place.
+    A service that subclasses it must implement every ``@abstract_endpoint``; ``link()`` replaces the
+    interface with the implementing service.
     """
 
 
 class Dependency:
-    """One possible edge. On the class it is this description; on an instance it is the bound client."""
+    """One possible edge of a graph; read from an instance, the attribute is the bound client instead."""
 
     def __init__(self, on: Service[Any] | type[AbstractService]) -> None:
         self.on = on
@@ -39,7 +39,10 @@ class Dependency:
     @overload
     def __get__(self, instance: object, owner: type) -> Any: ...
     def __get__(self, instance: object | None, owner: type) -> Any:
-        """The description on a class. A bound client lies in the instance's own ``__dict__``, before this."""
+        """Return this object on a class; raise UnboundDependency on an instance.
+
+        A bound client lies in the instance's own ``__dict__``, which Python looks into before it comes here.
+        """
         if instance is None:
             return self
         name = self.target_class.__name__
@@ -53,7 +56,7 @@ class Dependency:
 
 
 def depends(on: Service[Any] | type) -> Dependency:
-    """A dependency on a service or an interface; on an instance it is a client of that service's endpoints.
+    """Declare a dependency on a service or an interface; an instance has a client of its endpoints there.
 
     ``async for item in self.<attribute>.<endpoint>(request)`` calls it.
     """
@@ -68,13 +71,13 @@ def depends(on: Service[Any] | type) -> Dependency:
 
 
 def dependencies_of(inner: type) -> dict[str, Dependency]:
-    """The dependencies of a class, inherited ones too, in the order of their attribute names."""
+    """Return the dependencies of a class, inherited ones too, in the order of their attribute names."""
     found = {name: getattr(inner, name, None) for each in inner.__mro__ for name in vars(each)}
     return {name: found[name] for name in sorted(found) if isinstance(found[name], Dependency)}  # type: ignore[misc]
 
 
 def check_interface(inner: type) -> None:
-    """Raise InterfaceError when the class leaves an ``@abstract_endpoint`` of its interfaces undone."""
+    """Raise InterfaceError when the class does not implement an ``@abstract_endpoint`` of its interfaces."""
     names = [
         name
         for each in reversed(inner.__mro__)

@@ -1,7 +1,7 @@
 """The decorators of a service's methods: endpoints, hooks and health checks.
 
-Each leaves a mark on the function and returns the function itself, so that a service's methods can
-still be called as plain methods.
+Each sets a mark on the function and returns the function itself, so that a service's methods can still be
+called as plain methods, in a unit test for example.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HOOK_MARK = "__dynaplan_hook__"
 
 
 class DynamoTransport(StrEnum):
-    """How an endpoint is reached."""
+    """The way an endpoint is reached."""
 
     DEFAULT = "default"
-    """By other services, over the request plane."""
+    """Called by other services, over the request plane."""
     HTTP = "http"
-    """By users: ``POST /{name}`` on the public port."""
+    """Called by users: ``POST /{name}`` on the public port."""
 
 
 class Hook(StrEnum):
-    """When a marked method runs."""
+    """The occasion on which a marked method runs."""
 
     START = "start"
     SHUTDOWN = "shutdown"
@@ -40,7 +40,7 @@ class Hook(StrEnum):
 
 @dataclass(frozen=True)
 class EndpointMark:
-    """What ``@endpoint`` wrote down; an empty ``name`` stands for the method's own."""
+    """The mark of ``@endpoint``; an empty ``name`` stands for the method's own."""
 
     name: str
     transports: tuple[DynamoTransport, ...]
@@ -57,12 +57,12 @@ class Endpoint:
 
     @property
     def is_public(self) -> bool:
-        """Served to users, on the public port."""
+        """True when the endpoint is served to users, on the public port."""
         return DynamoTransport.HTTP in self.transports
 
     @property
     def request_type(self) -> type | None:
-        """The class that the first annotated argument after ``self`` names; None when there is none."""
+        """The annotated class of the first annotated argument after ``self``; None when there is none."""
         import inspect
         import typing
 
@@ -116,7 +116,7 @@ def abstract_endpoint(
     name: str | None = None, transports: Sequence[DynamoTransport] | None = None
 ) -> Callable[[F], F]: ...
 def abstract_endpoint(name: Any = None, transports: Sequence[DynamoTransport] | None = None) -> Any:
-    """An endpoint that a subclass of this AbstractService must implement and mark with ``@endpoint``."""
+    """Declare an endpoint that a subclass of this AbstractService must implement and mark ``@endpoint``."""
 
     def mark(function: F) -> F:
         setattr(function, ABSTRACT_MARK, True)
@@ -136,12 +136,12 @@ def on_shutdown(function: F) -> F:
 
 
 def liveness(function: F) -> F:
-    """This method tells whether the service lives: True is 200, False is 503, an exception is 500."""
+    """Ask this method whether the service lives: True becomes status 200, False 503, an exception 500."""
     return _hook(function, Hook.LIVENESS)
 
 
 def readiness(function: F) -> F:
-    """This method tells whether the service may get requests; answers as for ``@liveness``."""
+    """Ask this method whether the service may get requests; its answers count as for ``@liveness``."""
     return _hook(function, Hook.READINESS)
 
 
@@ -153,7 +153,7 @@ def _hook(function: F, hook: Hook) -> F:
 
 
 def endpoints_of(inner: type) -> dict[str, Endpoint]:
-    """The endpoints of a class by name, in order of definition, those of its base classes first."""
+    """Return the endpoints of a class by name, base classes first, each class in order of definition."""
     found: dict[str, Endpoint] = {}
     for method_name in _method_names(inner):
         function = getattr(inner, method_name, None)
@@ -165,10 +165,9 @@ def endpoints_of(inner: type) -> dict[str, Endpoint]:
 
 
 def hooks_of(inner: type, hook: Hook) -> tuple[str, ...]:
-    """The methods with that mark, in order of definition, those of base classes first.
+    """Return the names of the methods with that mark, base classes first, each class in order of definition.
 
-    The mark is looked for on the method that would be called, and on what it overrides: a subclass need
-    not repeat the decorator.
+    A method that overrides a marked one counts as marked: a subclass need not repeat the decorator.
     """
     marked = (
         name

@@ -1,4 +1,4 @@
-"""What is wrong with how a graph is written; each is also the built-in error that its author expects."""
+"""Errors in the code of a graph. Each is also the built-in error that its author expects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LinkError(GraphError, ValueError):
 
 
 class InterfaceError(GraphError, TypeError):
-    """A service does not implement its interface, or a decorator was given something it cannot use."""
+    """A service does not implement its interface, or a decorator got an argument that it cannot use."""
 
 
 class UnboundDependency(GraphError, AttributeError):

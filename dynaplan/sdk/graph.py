@@ -32,7 +32,7 @@ class Graph:
     module_file: Path | None = None
 
     def services(self) -> list[Service[Any]]:
-        """Every service once: the entry first, then depth first in the order of the attributes' names."""
+        """Return every service once: the entry first, then depth first by the attributes' names."""
         found: dict[int, Service[Any]] = {}
         waiting = [self.entry]
         while waiting:
@@ -43,7 +43,7 @@ class Graph:
         return list(found.values())
 
     def service(self, name: str) -> Service[Any]:
-        """The service of that name; raises GraphError, with the nearest name, when the graph has none."""
+        """Return the service of that name; raise GraphError, with the nearest name, when there is none."""
         services = {service.name: service for service in self.services()}
         if name not in services:
             raise GraphError(f"{self.identifier} has no service {name!r}", hint=nearest(name, services))
@@ -53,10 +53,10 @@ class Graph:
 def load_graph(identifier: str, working_dir: Path) -> Graph:
     """Import the graph's module and follow its edges.
 
-    ``module:Class``, ``module:Class.dependency.dependency``, ``path.py:Class``; ``module`` alone stands for
-    the one service in it that is nobody's dependency. Which edges count is said at ``Service.link``: when
-    none is stated, every dependency is followed; otherwise a service that occurs in any edge keeps its
-    linked dependencies only. Raises GraphError.
+    ``identifier`` is ``module:Class``, ``module:Class.dependency.dependency`` or ``path.py:Class``;
+    ``module`` alone stands for its one service on which no other depends. ``Service.link`` tells which
+    edges count. A service that occurs in no counted edge keeps all its dependencies; any other keeps its
+    linked ones only. Raises GraphError.
     """
     match = IDENTIFIER.fullmatch(identifier.strip())
     if match is None:
@@ -99,7 +99,7 @@ def _dependency(module: ModuleType, service: Service[Any], attribute: str) -> Se
 
 
 def _root(module: ModuleType) -> Service[Any]:
-    """The one service among the module's globals that nobody there depends on."""
+    """Return the one service among the module's globals on which no other service there depends."""
     services = list({id(each): each for each in vars(module).values() if isinstance(each, Service)}.values())
     if not services:
         raise GraphError(f"No DynamoService instances found in module {module.__name__!r}")
@@ -119,7 +119,7 @@ def _root(module: ModuleType) -> Service[Any]:
 
 
 def _stated(module: ModuleType) -> links.Edges:
-    """The edges that count for a graph of this module: see ``Service.link``."""
+    """Return the edges that count for a graph of this module, by the rules of ``Service.link``."""
     own = links.stated_in(module.__name__)
     named = [each for each in vars(module).values() if isinstance(each, Service)]
     known: dict[int, Service[Any]] = {}
@@ -138,7 +138,7 @@ def _stated(module: ModuleType) -> links.Edges:
 
 
 def _linked(entry: Service[Any], edges: links.Edges) -> Service[Any]:
-    """Copies of the services from the entry on, with their linked dependencies."""
+    """Copy the services that are reached from the entry, each with its linked dependencies."""
     in_edges = {id(source) for source, _ in edges} | {id(target) for target in edges.values()}
     copies = {id(entry): entry.copy()}
     waiting = [entry]

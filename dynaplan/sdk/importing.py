@@ -21,7 +21,7 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
 
     A file in the working directory wins over an installed module of the same name, whether or not its
     directories have an ``__init__.py``. The working directory stays on the search path, since services may
-    import lazily. Raises GraphError, with what is wrong and where, when the module cannot be imported.
+    import lazily. Raises GraphError, with the cause and its file and line, when the import fails.
     """
     working_dir = working_dir.resolve()
     file = _file_of(name, working_dir)
@@ -37,7 +37,7 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
 
 
 def _file_of(name: str, working_dir: Path) -> Path | None:
-    """The graph's file in the working directory; None when the name is for Python's own search."""
+    """Return the graph's file in the working directory; None to leave the name to Python's own search."""
     path = (working_dir / name).resolve()
     if path.is_dir() and ("/" in name or not name.isidentifier()):
         raise GraphError(f"{name} is a directory", hint="Name the module in it: <module>:<attribute>.")
@@ -57,7 +57,7 @@ def _file_of(name: str, working_dir: Path) -> Path | None:
 
 
 def _is_found_as(module_name: str, file: Path) -> bool:
-    """Whether Python's own search for the name ends at that file."""
+    """Tell whether Python's own search for the name ends at that file."""
     importlib.invalidate_caches()
     loaded = sys.modules.get(module_name)
     if loaded is not None and _origin(loaded) != file:
@@ -75,7 +75,7 @@ def _origin(module: ModuleType) -> Path | None:
 
 
 def _load_file(module_name: str, file: Path) -> ModuleType:
-    """Run the file as a module of a name of its own, once: the plain name belongs to another module."""
+    """Import the file, once, under a name made from its path: the plain name belongs to another module."""
     own_name = re.sub(r"\W", "_", f"{module_name} at {file.parent}")
     loaded = sys.modules.get(own_name)
     if loaded is not None and _origin(loaded) == file:
@@ -108,7 +108,7 @@ def _readable_errors(module_name: str, working_dir: Path) -> Iterator[None]:
 
 
 def _failed(module_name: str, error: Exception) -> GraphError:
-    """The error, and the last line of the author's own code on the way to it."""
+    """Make the error, with the file and line at which the author's own code last ran."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -119,7 +119,7 @@ def _failed(module_name: str, error: Exception) -> GraphError:
 
 
 def _near_modules(name: str, working_dir: Path) -> str:
-    """A hint that names the module nearest to a mistyped one."""
+    """Return a hint with the module nearest to a mistyped one."""
     wanted = name.removesuffix(".py").replace("/", ".").strip(".")
     files = [*working_dir.glob("*.py"), *working_dir.glob("*/*.py")]
     modules = [".".join(file.relative_to(working_dir).with_suffix("").parts) for file in files]

@@ -6,4 +6,4 @@ from dynaplan.sdk.dependency import AbstractService
 
 
 class PlannerInterface(AbstractService):
-    """What the Frontend depends on when a graph links a planner to it. It has no endpoints: it only acts."""
+    """The Frontend's dependency for a linked planner. It has no endpoints: nothing calls a planner."""

@@ -1,9 +1,9 @@
 """The edges that a module states with ``A.link(B)``, kept in that module.
 
-There is no list of edges for the whole process: two graph modules that link the same services, each
-in its own way, must not see each other's edges. So an edge belongs to the module whose code calls
-``link()``, and lies in that module's own globals. It goes when the module goes; a reloaded module, or
-another module of the same name, begins with none.
+There is no list of edges for the whole process: two graph modules that link the same services, each in its
+own way, must not see each other's edges. So an edge belongs to the module whose code calls ``link()``, and
+is kept in that module's own globals. It vanishes with the module; a reloaded module, or another module of
+the same name, begins with none. docs/decisions/0009 gives the reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Edges = dict[tuple["Service[Any]", str], "Service[Any]"]
 
 @dataclass
 class _Links:
-    """``spec`` is the import that ran the module: every run of a module has its own."""
+    """The edges of one run of a module; ``spec`` identifies the run, because every import makes its own."""
 
     spec: object
     edges: Edges = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Links:
 def record(
     module_globals: dict[str, Any], source: Service[Any], attribute: str, target: Service[Any]
 ) -> None:
-    """Write an edge into the module with those globals; the last one for an attribute holds."""
+    """Write an edge into the module with these globals, in place of an earlier one for the attribute."""
     spec = module_globals.get("__spec__")
     links = module_globals.get(GLOBAL_NAME)
     if not isinstance(links, _Links) or links.spec is not spec:
@@ -41,6 +41,6 @@ def record(
 
 
 def stated_in(module_name: str) -> Edges:
-    """The edges that an imported module states."""
+    """Return the edges that an imported module states."""
     links = getattr(sys.modules.get(module_name), GLOBAL_NAME, None)
     return dict(links.edges) if isinstance(links, _Links) else {}

@@ -1,4 +1,4 @@
-"""From a graph and its configuration to the services that the supervisor starts."""
+"""Turn a graph and its configuration into the services that the supervisor starts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ __all__ = ["DEFAULT_NAMESPACE", "resolve_graph", "validate_config"]
 
 DEFAULT_NAMESPACE = "dynamo"
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""It becomes part of file names, queue names and keys."""
+"""The form of a namespace, which becomes part of file names, queue names and keys."""
 
 
 def resolve_graph(
     graph: Graph, config: Mapping[str, Mapping[str, Any]], namespace: str | None = None
 ) -> GraphSpec:
-    """The services to run, the entry first; raises ConfigError or GraphError for what cannot be started.
+    """Return the services to run, the entry first, with workers, GPUs and environment.
 
     The namespace is the given one, else the one that the services' decorators agree on, else ``dynamo``.
+    Raises ConfigError or GraphError when the graph cannot be started like this.
     """
     services = graph.services()
     names = {service.name for service in services}
@@ -91,7 +92,7 @@ def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> Ser
 
 
 def _without_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A key written without a value is a key not written."""
+    """Drop the keys that are written without a value: they mean the same as keys that are not written."""
     return {key: value for key, value in (mapping or {}).items() if value is not None}
 
 
@@ -109,9 +110,9 @@ def _gpus_of(
     resources: Mapping[str, Any],
     is_written: bool,
 ) -> float:
-    """The GPUs of one worker: as written, else enough for the engine's parallel ranks.
+    """Return the number of GPUs of one worker: as written, else enough for the engine's parallel ranks.
 
-    Raises ConfigError for written ones that are not as many as those ranks; 0 are right for any engine.
+    Raises ConfigError when a written number does not fit those ranks; 0 (no GPU) fits any engine.
     """
     gpus = _gpus(f"{service.name}.{SERVICE_ARGS}.resources.gpu", resources.get("gpu"))
     options = _engine_options(service, config)
@@ -144,7 +145,7 @@ def _gpus(where: str, value: Any) -> float:
 def _engine_options(
     service: Service[Any], config: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """What the section says, for a service that is an engine's worker; None for any other."""
+    """Return the options of a service that is an engine's worker; None for any other service."""
     if service.options is None or "tensor-parallel-size" not in service.options:
         return None
     sections = {name: dict(section) for name, section in config.items()}

@@ -1,4 +1,4 @@
-"""``@service``: what a class becomes in a graph, and ``link()``, which chooses the graph's edges."""
+"""``@service``, which makes a class a node of a graph, and ``link()``, which chooses the graph's edges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ComponentType(StrEnum):
 
 @dataclass(frozen=True)
 class DecoratorConfig:
-    """What the decorator says; the YAML and the command line have the last word.
+    """The arguments of ``@service``; the YAML and the command line override them.
 
     ``namespace`` is empty when the service leaves it to the graph. ``resources`` may hold ``gpu``,
     ``cpu`` and ``memory``, as numbers or text.
@@ -49,9 +49,8 @@ class DecoratorConfig:
 class Service(Generic[T]):
     """A class and its place in a graph. Made by ``@service``; ``inner`` is the class itself.
 
-    ``dependencies`` are those that can be named without a link; a service that comes out of a Graph is a
-    copy that holds the linked ones only. A class statement may name a service as a base: it then
-    subclasses ``inner``.
+    ``dependencies`` are the services that ``depends()`` names; a service of a loaded Graph is a copy with the
+    linked ones only. A class statement may name a service as a base: it then subclasses ``inner``.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Service(Generic[T]):
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """The endpoints, by name."""
+        """The endpoints of the class, by name."""
         return endpoints_of(self.inner)
 
     @property
@@ -110,9 +109,9 @@ class Service(Generic[T]):
 
         ``target``'s class must be, or be a subclass of, exactly one class that this service depends on.
         The edge belongs to the module whose code calls ``link()``. A graph takes the edges that its own
-        module states, and those that the module of a service's class states for that service; it does not
-        see what other graph modules state, even when it imports them. Linking twice is linking once, and
-        a second target for the same dependency takes the first one's place.
+        module states, and the edges of a service that the module of its class states; it does not see the
+        edges of other graph modules, even of imported ones. Linking twice is linking once, and a second
+        target for the same dependency replaces the first.
         """
         if not isinstance(target, Service):
             raise LinkError(
@@ -135,14 +134,14 @@ class Service(Generic[T]):
         return target
 
     def bind(self, instance: T, attribute: str, client: Any) -> None:
-        """Make ``instance.<attribute>`` that client; in a unit test, the other service's instance."""
+        """Set ``instance.<attribute>`` to that client; in a unit test, to the other service's instance."""
         if attribute not in self.declared:
             hint = nearest(attribute, self.declared)
             raise LinkError(f"{self.name} has no dependency {attribute!r}", hint=hint)
         vars(instance)[attribute] = client
 
     def copy(self) -> Service[T]:
-        """The same service with no dependencies: a graph fills in its own."""
+        """Return the same service without dependencies, which a graph then fills in."""
         other = copy(self)
         other.dependencies = {}
         return other
@@ -172,7 +171,7 @@ def service(inner: Any = None, /, **arguments: Any) -> Any:
 
     ``dynamo`` may hold ``namespace``, ``name`` and ``component_type``; ``resources`` may hold ``gpu``, the
     GPUs of one worker. ``in_process_of`` names the service whose process this one runs in. ``options``
-    are the service's known options: with them, a configuration is checked. Others are ignored.
+    are the service's known options: with them, a configuration is checked. Other arguments are ignored.
     """
     if isinstance(inner, type):
         return Service(inner, DecoratorConfig())

@@ -1,4 +1,4 @@
-"""Check a configuration against a graph: names, types, and the values every service has."""
+"""Check a configuration against a graph: sections, option names, types, and the ``ServiceArgs``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOCK_SERVICES = frozenset(
         "TensorRTLLMWorker", "VllmBaseWorker", "VllmDecodeWorker", "VllmPrefillWorker",
     }
 )  # fmt: skip
-"""Services of ours and of the original: a YAML may have a section for one that the graph lacks."""
+"""Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
 
 SERVICE_ARGS_KEYS = ("workers", "resources", "envs", "dynamo")
 RESOURCE_KEYS = ("gpu", "cpu", "memory")
@@ -41,15 +41,18 @@ SIMULATED = "sim"
 
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 NEARLY_THE_SAME = 0.85
-"""How alike two names must be for one to be taken for a slip of the other; new flags resemble old ones."""
+"""The similarity (difflib's ratio) from which an unknown option counts as a slip of a known one.
+
+It is high because an engine's new flags often resemble its old ones.
+"""
 
 
 def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Raise ConfigError for the first unknown section, unknown key or wrong type; return the warnings.
 
-    A section named after a stock service that this graph lacks is a warning, so that one YAML serves several
-    graphs; any other unknown section is an error. Services without an option table take any key, and so do
-    those whose ``engine`` is a real one: it gets as a flag what is not known here.
+    A section named after a stock service that this graph lacks is a warning, so that one YAML serves
+    several graphs; any other unknown section is an error. Services without an option table take any key. So
+    do services with a real engine: an unknown option becomes a flag of that engine (docs/decisions/0016).
     """
     services = {service.name: service for service in graph.services()}
     warnings: list[str] = []
@@ -66,9 +69,9 @@ def validate_config(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> li
 
 
 def unused_common(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
-    """A warning for each ``--Common.key=value`` of the overrides that no section takes."""
+    """Return a warning for each override ``--Common.key=value`` that no section takes."""
     listed = {kebab(key) for section in config.values() for key in names_of_common(section)}
-    taken = listed | {"served-model-name"}  # which all that serve the model take from there
+    taken = listed | {"served-model-name"}  # every service of the model takes it from Common unasked
     return [
         f"{COMMON}.{key} has no effect: no service lists it in its {COMMON_CONFIGS}"
         for key in parse_overrides(overrides).get(COMMON, {})
@@ -77,7 +80,7 @@ def unused_common(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[s
 
 
 def _absent(name: str, services: Mapping[str, Any]) -> str:
-    """The warning for a section whose service is not in the graph; raises unless it is a stock service."""
+    """Return the warning for a section of a stock service that the graph lacks; raise for any other name."""
     if name in STOCK_SERVICES:
         return f"{name}: this graph has no such service; its section has no effect"
     raise ConfigError(f"{name}: no such service in this graph", hint=nearest(name, [*services, COMMON]))
@@ -108,7 +111,7 @@ def _check_section(
 
 
 def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
-    """The engine that these options of the service choose; empty for the simulated one, and for no engine."""
+    """Return the real engine that these options choose; empty for the simulated one and for no engine."""
     engine = kebab_keys(values).get("engine")
     if service.options is None or "engine" not in service.options or engine == SIMULATED:
         return ""
@@ -116,7 +119,7 @@ def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
 
 
 def _passed_on(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
-    """A remark when the option that goes to the engine is nearly one that is known here."""
+    """Yield a warning when an option that is passed on to the engine looks like a slip of a known one."""
     if not FLAG.fullmatch(key):
         raise ConfigError(f"{where}: not a name that an option of {engine} can have")
     near = get_close_matches(kebab(key).lower(), options, 1, cutoff=NEARLY_THE_SAME)
