@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -15,18 +14,9 @@ from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
+from tests.fakes.clock import LoopClock
 
 NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")
-
-
-class LoopClock:
-    """The event loop's own time."""
-
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.01))
 
 
 class InMemory:

@@ -13,28 +13,17 @@ from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.discovery import Instance, public_urls
 from dynaplan.domain.errors import ConfigError
 from dynaplan.wiring import read_requests
+from tests.fakes.clock import ManualClock
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.frontend_runtime import body, stage
 from tests.fakes.polling import eventually
-
-
-class Clock:
-    """Stands until it is told."""
-
-    time_s = 1000.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    async def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
 
 
 class Fleet:
     """Frontends, the addresses that discovery would give, and what looks at them once a second."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.urls: list[str] = []
         self.frontends: list[CountingFrontend] = []
         self.source = FrontendsTraffic(lambda: self.urls, "ns", self.clock, timeout_s=0.5)
@@ -47,7 +36,7 @@ class Fleet:
 
     async def pull(self, times: int = 1) -> None:
         for _ in range(times):
-            self.clock.time_s += 1.0
+            self.clock.advance(1.0)
             await self.source.pull()
 
     async def close(self) -> None:
@@ -82,7 +71,7 @@ async def test_what_was_counted_before_the_first_pull_or_in_an_earlier_interval_
 ) -> None:
     frontend = await fleet.frontend()
     frontend.answer(1000)
-    fleet.clock.time_s += 300.0
+    fleet.clock.advance(300.0)
     await fleet.pull()
     frontend.answer(2)
     await fleet.pull()
@@ -186,9 +175,9 @@ async def test_an_interval_in_which_nobody_looked_does_not_double_the_next_one(f
     await fleet.pull(10)
     assert (await fleet.source.traffic(10.0)).requests == 0
     frontend.answer(20)
-    fleet.clock.time_s += 10.0
+    fleet.clock.advance(10.0)
     assert (await fleet.source.traffic(10.0)).requests is None
-    fleet.clock.time_s += 9.0
+    fleet.clock.advance(9.0)
     await fleet.pull()
     seen = await fleet.source.traffic(10.0)
     assert (seen.requests, seen.interval_s) == (pytest.approx(10), 10.0)
@@ -240,13 +229,13 @@ async def test_a_real_frontend_says_where_its_metrics_are_and_its_requests_are_s
             Instance("ns", "Frontend", "health", number, "http://own", card=card) for number in (1, 2)
         ]
         assert public_urls([*frontends, *here.discovery.all()]) == (here.url,)
-        clock = Clock()
+        clock = ManualClock()
         source = FrontendsTraffic(lambda: public_urls(frontends), "ns", clock)
         try:
             await source.pull()
             await here.post(stream=True)
             await here.post()
-            clock.time_s += 1.0
+            clock.advance(1.0)
             await source.pull()
             seen = await source.traffic(30.0)
         finally:

@@ -19,7 +19,7 @@ from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
 from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer, bind
 from tests.fakes.polling import eventually
-from tests.unit.runtime.fake_store import FakeStore
+from tests.fakes.store import FakeStore
 
 TOKEN = "secret"
 

@@ -14,14 +14,15 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics_server import serve_metrics
+from tests.fakes.clock import ManualClock
 from tests.unit.core.planning.targets import H200, model, traffic
-from tests.unit.planner.test_loop import SteppingClock, World
+from tests.unit.planner.test_loop import World
 
 
 class Source:
     """Traffic as the test says; counts what it is asked. Like the real ones it never raises."""
 
-    def __init__(self, clock: SteppingClock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.rate: float | None = 1.0
         self.pulls = 0
         self.intervals: list[float] = []

@@ -17,22 +17,8 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observer import Observer
+from tests.fakes.clock import ManualClock
 from tests.fakes.worker_metrics import MemoryMetrics
-
-
-class SteppingClock:
-    """Time that passes only while somebody sleeps; everything else that can run does so first."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    async def sleep(self, seconds: float) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        self.time_s += seconds
 
 
 class Notes:
@@ -79,7 +65,7 @@ class World:
 
     def __init__(self, prefill: int = 1, decode: int = 1, **options: object) -> None:
         self.settings = PlannerSettings.from_options({"adjustment-interval": 10, **options})
-        self.clock = SteppingClock()
+        self.clock = ManualClock()
         self.connector = MemoryConnector(
             FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode)),
             DesiredCounts(prefill or -1, decode, 0, 0),

@@ -14,7 +14,7 @@ from dynaplan.runtime.drain import HOOKS_S, Proof, drain
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.runtime.registration import Registration
 from dynaplan.runtime.server import InFlight
-from tests.unit.runtime.fake_store import FakeStore
+from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -9,7 +9,7 @@ import pytest
 from dynaplan.domain.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.registration import LEASE_TTL_S, Registration
-from tests.unit.runtime.fake_store import FakeStore
+from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -13,7 +13,7 @@ from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.runtime.routers import SILENT_S, RoutedRequests, RoutersWatch
-from tests.unit.runtime.fake_store import FakeStore
+from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.engines import trtllm
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.prefill import RemotePrefillRequest
+from tests.fakes.clock import ManualClock
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "trtllm"
 FLAGS = frozenset((FIXTURES / "flags.txt").read_text().split())
@@ -189,15 +189,10 @@ async def test_values_that_stand_still_are_no_standstill() -> None:
     async def read() -> Signals:
         return signals
 
-    class Later(SystemClock):
-        time_s = 0.0
-
-        def now_s(self) -> float:
-            self.time_s += 1.0
-            return self.time_s
-
-    watch = EngineWatch(read, Later(), hang_timeout_s=2.0)
+    clock = ManualClock()
+    watch = EngineWatch(read, clock, hang_timeout_s=2.0)
     for _ in range(10):
+        clock.advance(1.0)
         await watch.poll()
     assert not watch._hung.is_set()
 

@@ -11,18 +11,12 @@ from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving.frontend import metrics as frontend_metrics
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.stream_tokens import Usage
+from tests.fakes.clock import ManualClock
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-class Time:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def samples(metrics: FrontendMetrics) -> dict[str, float]:
@@ -36,8 +30,8 @@ def samples(metrics: FrontendMetrics) -> dict[str, float]:
 
 
 def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
-    time = Time()
-    metrics = FrontendMetrics("ns", time)
+    clock = ManualClock()
+    metrics = FrontendMetrics("ns", clock.now_s)
     record = metrics.record("m", "chat_completions", is_stream=True)
     for later_s, events in (
         (0.25, ROLE),
@@ -46,7 +40,7 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
         (0.2, TOKEN),
         (1.0, END + DONE),
     ):
-        time.now_s += later_s
+        clock.advance(later_s)
         record.streamed(events)
     record.finished("", input_tokens=7)
     seen = samples(metrics)
@@ -59,7 +53,7 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
 
 
 def test_what_the_answer_states_counts_and_not_the_estimate() -> None:
-    metrics = FrontendMetrics("ns", Time())
+    metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "completions", is_stream=False)
     record.finished("", input_tokens=7, stated=Usage(31, 8, 30))
     seen = samples(metrics)
@@ -69,7 +63,7 @@ def test_what_the_answer_states_counts_and_not_the_estimate() -> None:
 
 
 def test_a_request_is_inflight_until_it_ends_and_queued_until_it_answers() -> None:
-    metrics = FrontendMetrics("ns", Time())
+    metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "completions", is_stream=False)
     assert (samples(metrics)["inflight_requests"], samples(metrics)["queued_requests"]) == (1, 1)
     record.answering()
@@ -79,7 +73,7 @@ def test_a_request_is_inflight_until_it_ends_and_queued_until_it_answers() -> No
 
 
 def test_a_failed_request_counts_and_does_not_change_the_lengths() -> None:
-    metrics = FrontendMetrics("ns", Time())
+    metrics = FrontendMetrics("ns", ManualClock().now_s)
     metrics.record("m", "completions", is_stream=False).finished("internal", input_tokens=7)
     assert samples(metrics)["requests_total"] == 1
     assert (
@@ -109,4 +103,4 @@ def test_the_buckets_begin_at_zero_rise_and_end_where_dynamos_do(
 
 def test_the_prefix_can_be_changed_as_in_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_METRICS_PREFIX", "mine")
-    assert b"mine_disconnected_clients" in FrontendMetrics("ns", Time()).render()
+    assert b"mine_disconnected_clients" in FrontendMetrics("ns", ManualClock().now_s).render()

@@ -10,17 +10,10 @@ from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefu
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
 from dynaplan.ports import HandOver
 from dynaplan.serving.prefill.puller import MOST_DELIVERIES, PrefillPuller, release_subject
+from tests.fakes.clock import LoopClock
 from tests.fakes.plain_engine import PlainEngine
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
-
-
-class Clock:
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class Item:
@@ -135,7 +128,9 @@ class Setup:
     def __init__(self, engine: Engine | None = None) -> None:
         self.broker = Broker()
         self.engine = engine or Engine()
-        self.puller = PrefillPuller(self.broker.connect, self.engine, Clock(), "ns", "ns_PrefillWorker", 2)  # type: ignore[arg-type]
+        self.puller = PrefillPuller(
+            self.broker.connect, self.engine, LoopClock(), "ns", "ns_PrefillWorker", 2
+        )  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.puller.run())
 
 
@@ -319,5 +314,5 @@ async def test_finishing_takes_nothing_more_and_returns_when_all_is_acknowledged
 
 
 async def test_finishing_what_never_ran_returns_at_once() -> None:
-    puller = PrefillPuller(Broker().connect, Engine(), Clock(), "ns", "w")  # type: ignore[arg-type]
+    puller = PrefillPuller(Broker().connect, Engine(), LoopClock(), "ns", "w")  # type: ignore[arg-type]
     await asyncio.wait_for(puller.finish(), 1)

@@ -15,9 +15,9 @@ from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
+from tests.fakes.clock import LoopClock
 from tests.fakes.plain_engine import PlainEngine
-from tests.unit.runtime.conftest import LoopClock
-from tests.unit.runtime.fake_store import FakeStore
+from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

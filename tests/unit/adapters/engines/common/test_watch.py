@@ -10,6 +10,7 @@ import pytest
 from dynaplan.adapters.engines.common.signals import Signals
 from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.domain.errors import TemporaryError
+from tests.fakes.clock import ManualClock
 
 
 class Engine:
@@ -30,18 +31,6 @@ class Engine:
         self.signals = replace(self.signals, progress=(self.signals.progress[0] + 1.0,))
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.s = 1000.0
-
-    def now_s(self) -> float:
-        return self.s
-
-    async def sleep(self, seconds: float) -> None:
-        self.s += seconds
-        await asyncio.sleep(0)
-
-
 BUSY = Signals(running=2, waiting=1, progress=(10.0,))
 
 
@@ -51,17 +40,17 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 async def pass_time(
-    watch: EngineWatch, clock: FakeClock, seconds: int, each: Callable[[], None] = lambda: None
+    watch: EngineWatch, clock: ManualClock, seconds: int, each: Callable[[], None] = lambda: None
 ) -> bool:
     """Poll once a second for so long; whether the engine was found to be hung."""
     hung = asyncio.create_task(watch.hung())
     for _ in range(seconds):
-        clock.s += 1
+        clock.advance(1)
         each()
         await watch.poll()
         await asyncio.sleep(0)
@@ -71,7 +60,7 @@ async def pass_time(
 
 
 async def test_running_requests_without_progress_are_a_hang_after_the_timeout(
-    engine: Engine, clock: FakeClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
@@ -80,30 +69,30 @@ async def test_running_requests_without_progress_are_a_hang_after_the_timeout(
     assert "hang-timeout" in await watch.hung()
 
 
-async def test_a_busy_engine_whose_counters_move_is_never_hung(engine: Engine, clock: FakeClock) -> None:
+async def test_a_busy_engine_whose_counters_move_is_never_hung(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     assert not await pass_time(watch, clock, 1000, engine.work)
 
 
-async def test_one_step_in_every_timeout_is_progress_enough(engine: Engine, clock: FakeClock) -> None:
+async def test_one_step_in_every_timeout_is_progress_enough(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
 
     def work_slowly() -> None:
-        if clock.s % 29 == 0:
+        if clock.time_s % 29 == 0:
             engine.work()
 
     assert not await pass_time(watch, clock, 1000, work_slowly)
 
 
-async def test_an_idle_engine_is_never_hung(engine: Engine, clock: FakeClock) -> None:
+async def test_an_idle_engine_is_never_hung(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = Signals(progress=(10.0,))
     assert not await pass_time(watch, clock, 1000)
 
 
-async def test_requests_that_only_wait_for_others_are_no_hang(engine: Engine, clock: FakeClock) -> None:
+async def test_requests_that_only_wait_for_others_are_no_hang(engine: Engine, clock: ManualClock) -> None:
     """A decode engine waits for the KV entries of a prefill that somebody else computes."""
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30, waits_for_others=True)
     engine.signals = Signals(waiting=3, progress=(10.0,))
@@ -111,7 +100,7 @@ async def test_requests_that_only_wait_for_others_are_no_hang(engine: Engine, cl
 
 
 async def test_requests_that_wait_while_nothing_runs_and_nobody_else_works_for_them_are_a_hang(
-    engine: Engine, clock: FakeClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = Signals(waiting=3, progress=(10.0,))
@@ -119,7 +108,7 @@ async def test_requests_that_wait_while_nothing_runs_and_nobody_else_works_for_t
 
 
 async def test_an_engine_that_tells_no_progress_is_hung_only_when_it_does_not_answer(
-    engine: Engine, clock: FakeClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = Signals(running=2)
@@ -128,7 +117,7 @@ async def test_an_engine_that_tells_no_progress_is_hung_only_when_it_does_not_an
 
 @pytest.mark.parametrize("signals", [BUSY, Signals()])
 async def test_an_engine_that_does_not_answer_is_hung(
-    engine: Engine, clock: FakeClock, signals: Signals
+    engine: Engine, clock: ManualClock, signals: Signals
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = signals
@@ -138,7 +127,9 @@ async def test_an_engine_that_does_not_answer_is_hung(
     assert await pass_time(watch, clock, 1)
 
 
-async def test_a_single_answer_of_an_idle_engine_ends_the_suspicion(engine: Engine, clock: FakeClock) -> None:
+async def test_a_single_answer_of_an_idle_engine_ends_the_suspicion(
+    engine: Engine, clock: ManualClock
+) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.is_silent = True
     assert not await pass_time(watch, clock, 29)
@@ -148,23 +139,23 @@ async def test_a_single_answer_of_an_idle_engine_ends_the_suspicion(engine: Engi
     assert not await pass_time(watch, clock, 29)
 
 
-async def test_a_timeout_of_0_means_never(engine: Engine, clock: FakeClock) -> None:
+async def test_a_timeout_of_0_means_never(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=0)
     engine.is_silent = True
     assert not await pass_time(watch, clock, 1000)
 
 
 async def test_time_in_which_the_worker_itself_stood_still_is_not_the_engines(
-    engine: Engine, clock: FakeClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
     await watch.poll()
-    clock.s += 3600
+    clock.advance(3600)
     assert not await pass_time(watch, clock, 1)
 
 
-async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: FakeClock) -> None:
+async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30, request_slots=8)
     engine.signals = replace(BUSY, samples={"e:tokens_total": 3.0})
     await watch.poll()
@@ -174,7 +165,7 @@ async def test_a_failing_poll_keeps_the_last_load(engine: Engine, clock: FakeClo
     assert watch.metrics() == {"e:tokens_total": 3.0}
 
 
-async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock: FakeClock) -> None:
+async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     assert await watch.requests() == 0
     engine.signals = BUSY
@@ -185,7 +176,7 @@ async def test_requests_are_counted_anew_at_every_question(engine: Engine, clock
 
 
 async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
-    engine: Engine, clock: FakeClock
+    engine: Engine, clock: ManualClock
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     engine.signals = BUSY
@@ -195,13 +186,13 @@ async def test_asking_for_the_requests_does_not_hide_progress_from_the_watch(
         assert not await pass_time(watch, clock, 1)
 
 
-async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine, clock: FakeClock) -> None:
+async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine, clock: ManualClock) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=3)
     engine.signals = BUSY
-    begin_s = clock.s
+    begin_s = clock.time_s
     watch.start()
     await watch.hung()
-    assert clock.s - begin_s == pytest.approx(3, abs=1.5)
+    assert clock.time_s - begin_s == pytest.approx(3, abs=1.5)
     await watch.stop()
     reads = engine.reads
     for _ in range(10):
@@ -210,7 +201,7 @@ async def test_polling_goes_on_once_a_second_until_it_is_stopped(engine: Engine,
 
 
 async def test_a_signal_that_this_version_lacks_is_told_once(
-    engine: Engine, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    engine: Engine, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = EngineWatch(engine.read, clock, hang_timeout_s=30)
     caplog.set_level(logging.WARNING)

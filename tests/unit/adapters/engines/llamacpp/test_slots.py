@@ -9,21 +9,12 @@ import pytest
 
 from dynaplan.adapters.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
 from dynaplan.domain.errors import TemporaryError
-
-
-class Time:
-    """A clock that stands still unless it is told to move."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now_s(self) -> float:
-        return self.seconds
+from tests.fakes.clock import ManualClock
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def clock() -> ManualClock:
+    return ManualClock(0.0)
 
 
 def names_in(directory: Path) -> list[str]:
@@ -37,8 +28,8 @@ async def started(*tasks: asyncio.Task[int]) -> None:
     assert not any(task.cancelled() for task in tasks)
 
 
-async def test_each_slot_has_one_owner_and_the_longest_free_goes_first(time: Time) -> None:
-    pool = SlotPool(2, time.now_s)
+async def test_each_slot_has_one_owner_and_the_longest_free_goes_first(clock: ManualClock) -> None:
+    pool = SlotPool(2, clock.now_s)
     assert [await pool.take("a"), await pool.take("b")] == [0, 1]
     pool.give_back("b", is_idle=True)
     pool.give_back("a", is_idle=True)
@@ -46,15 +37,15 @@ async def test_each_slot_has_one_owner_and_the_longest_free_goes_first(time: Tim
     assert (pool.reserved, pool.waiting) == (2, 0)
 
 
-async def test_an_owner_that_asks_again_has_the_same_slot(time: Time) -> None:
-    pool = SlotPool(2, time.now_s)
+async def test_an_owner_that_asks_again_has_the_same_slot(clock: ManualClock) -> None:
+    pool = SlotPool(2, clock.now_s)
     assert await pool.take("a") == await pool.take("a") == 0
     pool.give_back("a", is_idle=True)
     assert pool.reserved == 0
 
 
-async def test_who_waits_is_served_in_order(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_who_waits_is_served_in_order(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     second, third = asyncio.create_task(pool.take("b")), asyncio.create_task(pool.take("c"))
     await started(second, third)
@@ -66,8 +57,8 @@ async def test_who_waits_is_served_in_order(time: Time) -> None:
     assert await third == 0
 
 
-async def test_a_slot_that_still_computes_is_not_given_out(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_a_slot_that_still_computes_is_not_given_out(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     pool.observe({0})
     pool.give_back("a")
@@ -82,8 +73,8 @@ async def test_a_slot_that_still_computes_is_not_given_out(time: Time) -> None:
     assert pool.leaving == 0
 
 
-async def test_who_leaves_the_queue_is_passed_over(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_who_leaves_the_queue_is_passed_over(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     leaving, following = asyncio.create_task(pool.take("b")), asyncio.create_task(pool.take("c"))
     await started(leaving, following)
@@ -94,8 +85,8 @@ async def test_who_leaves_the_queue_is_passed_over(time: Time) -> None:
     assert pool.waiting == 0
 
 
-async def test_who_leaves_just_when_he_gets_a_slot_does_not_keep_it(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_who_leaves_just_when_he_gets_a_slot_does_not_keep_it(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     leaving = asyncio.create_task(pool.take("b"))
     await started(leaving)
@@ -107,8 +98,8 @@ async def test_who_leaves_just_when_he_gets_a_slot_does_not_keep_it(time: Time) 
     assert await pool.take("c") == 0
 
 
-async def test_giving_back_while_waiting_ends_the_waiting(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_giving_back_while_waiting_ends_the_waiting(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     waiting = asyncio.create_task(pool.take("b"))
     await started(waiting)
@@ -119,48 +110,48 @@ async def test_giving_back_while_waiting_ends_the_waiting(time: Time) -> None:
     pool.give_back("unknown")
 
 
-async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(time: Time) -> None:
-    pool = SlotPool(2, time.now_s)
+async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(clock: ManualClock) -> None:
+    pool = SlotPool(2, clock.now_s)
     for owner in ("its frontend has died", "computes"):
         await pool.take(owner)
         pool.told(owner)
     for second in range(int(UNUSED_S) + 1):
-        time.seconds = second
+        clock.time_s = second
         pool.observe({1})
     assert (pool.reserved, pool.taken_back) == (1, 1)
 
 
-async def test_the_time_in_which_a_prompt_is_restored_does_not_count_as_unused(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_the_time_in_which_a_prompt_is_restored_does_not_count_as_unused(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
-    for time.seconds in (0, 2 * UNUSED_S):
+    for clock.time_s in (0, 2 * UNUSED_S):
         pool.observe(())
     pool.told("a")
-    for time.seconds in (2 * UNUSED_S, 3 * UNUSED_S - 1):
+    for clock.time_s in (2 * UNUSED_S, 3 * UNUSED_S - 1):
         pool.observe(())
     assert (pool.reserved, pool.taken_back) == (1, 0)
-    time.seconds = 3 * UNUSED_S
+    clock.time_s = 3 * UNUSED_S
     pool.observe(())
     assert (pool.reserved, pool.taken_back) == (0, 1)
     pool.told("a")
 
 
-async def test_computing_now_and_then_keeps_a_slot(time: Time) -> None:
-    pool = SlotPool(1, time.now_s)
+async def test_computing_now_and_then_keeps_a_slot(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s)
     await pool.take("a")
     pool.told("a")
     for second in range(100):
-        time.seconds = second
+        clock.time_s = second
         pool.observe({0} if second % 9 == 0 else ())
     assert (pool.reserved, pool.taken_back) == (1, 0)
 
 
-async def test_where_nothing_is_taken_back_a_slot_stays_with_its_owner(time: Time) -> None:
-    pool = SlotPool(1, time.now_s, unused_s=0)
+async def test_where_nothing_is_taken_back_a_slot_stays_with_its_owner(clock: ManualClock) -> None:
+    pool = SlotPool(1, clock.now_s, unused_s=0)
     await pool.take("a")
     pool.told("a")
     pool.observe(())
-    time.seconds = 1000
+    clock.time_s = 1000
     pool.observe(())
     assert pool.reserved == 1
 
