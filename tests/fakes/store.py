@@ -14,6 +14,9 @@ from collections.abc import AsyncIterator
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
 
+FROZEN_S = 3600.0
+"""Longer than any patience, on a loop whose time is virtual."""
+
 
 class FakeStore:
     def __init__(self) -> None:
@@ -115,7 +118,7 @@ class FakeStore:
     async def _answer(self) -> None:
         await asyncio.sleep(0.001)
         if self.is_frozen:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(FROZEN_S)
         if self.is_away:
             raise StoreUnavailable("away")
 

@@ -16,7 +16,7 @@ from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill
 from dynaplan.ports import WorkQueue
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
-from tests.integration.worker_child import AUTHORIZATION, Worker, Workers, workers_of
+from tests.integration.worker_child import Worker, Workers, workers_of
 
 LONG = " ".join(["light"] * 6000)
 SLOW = {"speedup-ratio": 0.1}
@@ -50,25 +50,12 @@ def workers(tmp_path: Path, etcd: Server, nats: Server) -> Iterator[Workers]:
 
 
 @pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
-    made = EtcdStore.from_environment(etcd.environment)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def router(nats: Server) -> AsyncIterator[Router]:
     messenger = await NatsMessenger.from_environment(nats.environment)
     made = Router(messenger, await messenger.queue(prefill_stream("ns")))
     await messenger.subscribe("ns.prefill_answers.test", made.hear)
     yield made
     await messenger.close()
-
-
-@pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(headers=AUTHORIZATION) as made:
-        yield made
 
 
 async def take(session: aiohttp.ClientSession, answer: PrefillAnswer) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ from aiohttp import web
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.discovery import Instance
 from tests.fakes.polling import eventually
-from tests.fakes.servers import Server
-from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers, workers_of
+from tests.integration.worker_child import TOKEN, Worker, Workers
 
 
 @dataclass
@@ -31,24 +30,6 @@ class Router:
         assert request.headers["Authorization"] == f"Bearer {TOKEN}"
         self.asked += 1
         return web.json_response({"in_flight": self.in_flight})
-
-
-@pytest.fixture
-def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:
-    yield from workers_of(tmp_path, etcd.environment)
-
-
-@pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
-    made = EtcdStore.from_environment(etcd.environment)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(headers=AUTHORIZATION) as made:
-        yield made
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -19,22 +19,10 @@ from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import StoreUnavailable
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server
-from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers, workers_of
+from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers
 
 SLOW = {"speedup-ratio": 0.2}
 """About 40 ms per token: a stream of 40 tokens is in flight for more than a second."""
-
-
-@pytest.fixture
-def workers(tmp_path: Path, etcd: Server) -> Iterator[Workers]:
-    yield from workers_of(tmp_path, etcd.environment)
-
-
-@pytest.fixture
-async def store(etcd: Server) -> AsyncIterator[EtcdStore]:
-    made = EtcdStore.from_environment(etcd.environment)
-    yield made
-    await made.close()
 
 
 @pytest.fixture
