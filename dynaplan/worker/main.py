@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.lifecycle import EXIT_NEVER
@@ -205,12 +205,5 @@ def _run(life: Coroutine[Any, Any, int]) -> int:
     return run(life)
 
 
-def _exit(code: int) -> NoReturn:
-    """End at once: an engine's thread that is still loading its model is not waited for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

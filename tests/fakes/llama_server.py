@@ -33,9 +33,11 @@ def main() -> int:
     for name in ("metrics", "slots", "no-webui"):
         parser.add_argument(f"--{name}", action="store_true")
     try:
-        flags = parser.parse_args()
+        flags, unknown = parser.parse_known_args()
     except argparse.ArgumentError as error:
-        print(f"error: invalid argument: {error}", file=sys.stderr)
+        unknown = [str(error)]
+    if unknown:
+        print(f"error: invalid argument: {unknown[0]}", file=sys.stderr)
         return 1
     params = xllamacpp.CommonParams()
     params.model.path, params.model_alias = flags.model, {flags.alias}

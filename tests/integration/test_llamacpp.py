@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,11 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
-from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
+from dynaplan.adapters.engines.common import server_engine
+from dynaplan.adapters.engines.common.child import EngineChild
+from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine, check
+from dynaplan.adapters.engines.llamacpp.kind import command
+from dynaplan.adapters.local.port_leases import PortLease
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.prefill import RemotePrefillRequest
@@ -289,19 +295,6 @@ async def test_many_waiting_requests_do_not_hide_the_load(start_worker: StartWor
     assert {status for status, _ in await answers} == {200}
 
 
-async def test_signals_still_reach_the_process_s_own_handlers(start_worker: StartWorker) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    try:
-        await start_worker()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(told.wait(), 5)
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
-
-
 CUT = """
 import asyncio, sys
 import aiohttp
@@ -334,13 +327,118 @@ async def test_a_process_that_must_stop_in_the_middle_of_a_request_ends(tiny_ggu
     assert (process.returncode, output) == (0, b"stopped\n")
 
 
-async def test_a_model_that_does_not_load_is_not_tried_again(tmp_path: Path, tiny_gguf: Path) -> None:
+async def test_a_model_that_does_not_load_is_not_tried_again_and_llamacpp_says_why(
+    tmp_path: Path, tiny_gguf: Path
+) -> None:
     cut = tmp_path / "cut.gguf"
     await asyncio.to_thread(lambda: cut.write_bytes(tiny_gguf.read_bytes()[:800_000]))
     engine = LlamaCppEngine({"model": str(cut)}, EngineContext("w"))
-    with pytest.raises(WorkerStartFailed, match=r"cut\.gguf"):
+    with pytest.raises(WorkerStartFailed, match=r"cut\.gguf") as raised:
         await engine.start()
+    assert "corrupted or incomplete" in str(raised.value)
     await engine.stop()
+
+
+# -- our own program -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def child_of(tiny_gguf: Path, tmp_path: Path) -> Callable[..., EngineChild]:
+    """Starts our own program; with a FIFO for a model it loads until the end of time."""
+
+    def spawn(model: Path = tiny_gguf, port: int = 1) -> EngineChild:
+        options = {"model": str(model), "threads": 1, "threads-http": 8, "max-model-len": 512}
+        line = command(options, EngineContext("w", token=TOKEN), [port])
+        return EngineChild.spawn(line.argv, line.environment)
+
+    return spawn
+
+
+async def test_a_port_that_is_taken_is_another_engine_s_and_another_one_is_tried(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = [each.getsockname()[1] for each in (taken, free)]
+        leases = [PortLease((port,), (), tmp_path) for port in ports]
+        free.close()
+        monkeypatch.setattr(server_engine, "lease_ports", lambda *_: leases.pop(0))
+        worker = await start_worker()
+    assert leases == []
+    assert (await worker.ask({"prompt": "hi", "max_tokens": 2}))[0] == 200
+
+
+async def test_sigterm_ends_the_program_at_once_also_while_it_loads(
+    child_of: Callable[..., EngineChild], tmp_path: Path
+) -> None:
+    os.mkfifo(endless := tmp_path / "endless.gguf")
+    child = child_of(endless)
+    program = psutil.Process(child.pid)
+    await eventually(lambda: str(endless) in " ".join(program.cmdline()))
+    await eventually(lambda: len(program.threads()) > 1)  # llama.cpp's, so it is in its constructor
+    begun_s = time.monotonic()
+    program.terminate()
+    assert await child.exited() == -signal.SIGTERM
+    assert time.monotonic() - begun_s < 1
+    await child.stop(0)
+
+
+async def test_a_model_that_loads_for_ever_is_given_up_after_start_timeout(tmp_path: Path) -> None:
+    os.mkfifo(endless := tmp_path / "endless.gguf")
+    engine = LlamaCppEngine({"model": str(endless), "start-timeout": 1.5}, EngineContext("w"))
+    with pytest.raises(TemporaryError, match="start-timeout"):
+        await engine.start()
+    assert psutil.Process().children() == []
+
+
+async def test_a_start_that_is_interrupted_while_it_loads_ends_the_program_at_once(tmp_path: Path) -> None:
+    os.mkfifo(endless := tmp_path / "endless.gguf")
+    engine = LlamaCppEngine({"model": str(endless)}, EngineContext("w"))
+    starting = asyncio.create_task(engine.start())
+    await eventually(lambda: len(psutil.Process().children()) == 1)
+    starting.cancel()
+    begun_s = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert time.monotonic() - begun_s < 1
+    assert psutil.Process().children() == []
+
+
+async def test_the_program_has_a_group_of_its_own_a_loopback_port_and_no_key_on_its_command_line(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker()
+    child = psutil.Process(worker.engine._child.pid)
+    assert os.getpgid(child.pid) == child.pid
+    assert TOKEN not in " ".join(child.cmdline())
+    listening = [each.laddr for each in child.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening] == ["127.0.0.1"]
+    assert worker.url == f"http://127.0.0.1:{listening[0].port}"
+
+
+async def test_the_program_ends_with_a_worker_that_is_killed(tiny_gguf: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ORPHAN, str(tiny_gguf), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    child = psutil.Process(int(await asyncio.wait_for(process.stdout.readline(), 30)))
+    process.kill()
+    await process.wait()
+    await eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+ORPHAN = """
+import asyncio, sys
+from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
+from dynaplan.domain.engine import EngineContext
+
+async def main():
+    engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
+    await engine.start()
+    print(engine._child.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
 
 
 @pytest.mark.parametrize(
@@ -352,13 +450,16 @@ async def test_a_model_that_does_not_load_is_not_tried_again(tmp_path: Path, tin
         ("gpu-memory-utilization", 0.5, "CommonParams"),
     ],
 )
-async def test_an_option_that_llamacpp_does_not_have_is_a_config_error(
+async def test_an_option_that_llamacpp_does_not_have_is_refused_by_name_and_never_tried_again(
     tiny_gguf: Path, option: str, value: Any, hint: str
 ) -> None:
-    engine = LlamaCppEngine({"model": str(tiny_gguf), option: value}, EngineContext("w"))
+    section = {"model": str(tiny_gguf), option: value}
     with pytest.raises(ConfigError, match=option) as raised:
-        await engine.start()
+        check(section, 0)
     assert hint in raised.value.hint
+    engine = LlamaCppEngine(section, EngineContext("w"))
+    with pytest.raises(WorkerStartFailed, match=option):
+        await engine.start()
     await engine.stop()
 
 
@@ -392,7 +493,7 @@ async def test_the_program_as_a_child_serves_hands_over_and_ends_with_its_worker
     answer = await answer_of(decode, "r", body, hand_off)
     prefill.engine.release("r")
     assert answer["timings"]["prompt_n"] == 1
-    child = psutil.Process(decode.engine._host._child.pid)
+    child = psutil.Process(decode.engine._child.pid)
     assert TOKEN not in " ".join(child.cmdline())
     await decode.engine.stop()
     assert not child.is_running()
@@ -404,7 +505,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 ) -> None:
     worker = await start_worker(llama_server=str(write_program(tmp_path)))
     dying = asyncio.create_task(worker.engine.died())
-    os.kill(worker.engine._host._child.pid, signal.SIGKILL)
+    os.kill(worker.engine._child.pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="SIGKILL"):
         await asyncio.wait_for(dying, 5)
 
@@ -412,10 +513,10 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.llamacpp.engine.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.adapters.engines.common.watch.READ_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
-    os.kill(worker.engine._host._child.pid, signal.SIGSTOP)
+    os.kill(worker.engine._child.pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="hang"):
         await asyncio.wait_for(dying, 20)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from dynaplan.adapters.engines.common.kinds import (
     Ask,
     EngineKind,
-    Launch,
+    LaunchLine,
     Options,
     Prefilling,
     check_common,
@@ -135,7 +135,7 @@ def served_name(options: Options) -> str:
     return str(options.get("served-model-name") or public_name("sglang", model) or model)
 
 
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
     """How to start it. ``ports``: HTTP, NCCL, and with a prefill worker the bootstrap server's."""
     for option, why in gone_options(options, STYLE).items():
         log.warning("SGLang does not take %s, it has no effect: %s", option, why)
@@ -153,7 +153,7 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
         *_scheduling(options),
         *engine_flags(options, STYLE),
     )
-    return Launch(argv, _environment(options), files)
+    return LaunchLine(argv, _environment(options), files)
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from dynaplan.adapters.engines.common.kinds import (
     Ask,
     EngineKind,
-    Launch,
+    LaunchLine,
     Options,
     Prefilling,
     check_common,
@@ -121,7 +121,7 @@ def check(options: Options, gpus: float) -> None:
     check_two_names(options, STYLE.renamed)
 
 
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
     """How to start it: what it takes as flags, and the rest in a file of its LLM API's options."""
     import yaml
 
@@ -145,7 +145,9 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
         *("--extra_llm_api_options", str(file)),
         *engine_flags(options, STYLE),
     )
-    return Launch(argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))})
+    return LaunchLine(
+        argv, hub_token(options), files={file: yaml.safe_dump(llm_api_options(options, context))}
+    )
 
 
 def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import dynaplan
 from dynaplan.adapters.engines.common.kinds import (
     EngineKind,
-    Launch,
+    LaunchLine,
     Options,
     check_common,
     command_words,
@@ -174,7 +174,7 @@ def check(options: Options, gpus: float) -> None:
         )
 
 
-def command(options: Options, context: EngineContext, ports: Sequence[int]) -> Launch:
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
     """The command line and environment of one vLLM server."""
     for option, why in gone_options(options, FLAGS).items():
         log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
@@ -201,7 +201,7 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
         environment |= loopback_transport(os.environ)
-    return Launch((*argv, *engine_flags(options, FLAGS)), environment)
+    return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:

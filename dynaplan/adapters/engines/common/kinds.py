@@ -17,12 +17,15 @@ from dynaplan.ports import HandOver
 
 DRAIN_DEADLINE_S = 600.0
 
+EXIT_USAGE = 2
+"""The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
+
 Options = Mapping[str, Any]
 """The worker's section of the configuration, keys in kebab-case."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchLine:
     """How to start an engine's server.
 
     ``environment`` comes on top of the worker's own. ``files`` are written (mode 0600) before the start and
@@ -66,8 +69,11 @@ class EngineKind:
       go on for a while
     - ``term_grace_s`` is what it may take to end after SIGTERM when it has nothing to do
     - ``address_in_use`` are texts by which it says that a port was taken
+    - ``stalls_on_term``: told to end while it has requests, it lets their clients hang; it is killed then
     - ``context_option`` is the option with the context length in tokens, in case ``/v1/models`` does not
-      tell it; ``slots_option`` the one with the most requests at once
+      tell it; ``request_slots(options)`` is the most requests at once, 0 when it is not known
+    - ``measures_memory``: it measures the free memory when it starts, the machine's where it has no GPU, so
+      that two must not start at once
     - ``tells_requests``: whether its count of running and waiting requests can be relied upon when it drains
     - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen: then
       ``served-model-name`` is ours alone
@@ -75,7 +81,7 @@ class EngineKind:
     """
 
     name: str
-    command: Callable[[Options, EngineContext, Sequence[int]], Launch]
+    command: Callable[[Options, EngineContext, Sequence[int]], LaunchLine]
     check: Callable[[Options, float], None]
     signals: SignalNames
     prefilling: Prefilling | None = None
@@ -85,12 +91,18 @@ class EngineKind:
     metrics_timeout_s: float = 3.0
     parts: tuple[str, ...] = ()
     term_grace_s: float = 15.0
+    stalls_on_term: bool = False
     address_in_use: tuple[str, ...] = ("address already in use", "Errno 98", "EADDRINUSE")
     context_option: str = "max-model-len"
-    slots_option: str = "max-num-seqs"
+    request_slots: Callable[[Options], int] = lambda options: _whole(options.get("max-num-seqs"))
     tells_requests: bool = True
     takes_any_name: bool = False
+    measures_memory: bool = True
     needs_hand_off: Callable[[Options, EngineContext], bool] = lambda options, context: False
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def prefill_body(request: RemotePrefillRequest, **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.engines.common.child import EngineChild, exit_words, is_up
 from dynaplan.adapters.engines.common.holds import Holds
-from dynaplan.adapters.engines.common.kinds import EngineKind, Launch, Options, real_gpus
+from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, EngineKind, LaunchLine, Options, real_gpus
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.common.watch import EngineWatch
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 HANG_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 1800.0
-EXIT_USAGE = 2
-"""The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
+LAST_LOOK_S = 1.0
+"""The longest that an engine which is to end may take to say that it has no requests."""
 
 
 class ServerEngine:
@@ -49,17 +49,16 @@ class ServerEngine:
         self._client = ServerClient("", context.token)
         self._child: EngineChild | None = None
         self._lease: PortLease | None = None
-        self._files: tuple[Path, ...] = ()
+        self._launch_files: tuple[Path, ...] = ()
         self._holds = Holds()
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
         hang_timeout_s = number_option(options, "hang-timeout", HANG_TIMEOUT_S)
-        slots = options.get(kind.slots_option)
         self._watch = EngineWatch(
             self._read,
             SystemClock(),
             hang_timeout_s,
-            request_slots=slots if isinstance(slots, int) else 0,
+            request_slots=kind.request_slots(options),
             # The other side of a hand-off may take its time: to compute, or to fetch what fills the KV cache.
             waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
         )
@@ -186,10 +185,26 @@ class ServerEngine:
         try:
             if self._child is not None and self._holds.held:
                 await first_of(self._holds.wait_empty(), self._child.exited())
-            grace_s = self._kind.term_grace_s
+            grace_s = await self._term_grace_s()
         finally:
             self._is_stopping = True
             await self._end(grace_s)
+
+    async def _term_grace_s(self) -> float:
+        """The seconds that the server gets to end by itself; 0 when telling it to would only stall it."""
+        if self._kind.stalls_on_term and not await self._is_idle():
+            return 0.0
+        return self._kind.term_grace_s
+
+    async def _is_idle(self) -> bool:
+        """True when the server says at once that it has no requests."""
+        if self._child is None or self._child.has_exited:
+            return False
+        try:
+            async with asyncio.timeout(LAST_LOOK_S):
+                return await self._watch.requests() == 0
+        except (TemporaryError, TimeoutError):
+            return False
 
     async def _try_to_start(self) -> bool:
         """False when the engine ended because its port was taken."""
@@ -197,7 +212,8 @@ class ServerEngine:
         self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
         self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
         launch = kind.command(self._options, self._context, self._lease.ports)
-        async with start_gate(real_gpus(os.environ) or ["host"], directory):
+        gates = real_gpus(os.environ) or (["host"] if kind.measures_memory else [])
+        async with start_gate(gates, directory):
             self._write(launch)
             log.info("starting %s: %s", kind.name, " ".join(mask_secrets(launch.argv)))
             child = EngineChild.spawn(
@@ -244,16 +260,16 @@ class ServerEngine:
             if child is not None:
                 await child.stop(grace_s)
         finally:
-            for file in self._files:
+            for file in self._launch_files:
                 file.unlink(missing_ok=True)
-            self._files = ()
+            self._launch_files = ()
             if self._lease is not None:
                 self._lease.close()
                 self._lease = None
             await self._client.close()
 
-    def _write(self, launch: Launch) -> None:
-        self._files = tuple(launch.files)
+    def _write(self, launch: LaunchLine) -> None:
+        self._launch_files = tuple(launch.files)
         for path, text in launch.files.items():
             path.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,10 @@ HANDLED = frozenset(
 )
 
 
+OWN_FIELDS = ("model", "name", "slots", "context-tokens")
+"""The words of our own program for the fields that every start has, in the order of LlamaOptions."""
+
+
 @dataclass(frozen=True)
 class LlamaOptions:
     """The checked options of one worker.
@@ -111,6 +116,14 @@ class LlamaOptions:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, Any]) -> LlamaOptions:
+        """Read what ``own_words`` wrote, the port and the directory of slots apart."""
+        others = dict(words)
+        model, name, slots, context_tokens = (others.pop(field) for field in OWN_FIELDS)
+        knobs = {option: others.pop(option) for option in KNOBS if option in others}
+        return cls(model, name, slots, context_tokens, BLOCK_TOKENS, knobs=knobs, others=others)
 
 
 def read_options(options: Options, gpus: float) -> LlamaOptions:
@@ -154,6 +167,14 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
             words += [f"--{knob.flag}", str(value)]
     others = {name: _with_commas(value) for name, value in options.others.items()}
     return (*words, *engine_flags(others, STYLE))
+
+
+def own_words(options: LlamaOptions, port: int, slot_directory: str) -> tuple[str, ...]:
+    """The command line of our own program, for the same: words of the form ``--name=JSON``."""
+    fields = (options.model, options.name, options.slots, options.context_tokens)
+    values = {"port": port, "slot-save-path": slot_directory, **dict(zip(OWN_FIELDS, fields, strict=True))}
+    values |= {**options.knobs, **options.others}
+    return tuple(f"--{name}={json.dumps(value)}" for name, value in values.items())
 
 
 def _with_commas(value: Any) -> Any:

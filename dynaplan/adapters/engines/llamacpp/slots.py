@@ -164,10 +164,9 @@ class SlotFiles:
         """A name that no other file has had."""
         return next(self._names)
 
-    def hold(self, request_id: str, name: str) -> None:
-        """This file is that request's, which may have several: the work can come twice."""
+    def assign(self, request_id: str, name: str) -> None:
+        """Delete this file too when that request's hold ends; it may have several: work can come twice."""
         self._of.setdefault(request_id, []).append(name)
-        self.holds.hold(request_id)
 
     def delete(self, name: str) -> None:
         """Delete one file; nothing happens when it is not there."""

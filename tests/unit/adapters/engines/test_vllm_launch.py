@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.adapters.engines import vllm
-from dynaplan.adapters.engines.common.kinds import Launch
+from dynaplan.adapters.engines.common.kinds import LaunchLine
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
 
@@ -24,7 +24,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYNAPLAN_DRAIN_DEADLINE_S", raising=False)
 
 
-def launch(options: dict[str, Any] | None = None, *, role: str = "decode", gpus: float = 1) -> Launch:
+def launch(options: dict[str, Any] | None = None, *, role: str = "decode", gpus: float = 1) -> LaunchLine:
     options = {"model": "/models/m", "vllm-command": "vllm serve", **(options or {})}
     context = EngineContext("w", role, token=TOKEN, gpus=gpus)
     vllm.check(options, gpus)
@@ -32,7 +32,7 @@ def launch(options: dict[str, Any] | None = None, *, role: str = "decode", gpus:
     return vllm.command(options, context, tuple(ports))
 
 
-def flag(made: Launch, name: str) -> str | None:
+def flag(made: LaunchLine, name: str) -> str | None:
     """The word after the flag; None when the flag is not there."""
     assert made.argv.count(name) <= 1, f"{name} twice"
     return made.argv[made.argv.index(name) + 1] if name in made.argv else None

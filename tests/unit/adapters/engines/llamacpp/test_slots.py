@@ -161,7 +161,8 @@ async def test_a_file_lives_until_its_request_is_released(tmp_path: Path) -> Non
     names = [files.new_name(), files.new_name()]
     for name in names:
         (tmp_path / name).touch()
-        files.hold("r", name)
+        files.assign("r", name)
+        files.holds.hold("r")
     assert files.find(names[0]) == names[0]
     files.holds.release("r")
     assert names_in(tmp_path) == []
@@ -172,7 +173,8 @@ async def test_a_file_that_nobody_releases_is_deleted_in_the_end(tmp_path: Path)
     files = SlotFiles(str(tmp_path), "w", hold_s=0.01)
     name = files.new_name()
     (tmp_path / name).touch()
-    files.hold("r", name)
+    files.assign("r", name)
+    files.holds.hold("r")
     await files.holds.wait_empty()
     assert names_in(tmp_path) == []
 
