@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.engine.model import EngineModel
-from dynaplan.core.fleet.reconcile import applied, reconcile
-from dynaplan.domain.actions import Drain, Start
+from dynaplan.core.fleet.reconcile import reconcile
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
@@ -122,14 +121,15 @@ class Pools:
     def _reconcile(self, at_s: float) -> None:
         fleet = tuple(each.worker for each in self._by_name.values())
         desired = {NAMES[role]: self.wanted.of(role) for role in self._gpus_per_worker}
-        actions = reconcile(self._graph, fleet, desired, self._inventory, frozenset(), at_s)
-        after = {worker.name: worker for worker in applied(fleet, actions)}
-        self._by_name = {name: each for name, each in self._by_name.items() if name in after}
-        for action in actions:
-            if isinstance(action, Drain):
-                self._by_name[action.worker.name].worker = action.worker
-            elif isinstance(action, Start):
-                self._start(action.worker)
+        after = reconcile(self._graph, fleet, desired, self._inventory, frozenset(), at_s)
+        started = {worker.name for worker in after.started(fleet)}
+        for name in after.removed.keys() - started:
+            del self._by_name[name]
+        for worker in after.fleet:
+            if worker.name in started:
+                self._start(worker)
+            else:
+                self._by_name[worker.name].worker = worker
         self._gpu_s = self.gpu_seconds(at_s)
         self._held_since_s = at_s
         self.held_gpus = sum(

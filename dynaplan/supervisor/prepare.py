@@ -21,7 +21,7 @@ from typing import Any
 
 from dynaplan import wiring
 from dynaplan.core.fleet.allocation import check_fits
-from dynaplan.core.fleet.reconcile import applied, reconcile
+from dynaplan.core.fleet.reconcile import reconcile
 from dynaplan.core.fleet.statefile import arbiter_of, with_fleet
 from dynaplan.domain.errors import (
     DeploymentError,
@@ -206,7 +206,7 @@ def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Work
     foreign = claims.foreign()
     while True:
         check_fits(graph, gpus, foreign)
-        workers = applied((), reconcile(graph, (), {}, gpus, foreign, time.monotonic()))
+        workers = reconcile(graph, (), {}, gpus, foreign, time.monotonic()).fleet
         missed = claims.claim_for(workers)
         if not missed:
             return workers

@@ -6,10 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynaplan.core.fleet.reconcile import applied, reconcile
+from dynaplan.core.fleet.reconcile import Reconciled, reconcile
 from dynaplan.core.fleet.restarting import after_exit
 from dynaplan.core.fleet.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
-from dynaplan.domain.actions import Action, Drain, Remove, Restart, Start, Waiting
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -38,40 +37,45 @@ class Fleet(RuleBasedStateMachine):
         self.now_s = 0.0
         self.reconcile()
 
-    def decide(self, retry_failed: bool = False) -> tuple[Action, ...]:
+    def decide(self, retry_failed: bool = False) -> Reconciled:
         owned = {index for worker in self.fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
         return reconcile(
             self.graph, self.fleet, self.desired, INVENTORY, self.foreign - owned, self.now_s, retry_failed
         )
 
     def reconcile(self, retry_failed: bool = False) -> None:
-        before = {worker.name: worker for worker in self.fleet}
-        actions = self.decide(retry_failed)
-        self.check(actions, before)
-        self.fleet = applied(self.fleet, actions)
+        before, after = self.fleet, self.decide(retry_failed)
+        self.check(after, before)
+        self.fleet = after.fleet
         self.document = with_fleet(self.document, self.fleet)
-        assert all(isinstance(action, Waiting) for action in self.decide()), (
-            "reconciling converges in one step"
-        )
+        assert not list(self.decide().steps(self.fleet)), "reconciling converges in one step"
 
-    def check(self, actions: tuple[Action, ...], before: dict[str, Worker]) -> None:
-        removed = set()
-        for action in actions:
-            match action:
-                case Remove(worker):
-                    assert before[worker.name].state not in WITH_PROCESS, (
-                        "a running process is never forgotten"
-                    )
-                    removed.add(worker.name)
-                case Drain(worker):
+    def check(self, after: Reconciled, fleet: tuple[Worker, ...]) -> None:
+        before = {worker.name: worker for worker in fleet}
+        staying = before.keys() - after.removed
+        started = {worker.name for worker in after.started(fleet)}
+        assert not started & staying, "two workers never have one name"
+        for name in after.removed:
+            assert before[name].state not in WITH_PROCESS, "a running process is never forgotten"
+        assert staying == {worker.name for worker in after.fleet} - started, "nobody else is forgotten"
+        for step, worker in after.steps(fleet):
+            match step:
+                case "remove":
+                    assert worker is before[worker.name]
+                    assert worker.name in after.removed
+                case "drain":
+                    assert worker.state is WorkerState.DRAINING
                     assert before[worker.name].state in (WorkerState.STARTING, WorkerState.READY)
-                case Restart(worker):
+                case "restart":
+                    assert worker.state is WorkerState.STARTING
                     assert before[worker.name].state is WorkerState.BACKOFF, (
                         "only a crashed worker is restarted"
                     )
                     assert before[worker.name].gpus == worker.gpus
-                case Start(worker):
-                    assert worker.name not in before.keys() - removed, "two workers never have one name"
+                case "start":
+                    assert worker.name in started
+                case _:
+                    raise AssertionError(step)
 
     @rule(component=st.sampled_from(["Frontend", "VllmWorker", "VllmWorker_1"]), number=st.integers(-1, 9))
     def scale(self, component: str, number: int) -> None:

@@ -1,19 +1,24 @@
-"""From the fleet that is to the fleet that is wanted: which worker to remove, drain, restart or start next.
+"""Reconciling: from the fleet that is to the fleet that is wanted.
 
-Level-triggered: it looks at the whole fleet each time, never at what happened before, so it may be
-called at any moment, any number of times, and after any crash. Doing what it says and asking again
-gives nothing new.
+Level-triggered: it looks at the whole fleet each time, never at what happened before, so it may be called at
+any moment, any number of times, and after any crash. Reconciling its own result changes nothing.
+
+The result is written down before anything is done about it. After a crash in between, the states of the
+workers say what was meant: a STARTING worker without a process needs one, a DRAINING worker with a process
+must leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from dynaplan.core.fleet.allocation import choose_gpus
-from dynaplan.domain.actions import Action, Drain, Remove, Restart, Start, Waiting
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import COUNTS, HOLDS_GPUS, Worker, WorkerState, worker_name
+
+Fleet = tuple[Worker, ...]
 
 _FIRST_TO_LEAVE = {
     WorkerState.FAILED: 0,
@@ -21,47 +26,64 @@ _FIRST_TO_LEAVE = {
     WorkerState.STARTING: 2,
     WorkerState.READY: 3,
 }
-"""Who leaves first when there are too many: those that serve nobody, then the highest index."""
+"""The order in which surplus workers leave: workers without requests first, then the highest index."""
 
 _WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
 
 
+@dataclass(frozen=True)
+class Reconciled:
+    """The fleet after one step of reconciling.
+
+    ``removed`` are the workers to forget, with their watchers: name -> reason. They have no process, and
+    their names and GPUs may belong to new workers in ``fleet`` already. ``waiting`` are the components that
+    lack a worker for which there are no free GPUs: component -> reason.
+    """
+
+    fleet: Fleet
+    removed: Mapping[str, str]
+    waiting: Mapping[str, str]
+
+    def started(self, before: Iterable[Worker]) -> Fleet:
+        """The new workers, given the fleet before."""
+        kept = {worker.name for worker in before} - self.removed.keys()
+        return tuple(worker for worker in self.fleet if worker.name not in kept)
+
+    def steps(self, before: Iterable[Worker]) -> Iterator[tuple[str, Worker]]:
+        """The changes since the fleet before, in words for the log: remove, drain, restart, start."""
+        old = {worker.name: worker for worker in before}
+        yield from (("remove", old.pop(name)) for name in self.removed)
+        for worker in self.fleet:
+            if worker.name not in old:
+                yield "start", worker
+            elif worker.state is not old[worker.name].state:
+                yield "drain" if worker.state is WorkerState.DRAINING else "restart", worker
+
+
 def reconcile(
     graph: GraphSpec,
-    fleet: tuple[Worker, ...],
+    fleet: Fleet,
     desired: Mapping[str, int],
     inventory: Sequence[Gpu],
     unusable: frozenset[int],
     now_s: float,
     retry_failed: bool = False,
-) -> tuple[Action, ...]:
-    """The steps to the desired fleet, in the order to take them: removals, drains, restarts, starts.
+) -> Reconciled:
+    """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
-    ``desired`` is component -> number of workers; a component that it lacks, or has below 0 ("not
-    set"), gets the number in the graph; a component that the graph lacks gets none. ``unusable`` are
-    GPUs that somebody else holds. A failed worker counts as one of the desired ones, so that what
-    cannot run is not started for ever; ``retry_failed``, given when the desired counts are written
-    anew, replaces failed workers. ``Waiting`` stands for a worker whose GPUs are not free yet.
+    ``desired`` is component -> number of workers. A component that it lacks, or has below 0 ("not set"), gets
+    the number in the graph; a component that the graph lacks gets none. ``unusable`` are the indices of GPUs
+    that somebody else holds. A failed worker counts as one of the desired ones, so that a worker that cannot
+    run is not started for ever; ``retry_failed``, given when the desired counts are written anew, replaces
+    failed workers.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    leaving = _leaving(fleet, wanted, now_s, retry_failed)
-    after = applied(fleet, leaving)
-    due = [worker for worker in after if worker.state is WorkerState.BACKOFF and worker.retry_at_s <= now_s]
-    restarts = tuple(Restart(worker.moved(WorkerState.STARTING, now_s)) for worker in due)
-    starts = _starts(graph, applied(after, restarts), wanted, inventory, unusable, now_s)
-    return (*leaving, *restarts, *starts)
-
-
-def applied(fleet: tuple[Worker, ...], actions: Iterable[Action]) -> tuple[Worker, ...]:
-    """The fleet once these actions have begun: what to write down before carrying them out."""
-    workers = {worker.name: worker for worker in fleet}
-    for action in actions:
-        if isinstance(action, Remove):
-            workers.pop(action.worker.name, None)
-        elif not isinstance(action, Waiting):
-            workers[action.worker.name] = action.worker
-    return tuple(workers.values())
+    leaving = _leaving(fleet, wanted, retry_failed)
+    removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
+    staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
+    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s)
+    return Reconciled((*staying, *started), removed, waiting)
 
 
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
@@ -69,56 +91,59 @@ def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     return service.workers if number < 0 else number
 
 
-def _leaving(
-    fleet: tuple[Worker, ...], wanted: Mapping[str, int], now_s: float, retry_failed: bool
-) -> tuple[Remove | Drain, ...]:
-    """Removals, then drains: what is gone, what failed and is to be tried again, and what is too many."""
-    going = [(worker, "its process is gone") for worker in fleet if worker.state is WorkerState.STOPPED]
+def _leaving(fleet: Fleet, wanted: Mapping[str, int], retry_failed: bool) -> dict[str, tuple[Worker, str]]:
+    """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
+    leaving = {
+        worker.name: (worker, "its process is gone")
+        for worker in fleet
+        if worker.state is WorkerState.STOPPED
+    }
     if retry_failed:
-        going += [(worker, "failed, tried again") for worker in fleet if worker.state is WorkerState.FAILED]
-    names = {worker.name for worker, _ in going}
-    staying = [worker for worker in fleet if worker.state in COUNTS and worker.name not in names]
-    for component in dict.fromkeys(worker.component for worker in staying):
-        mine = [worker for worker in staying if worker.component == component]
-        mine.sort(key=lambda worker: (_FIRST_TO_LEAVE[worker.state], -worker.index))
+        failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
+        leaving |= {worker.name: (worker, "failed, tried again") for worker in failed}
+    counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in leaving]
+    for component in dict.fromkeys(worker.component for worker in counted):
+        workers = [worker for worker in counted if worker.component == component]
+        workers.sort(key=lambda worker: (_FIRST_TO_LEAVE[worker.state], -worker.index))
         number = wanted.get(component, 0)
-        why = f"{number} of {len(mine)} {component} wanted"
-        going += [(worker, why) for worker in mine[: max(0, len(mine) - number)]]
-    removals = [(worker, why) for worker, why in going if worker.state in _WITHOUT_PROCESS]
-    drains = [(worker, why) for worker, why in going if worker.state not in _WITHOUT_PROCESS]
-    return (
-        *(Remove(_gone(worker, now_s, why), why) for worker, why in removals),
-        *(Drain(worker.moved(WorkerState.DRAINING, now_s, why), why) for worker, why in drains),
-    )
+        why = f"{number} of {len(workers)} {component} wanted"
+        surplus = workers[: max(0, len(workers) - number)]
+        leaving |= {worker.name: (worker, why) for worker in surplus}
+    return leaving
 
 
-def _gone(worker: Worker, now_s: float, why: str) -> Worker:
-    return worker if worker.state is WorkerState.STOPPED else worker.moved(WorkerState.STOPPED, now_s, why)
+def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:
+    """The worker, draining if it is to leave, starting if its restart is due."""
+    if worker.name in leaving:
+        return worker.moved(WorkerState.DRAINING, now_s, leaving[worker.name][1])
+    if worker.state is WorkerState.BACKOFF and worker.retry_at_s <= now_s:
+        return worker.moved(WorkerState.STARTING, now_s)
+    return worker
 
 
 def _starts(
     graph: GraphSpec,
-    fleet: tuple[Worker, ...],
+    fleet: Fleet,
     wanted: Mapping[str, int],
     inventory: Sequence[Gpu],
     unusable: frozenset[int],
     now_s: float,
-) -> tuple[Start | Waiting, ...]:
-    """A start for every worker that is missing and finds its GPUs; one Waiting per component for the rest."""
-    actions: list[Start | Waiting] = []
+) -> tuple[Fleet, dict[str, str]]:
+    """A new worker for each missing one for which GPUs are free, and the components that wait for GPUs."""
+    started: Fleet = ()
+    waiting: dict[str, str] = {}
     for service in graph.services:
         existing = sum(worker.component == service.name and worker.state in COUNTS for worker in fleet)
         for _ in range(wanted.get(service.name, 0) - existing):
-            choice = choose_gpus(inventory, fleet, unusable, service.gpus)
+            choice = choose_gpus(inventory, (*fleet, *started), unusable, service.gpus)
             if choice is None:
-                actions.append(Waiting(service.name, _why_waiting(service, fleet, inventory, unusable)))
+                waiting[service.name] = _why_waiting(service, (*fleet, *started), inventory, unusable)
                 break
-            name = _free_name(graph, service.name, fleet)
+            name = _free_name(graph, service.name, (*fleet, *started))
             gpus, share = choice
             worker = Worker(name, service.name, service.role, gpus=gpus, gpu_share=share, since_s=now_s)
-            fleet = (*fleet, worker)
-            actions.append(Start(worker))
-    return tuple(actions)
+            started = (*started, worker)
+    return started, waiting
 
 
 def _free_name(graph: GraphSpec, component: str, fleet: tuple[Worker, ...]) -> str:

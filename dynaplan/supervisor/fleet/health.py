@@ -17,10 +17,10 @@ class HealthWatch:
     """Asks each worker that it is given once a second, and adds up how long it has said nothing at all.
 
     Any answer counts, "draining" too; and a silence counts only while the store answers, so that nobody is
-    judged by what happens during an outage. ``wake`` is called after each silent second.
+    judged by what happens during an outage. ``wake`` is set after each silent second.
     """
 
-    def __init__(self, is_store_there: Callable[[], Awaitable[bool]], wake: Callable[[], None]) -> None:
+    def __init__(self, is_store_there: Callable[[], Awaitable[bool]], wake: asyncio.Event) -> None:
         self._is_store_there = is_store_there
         self._wake = wake
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -59,7 +59,7 @@ class HealthWatch:
             else:
                 await asyncio.sleep(max(0.0, next_s - now_s()))
                 self._silences[worker] = self._silences.get(worker, 0) + 1
-                self._wake()
+                self._wake.set()
             await asyncio.sleep(max(0.0, next_s - now_s()))
 
 

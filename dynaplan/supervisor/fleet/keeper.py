@@ -1,16 +1,19 @@
-"""Keeps the fleet as it is wanted: looks, decides, writes the decision down, carries it out, and looks again.
+"""The fleet keeper: looks, decides, writes the decision down, carries it out, and looks again.
 
 Level-triggered: one pass looks at everything and does whatever is missing, whatever happened before. Events
-only make the next pass come sooner; a lost one costs a second. What is meant is in the statefile before
-anything is done, so a keeper that starts anew goes on where the last one ended.
+only make the next pass come sooner; a lost event costs a second. What is meant is in the statefile before
+anything is done, so a keeper that starts anew goes on where the last one ended. The states of the workers
+bring about what is to be done: a STARTING worker without a process gets one, a DRAINING worker is made to
+leave.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from signal import SIGTERM
 
 from dynaplan.core.fleet.observing import (
@@ -25,10 +28,9 @@ from dynaplan.core.fleet.observing import (
     own_instances,
     suspects,
 )
-from dynaplan.core.fleet.reconcile import applied, reconcile
+from dynaplan.core.fleet.reconcile import Reconciled, reconcile
 from dynaplan.core.fleet.restarting import after_exit
 from dynaplan.core.fleet.startup_times import startup_key
-from dynaplan.domain.actions import Action, Remove, Start, Waiting
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.ports import Clock, Processes
@@ -44,92 +46,95 @@ from dynaplan.supervisor.watchers import worker_watcher
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+"""Longest time between two passes."""
+
 LOOK_SOON_S = 0.05
+"""Time to the next pass while a process is about to start or to be gone."""
+
 AFTER_FAULT_S = 0.2
+"""Time to the next pass after a pass that failed."""
+
 EXIT_CODE_WITHIN_S = 0.3
-"""circus tells the exit code a moment after the process is gone; after that time it is taken as unknown."""
+"""Time for which an exit code is waited for: circus tells it a moment after the process is gone."""
 
 REVOKED_REACT_S = 3.0
-"""A worker whose lease was revoked is also sent SIGTERM after that time: it may not have heard."""
+"""Time after which a worker whose lease was revoked is also sent SIGTERM: it may not have heard."""
 
 LOADING_LEAVE_S = 10.0
-"""How long a worker may take to leave that was never seen registered: it holds nobody's request."""
+"""Longest time to leave for a worker that was never seen registered: no request is lost with it."""
 
 KILL_GRACE_S = 2.0
-"""So much longer than its own drain deadline a worker may take before it is killed."""
+"""Time by which a worker may exceed its own drain deadline before it is killed."""
 
 LAST_LINES = 10
+"""The number of lines of its log that are shown of a worker that failed."""
 
 
 @dataclass
-class _Memory:
-    """What a keeper knows beyond the statefile; all of it may be lost."""
+class _Departure:
+    """How far this keeper has got with the end of one worker's process. It is not written down."""
 
-    exit_codes: dict[int, int] = field(default_factory=dict)
-    gone_since_s: dict[str, float] = field(default_factory=dict)
-    signalled: set[str] = field(default_factory=set)
-    condemned: set[str] = field(default_factory=set)
-    revoked: set[str] = field(default_factory=set)
-    waiting: dict[str, str] = field(default_factory=dict)
-    decision_id: int | None = None
-    killed: int = 0
-    is_written: bool = True
-
-    def forget(self, name: str) -> None:
-        for each in (self.signalled, self.revoked, self.condemned):
-            each.discard(name)
+    gone_since_s: float | None = None
+    is_revoked: bool = False
+    is_signalled: bool = False
+    is_condemned: bool = False
 
 
 class FleetKeeper:
     """The reconciler of one deployment.
 
     ``record(workers)`` writes the statefile, ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
-    how long a start took; ``link`` and ``health`` are set before ``run``.
+    the duration of a start. A pass begins at once when ``wake`` is set.
     """
 
     def __init__(
         self,
         launch: Launch,
         workers: Iterable[Worker],
+        *,
         circus: CircusClient,
         processes: Processes,
         clock: Clock,
+        link: StoreLink,
+        health: HealthWatch,
+        gpus: GpuClaims,
         record: Callable[[Sequence[Worker]], None],
         say: Callable[[str], None],
-        gpus: GpuClaims,
         learn: Callable[[str, float], None],
+        wake: asyncio.Event,
     ) -> None:
         self._launch = launch
         self._workers = {worker.name: worker for worker in workers}
         self._circus = circus
         self._processes = processes
         self._clock = clock
+        self._link = link
+        self._health = health
+        self._gpus = gpus
         self._record = record
         self._say = say
-        self._gpus = gpus
         self._learn = learn
+        self._wake = wake
+        self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
+        self._exit_codes: dict[int, int] = {}
+        self._waiting: Mapping[str, str] = {}
         self._startup_s: dict[str, float] = {}
-        self._memory = _Memory()
-        self._wake = asyncio.Event()
-        self.link: StoreLink | None = None
-        self.health: HealthWatch | None = None
+        self._decision_id: int | None = None
+        self._killed = 0
+        self._is_written = True
 
     @property
     def workers(self) -> Mapping[str, Worker]:
         """The workers of this moment, by name."""
         return self._workers
 
-    def wake(self) -> None:
-        """Something has changed: look again now."""
+    def note_exit(self, pid: int, exit_code: int) -> None:
+        """Remember the exit code of a process that circus has reaped, and look now."""
+        self._exit_codes[pid] = exit_code
         self._wake.set()
 
-    def note_exit(self, pid: int, exit_code: int) -> None:
-        """circus has reaped this process."""
-        self._memory.exit_codes[pid] = exit_code
-        self.wake()
-
     async def run(self) -> None:
-        """Keep on for ever. A pass that fails is logged, and the next one comes."""
+        """Pass after pass, for ever. A pass that fails is logged, and the next one comes."""
         await self._sweep_watchers()
         while True:
             try:
@@ -148,11 +153,11 @@ class FleetKeeper:
             self._wake.clear()
 
     async def one_pass(self) -> float:
-        """Look and act once; how long the next look may wait, in seconds."""
+        """Look and act once; return the time until the next pass is due, in seconds."""
         self._see()
-        actions = self._decide()
-        for action in actions:
-            await self._carry_out(action)
+        for name in self._decide().removed:
+            self._departures.pop(name, None)
+            await self._circus.remove(name)
         for worker in list(self._workers.values()):
             if worker.state is WorkerState.STARTING and not worker.pid:
                 await self._ensure_process(worker)
@@ -165,13 +170,12 @@ class FleetKeeper:
     # -- look ------------------------------------------------------------------------------------
 
     def _see(self) -> None:
-        known = self.link.instances if self.link else None
+        known = self._link.instances
         instances = None if known is None else own_instances(self._workers, known)
         seen = observe(self._workers, World(self._clock.now_s(), self._exits(), instances))
         self._keep(seen.workers)
         for lease in seen.dead_leases:
-            if self.link:
-                self.link.revoke(lease)
+            self._link.revoke(lease)
         for line in seen.news:
             self._say(line)
         for name, seconds in seen.started_s.items():
@@ -179,35 +183,36 @@ class FleetKeeper:
             self._startup_s[worker.role.value] = round(seconds, 3)
             if key := startup_key(worker, self._launch.settings_of(worker.component)):
                 self._learn(key, seconds)
-        self._end_who_stands_still()
+        self._kill_hung_workers()
 
-    def _end_who_stands_still(self) -> None:
-        """Kill who says nothing any more; what becomes of it then is a crash like any other."""
-        if self.health is None:
-            return
+    def _kill_hung_workers(self) -> None:
+        """Kill workers that answer no question any more; that is then a crash like any other."""
         timeout_of = self._launch.hang_timeout_of
-        self.health.watch(suspects(self._workers, timeout_of))
-        for worker in hung(self._workers, self.health.silent_s, timeout_of):
-            if worker.name not in self._memory.condemned:
-                self._memory.condemned.add(worker.name)
+        self._health.watch(suspects(self._workers, timeout_of))
+        for worker in hung(self._workers, self._health.silent_s, timeout_of):
+            departure = self._departures[worker.name]
+            if not departure.is_condemned:
+                departure.is_condemned = True
                 silence_s = timeout_of(worker.component)
                 self._say(f"{worker.name} stands still: no answer for {silence_s:g} s. It is killed.")
             self._processes.kill_group(worker.pid, worker.started_at)
 
     def _exits(self) -> dict[str, Exit]:
-        """The workers whose process is gone, with its session and, if anybody knows it, its exit code."""
-        memory, now_s = self._memory, self._clock.now_s()
+        """The workers whose process is gone, with its whole session and, if it is known, its exit code."""
+        now_s = self._clock.now_s()
         exits: dict[str, Exit] = {}
         for worker in self._workers.values():
             if not worker.pid or self._runs(worker):
                 continue
-            since_s = memory.gone_since_s.setdefault(worker.name, now_s)
-            is_code_known = worker.pid in memory.exit_codes or now_s - since_s > EXIT_CODE_WITHIN_S
+            departure = self._departures[worker.name]
+            if departure.gone_since_s is None:
+                departure.gone_since_s = now_s
+            is_late = now_s - departure.gone_since_s > EXIT_CODE_WITHIN_S
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
-            if is_group_gone and is_code_known:
-                del memory.gone_since_s[worker.name]
-                exits[worker.name] = Exit(memory.exit_codes.pop(worker.pid, None), self._last_lines(worker))
-                memory.forget(worker.name)
+            if is_group_gone and (is_late or worker.pid in self._exit_codes):
+                code = self._exit_codes.pop(worker.pid, None)
+                exits[worker.name] = Exit(code, self._last_lines(worker))
+                del self._departures[worker.name]
                 remove_files_of(worker.name, self._launch.scratch_dir)
         return exits
 
@@ -219,55 +224,46 @@ class FleetKeeper:
 
     # -- decide ----------------------------------------------------------------------------------
 
-    def _decide(self) -> tuple[Action, ...]:
-        """What is to be done; written down. While nothing can be written, nothing new is started."""
-        launch, memory = self._launch, self._memory
-        counts = self.link.counts if self.link else None
-        decision_id = counts.decision_id if counts else memory.decision_id
-        is_new = memory.decision_id is not None and decision_id != memory.decision_id
-        memory.decision_id = decision_id
-        fleet = tuple(self._workers.values())
+    def _decide(self) -> Reconciled:
+        """Decide what the fleet is to be and write it down; nothing new is started while that fails."""
+        before = tuple(self._workers.values())
+        after = self._reconciled(before)
+        if not self._keep_all(after.fleet):
+            started = after.started(before)
+            after = replace(after, fleet=tuple(worker for worker in after.fleet if worker not in started))
+            self._keep_all(after.fleet)
+        self._gpus.release_beyond(self._workers.values())
+        for step, worker in after.steps(before):
+            log.info("%s %s: %s", step, worker.name, after.removed.get(worker.name) or worker.reason)
+        self._say_what_waits(after.waiting)
+        return after
+
+    def _reconciled(self, fleet: tuple[Worker, ...]) -> Reconciled:
+        """Reconcile, and claim the GPUs; those that another deployment is faster to claim are left to it."""
+        launch, counts = self._launch, self._link.counts
+        decision_id = counts.decision_id if counts else self._decision_id
+        is_new = self._decision_id is not None and decision_id != self._decision_id
+        self._decision_id = decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
         foreign = self._gpus.foreign()
         while True:
             now_s = self._clock.now_s()
-            actions = reconcile(
-                launch.graph, fleet, desired, launch.gpus, foreign, now_s, retry_failed=is_new
-            )
-            missed = self._gpus.claim_for(applied(fleet, actions)) - foreign
+            after = reconcile(launch.graph, fleet, desired, launch.gpus, foreign, now_s, retry_failed=is_new)
+            missed = self._gpus.claim_for(after.fleet) - foreign
             if not missed:
-                break
+                return after
             foreign |= missed
-        if not self._keep_all(applied(fleet, actions)):
-            actions = tuple(action for action in actions if not isinstance(action, Start))
-            self._keep_all(applied(fleet, actions))
-        self._gpus.release_beyond(self._workers.values())
-        self._say_who_waits(actions)
-        return actions
 
-    def _say_who_waits(self, actions: Sequence[Action]) -> None:
-        waiting = {action.component: action.why for action in actions if isinstance(action, Waiting)}
+    def _say_what_waits(self, waiting: Mapping[str, str]) -> None:
         for component, why in waiting.items():
-            if self._memory.waiting.get(component) != why:
+            if self._waiting.get(component) != why:
                 self._say(f"{component}: a worker waits for its GPUs: {why}")
-        self._memory.waiting = waiting
+        self._waiting = waiting
 
     # -- act -------------------------------------------------------------------------------------
 
-    async def _carry_out(self, action: Action) -> None:
-        """Only removals are left to do: the workers' states bring about restarts, starts and drains."""
-        match action:
-            case Remove(worker, why):
-                log.info("removing %s: %s", worker.name, why)
-                self._memory.forget(worker.name)
-                await self._circus.remove(worker.name)
-            case Waiting():
-                pass
-            case _:
-                log.info("%s %s: %s", type(action).__name__.lower(), action.worker.name, action.worker.reason)
-
     async def _ensure_process(self, worker: Worker) -> None:
-        """A process for this worker: the one that runs, if the last keeper got that far, else a new one."""
+        """Give the worker a process: the running one, if the last keeper got that far, else a new one."""
         watcher = worker_watcher(self._launch, worker)
         pid = 0
         try:
@@ -285,21 +281,22 @@ class FleetKeeper:
 
     async def _press(self, worker: Worker) -> None:
         """Make a worker leave: decode by its lease, the others by SIGTERM, at the deadline by force."""
+        link, departure = self._link, self._departures[worker.name]
         age_s = self._clock.now_s() - worker.since_s
         if age_s >= self._leave_timeout_s(worker) + KILL_GRACE_S:
-            if worker.name not in self._memory.condemned:
-                self._memory.condemned.add(worker.name)
-                self._memory.killed += 1
+            if not departure.is_condemned:
+                departure.is_condemned = True
+                self._killed += 1
                 self._say(f"{worker.name} did not leave within {age_s:.0f} s: killed. What it held is lost.")
             self._processes.kill_group(worker.pid, worker.started_at)
             return
-        is_by_lease = worker.role is Role.DECODE and worker.instance_id != 0 and self.link is not None
-        if is_by_lease and self.link and worker.name not in self._memory.revoked:
-            self._memory.revoked.add(worker.name)
-            self.link.revoke(worker.instance_id)
-        is_unheard = age_s >= REVOKED_REACT_S or (self.link and worker.instance_id in self.link.unanswered)
-        if worker.name not in self._memory.signalled and (not is_by_lease or is_unheard):
-            self._memory.signalled.add(worker.name)
+        is_by_lease = worker.role is Role.DECODE and worker.instance_id != 0
+        if is_by_lease and not departure.is_revoked:
+            departure.is_revoked = True
+            link.revoke(worker.instance_id)
+        is_unheard = age_s >= REVOKED_REACT_S or worker.instance_id in link.unanswered
+        if not departure.is_signalled and (not is_by_lease or is_unheard):
+            departure.is_signalled = True
             await self._circus.signal(worker.name, SIGTERM)
 
     def _leave_timeout_s(self, worker: Worker) -> float:
@@ -307,7 +304,7 @@ class FleetKeeper:
         return timeout_s if worker.url else min(timeout_s, LOADING_LEAVE_S)
 
     async def _sweep_watchers(self) -> None:
-        """Remove the watchers of workers that the last keeper had removed from the statefile only."""
+        """Remove watchers whose workers the last keeper had removed from the statefile only."""
         components = [service.name for service in self._launch.graph.services]
         bases = tuple(f"{self._launch.namespace}_{component}" for component in components)
         try:
@@ -326,43 +323,43 @@ class FleetKeeper:
         return self._keep({worker.name: worker for worker in fleet})
 
     def _keep(self, workers: Mapping[str, Worker]) -> bool:
-        """These are the workers from now on; whether that is written down."""
-        if workers == self._workers and self._memory.is_written:
+        """Have these workers from now on; return True when that is written down."""
+        if workers == self._workers and self._is_written:
             return True
         self._workers = dict(workers)
-        was_written = self._memory.is_written
+        was_written = self._is_written
         try:
             self._record(tuple(self._workers.values()))
-            self._memory.is_written = True
+            self._is_written = True
         except StatefileUnwritable as error:
-            self._memory.is_written = False
+            self._is_written = False
             if was_written:
                 self._say(f"The statefile cannot be written; serving goes on, scaling up waits. {error}")
-        if self._memory.is_written and not was_written:
+        if self._is_written and not was_written:
             self._say("The statefile can be written again.")
-        return self._memory.is_written
+        return self._is_written
 
     def _tell_store(self) -> None:
-        link, graph = self.link, self._launch.graph
-        counts = link.counts if link else None
-        if link is None or counts is None:
+        link, graph = self._link, self._launch.graph
+        counts = link.counts
+        if counts is None:
             return
         first = first_counts(graph, self._workers, counts)
         if first:
             link.decide_first(first)
             return
         document = fleet_document(graph, self._workers, len(self._launch.gpus))
-        link.publish_fleet(
-            {**document, "startup_s": self._startup_s, "killed_at_deadline": self._memory.killed}
-        )
+        link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": self._killed})
         desired = desired_workers(graph, counts, self._workers)
         if counts.is_pending and is_carried_out(graph, self._workers, desired, link.instances or ()):
             link.acknowledge(counts.decision_id)
 
     def _next_look_s(self) -> float:
-        if self._memory.gone_since_s or any(
+        is_going = any(departure.gone_since_s is not None for departure in self._departures.values())
+        is_coming = any(
             worker.state is WorkerState.STARTING and not worker.pid for worker in self._workers.values()
-        ):
+        )
+        if is_going or is_coming:
             return LOOK_SOON_S
         now_s = self._clock.now_s()
         due_s = [now_s + LOOK_EVERY_S]

@@ -38,6 +38,7 @@ class FleetPlugin(CircusPlugin):
         die_with_parent(int(os.environ["DYNAPLAN_PARENT_PID"]))
         super().__init__(*arguments, **options)
         self._keeper: FleetKeeper | None = None
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def initialize(self) -> None:
@@ -54,7 +55,7 @@ class FleetPlugin(CircusPlugin):
         if action == "reap" and event.get("exit_code") is not None:
             self._keeper.note_exit(int(event["process_pid"]), int(event["exit_code"]))
         else:
-            self._keeper.wake()
+            self._wake.set()
 
     def _begin(self) -> None:
         self._task = asyncio.ensure_future(self._keep())
@@ -66,20 +67,22 @@ class FleetPlugin(CircusPlugin):
         circus, processes = CircusClient(launch.circus_endpoint), wiring.processes()
         store = wiring.open_statefile(launch.statefile)
         statefile = await Statefile.open(store, launch, circus, processes)
+        link = StoreLink(wiring.connect_store(), launch.namespace, self._wake)
+        link.start()
         self._keeper = keeper = FleetKeeper(
             launch,
             statefile.workers,
-            circus,
-            processes,
-            wiring.system_clock(),
-            statefile.record,
-            terminal.say,
-            GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus),
-            wiring.startup_times(launch.statefile).learn,
+            circus=circus,
+            processes=processes,
+            clock=wiring.system_clock(),
+            link=link,
+            health=HealthWatch(link.is_answering, self._wake),
+            gpus=GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus),
+            record=statefile.record,
+            say=terminal.say,
+            learn=wiring.startup_times(launch.statefile).learn,
+            wake=self._wake,
         )
-        keeper.link = StoreLink(wiring.connect_store(), launch.namespace, keeper.wake)
-        keeper.link.start()
-        keeper.health = HealthWatch(keeper.link.is_answering, keeper.wake)
         log.info("keeping %d workers", len(keeper.workers))
         await keeper.run()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
@@ -33,10 +33,10 @@ class Store(KeyValueStore, LeaseKeeper, Protocol):
 class StoreLink:
     """Follows the desired counts and the registrations; writes acknowledgements and the fleet.
 
-    ``wake`` is called after every change of what is known.
+    ``wake`` is set after every change of what is known.
     """
 
-    def __init__(self, store: Store, namespace: str, wake: Callable[[], None]) -> None:
+    def __init__(self, store: Store, namespace: str, wake: asyncio.Event) -> None:
         self._store = store
         self._namespace = namespace
         self._wake = wake
@@ -54,7 +54,7 @@ class StoreLink:
 
     def start(self) -> None:
         """Follow and write, in the background, from now on."""
-        self._discovery.on_change(self._wake)
+        self._discovery.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._follow_counts(), "desired counts")
         self._tasks.spawn(self._write(), "store writer")
@@ -110,7 +110,7 @@ class StoreLink:
     async def _follow_registrations(self) -> None:
         await self._discovery.start()
         self._is_following = True
-        self._wake()
+        self._wake.set()
 
     async def _follow_counts(self) -> None:
         async for event in self._store.watch(planner_prefix(self._namespace)):
@@ -119,7 +119,7 @@ class StoreLink:
                 self._written.clear()
                 self._has_work.set()
             self._keys = values_after(self._keys or {}, event)
-            self._wake()
+            self._wake.set()
 
     def _want(self, key: str, value: str) -> None:
         self._wanted[key] = value
@@ -139,14 +139,14 @@ class StoreLink:
             await self._answered(self._store.commit(transaction))
         finally:
             self._is_deciding = False
-            self._wake()
+            self._wake.set()
 
     async def _revoke(self, lease: int) -> None:
         try:
             async with asyncio.timeout(REVOKE_FOR_S):
                 while not await self._answered(self._store.revoke(lease)):
                     self.unanswered.add(lease)
-                    self._wake()
+                    self._wake.set()
         except TimeoutError:
             log.warning("lease %x was not revoked; it has expired by now", lease)
         finally:

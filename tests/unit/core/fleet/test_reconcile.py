@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.fleet.reconcile import applied, reconcile
-from dynaplan.domain.actions import Action, Restart, Start, Waiting
+from dynaplan.core.fleet.reconcile import Reconciled, reconcile
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import Role, Worker
 from tests.unit.core.fleet.graphs import (
@@ -25,48 +24,49 @@ from tests.unit.core.fleet.graphs import (
 NOBODY: frozenset[int] = frozenset()
 DISAGG = graph(decode(), prefill())
 
+Steps = list[tuple[str, str]]
 
-def steps(
+
+def result_of(
     fleet: tuple[Worker, ...],
     desired: dict[str, int],
     spec: GraphSpec = DISAGG,
     gpus: int = 4,
     **more: object,
-) -> tuple[Action, ...]:
+) -> Reconciled:
     return reconcile(spec, fleet, desired, box(gpus), NOBODY, 100.0, **more)  # type: ignore[arg-type]
 
 
-def told(actions: tuple[Action, ...]) -> list[tuple[str, ...]]:
-    """The kind of each action and whom it is about."""
-    return [
-        (type(action).__name__, action.component if isinstance(action, Waiting) else action.worker.name[7:])
-        for action in actions
-    ]
+def steps(fleet: tuple[Worker, ...], desired: dict[str, int], *more: object, **named: object) -> Steps:
+    """Each step of reconciling, in a word and with the worker's name without its namespace."""
+    after = result_of(fleet, desired, *more, **named)  # type: ignore[arg-type]
+    return [(step, worker.name[7:]) for step, worker in after.steps(fleet)]
 
 
 def test_the_start_of_a_graph_is_a_scale_up_from_nothing() -> None:
-    actions = steps((), {})
-    assert told(actions) == [("Start", "VllmWorker"), ("Start", "PrefillWorker")]
-    assert [action.worker.gpus for action in actions if isinstance(action, Start)] == [(0,), (1,)]
+    assert steps((), {}) == [("start", "VllmWorker"), ("start", "PrefillWorker")]
+    assert [started.gpus for started in result_of((), {}).fleet] == [(0,), (1,)]
 
 
 def test_a_new_worker_takes_the_lowest_free_name_and_the_gpus_that_its_service_asks_for() -> None:
     fleet = (worker("VllmWorker", gpus=(0, 1)), worker("VllmWorker_2", gpus=(2, 3)))
-    actions = steps(fleet, {"VllmWorker": 4}, graph(decode(gpus=2)), gpus=8)
-    assert told(actions) == [("Start", "VllmWorker_1"), ("Start", "VllmWorker_3")]
-    assert [action.worker.gpus for action in actions if isinstance(action, Start)] == [(4, 5), (6, 7)]
+    after = result_of(fleet, {"VllmWorker": 4}, graph(decode(gpus=2)), gpus=8)
+    assert [(started.name, started.gpus) for started in after.started(fleet)] == [
+        ("dynamo_VllmWorker_1", (4, 5)),
+        ("dynamo_VllmWorker_3", (6, 7)),
+    ]
 
 
 def test_the_base_worker_comes_back_first() -> None:
     fleet = (worker("VllmWorker_1", gpus=(0,)),)
-    assert told(steps(fleet, {"VllmWorker": 2}, graph(decode()))) == [("Start", "VllmWorker")]
+    assert steps(fleet, {"VllmWorker": 2}, graph(decode())) == [("start", "VllmWorker")]
 
 
 def test_the_highest_index_leaves_first_counted_as_a_number() -> None:
     fleet = tuple(worker("VllmWorker" + (f"_{n}" if n else ""), gpus=(n,)) for n in range(11))
-    assert told(steps(fleet, {"VllmWorker": 9}, graph(decode()), gpus=11)) == [
-        ("Drain", "VllmWorker_10"),
-        ("Drain", "VllmWorker_9"),
+    assert steps(fleet, {"VllmWorker": 9}, graph(decode()), gpus=11) == [
+        ("drain", "VllmWorker_9"),
+        ("drain", "VllmWorker_10"),
     ]
 
 
@@ -79,103 +79,103 @@ def test_those_that_serve_nobody_leave_before_those_that_do() -> None:
         worker("VllmWorker_4", READY, gpus=(4,)),
     )
     spec = graph(decode())
-    assert told(steps(fleet, {"VllmWorker": 4}, spec))[0] == ("Remove", "VllmWorker")
-    assert told(steps(fleet, {"VllmWorker": 3}, spec)) == [
-        ("Remove", "VllmWorker"),
-        ("Remove", "VllmWorker_1"),
+    assert steps(fleet, {"VllmWorker": 4}, spec)[0] == ("remove", "VllmWorker")
+    assert steps(fleet, {"VllmWorker": 3}, spec) == [
+        ("remove", "VllmWorker"),
+        ("remove", "VllmWorker_1"),
     ]
-    assert told(steps(fleet, {"VllmWorker": 1}, spec)) == [
-        ("Remove", "VllmWorker"),
-        ("Remove", "VllmWorker_1"),
-        ("Drain", "VllmWorker_2"),
-        ("Drain", "VllmWorker_4"),
+    assert steps(fleet, {"VllmWorker": 1}, spec) == [
+        ("remove", "VllmWorker"),
+        ("remove", "VllmWorker_1"),
+        ("drain", "VllmWorker_2"),
+        ("drain", "VllmWorker_4"),
     ]
 
 
 def test_drains_come_before_starts_and_their_gpus_are_waited_for() -> None:
     fleet = (worker("VllmWorker", gpus=(0,)), worker("VllmWorker_1", gpus=(1,)))
-    actions = steps(fleet, {"VllmWorker": 1, "PrefillWorker": 1}, gpus=2)
-    assert told(actions) == [("Drain", "VllmWorker_1"), ("Waiting", "PrefillWorker")]
-    assert isinstance(actions[1], Waiting)
-    assert "draining: dynamo_VllmWorker_1" in actions[1].why
+    after = result_of(fleet, {"VllmWorker": 1, "PrefillWorker": 1}, gpus=2)
+    assert [(step, worker.name) for step, worker in after.steps(fleet)] == [("drain", "dynamo_VllmWorker_1")]
+    assert after.waiting.keys() == {"PrefillWorker"}
+    assert "draining: dynamo_VllmWorker_1" in after.waiting["PrefillWorker"]
 
 
 def test_a_draining_worker_neither_counts_nor_gives_its_name_or_gpus_away() -> None:
     fleet = (worker("VllmWorker", DRAINING, gpus=(0,)),)
-    (start,) = steps(fleet, {"VllmWorker": 1}, graph(decode()))
-    assert isinstance(start, Start)
-    assert (start.worker.name, start.worker.gpus) == ("dynamo_VllmWorker_1", (1,))
+    (started,) = result_of(fleet, {"VllmWorker": 1}, graph(decode())).started(fleet)
+    assert (started.name, started.gpus) == ("dynamo_VllmWorker_1", (1,))
 
 
 def test_a_crashed_worker_is_restarted_when_it_is_due_and_not_replaced_before() -> None:
     waiting = replace(worker("VllmWorker", BACKOFF, gpus=(0,)), retry_at_s=100.5)
-    assert steps((waiting,), {}, graph(decode())) == ()
-    (restart,) = steps((replace(waiting, retry_at_s=100.0),), {}, graph(decode()))
-    assert isinstance(restart, Restart)
-    assert (restart.worker.state, restart.worker.gpus) == (STARTING, (0,))
+    assert steps((waiting,), {}, graph(decode())) == []
+    due = (replace(waiting, retry_at_s=100.0),)
+    assert steps(due, {}, graph(decode())) == [("restart", "VllmWorker")]
+    (restarted,) = result_of(due, {}, graph(decode())).fleet
+    assert (restarted.state, restarted.gpus) == (STARTING, (0,))
 
 
 def test_a_failed_worker_is_not_replaced_for_ever() -> None:
-    assert steps((worker("VllmWorker", FAILED),), {"VllmWorker": 1}, graph(decode())) == ()
+    assert steps((worker("VllmWorker", FAILED),), {"VllmWorker": 1}, graph(decode())) == []
 
 
 def test_a_failed_worker_is_replaced_when_the_desired_count_is_written_anew() -> None:
     failed = replace(worker("VllmWorker", FAILED), restarts_s=(1.0,) * 5)
-    actions = steps((failed,), {"VllmWorker": 1}, graph(decode()), retry_failed=True)
-    assert told(actions) == [("Remove", "VllmWorker"), ("Start", "VllmWorker")]
-    assert isinstance(actions[1], Start)
-    assert actions[1].worker.restarts_s == ()
+    after = result_of((failed,), {"VllmWorker": 1}, graph(decode()), retry_failed=True)
+    assert after.removed == {"dynamo_VllmWorker": "failed, tried again"}
+    (started,) = after.started((failed,))
+    assert (started.name, started.state, started.restarts_s) == ("dynamo_VllmWorker", STARTING, ())
 
 
 def test_a_worker_that_is_gone_is_removed_and_its_name_and_gpus_used_again() -> None:
     gone = worker("VllmWorker", STOPPED, gpus=(0,))
-    actions = steps((gone,), {"VllmWorker": 1}, graph(decode()), gpus=1)
-    assert told(actions) == [("Remove", "VllmWorker"), ("Start", "VllmWorker")]
+    assert steps((gone,), {"VllmWorker": 1}, graph(decode()), gpus=1) == [
+        ("remove", "VllmWorker"),
+        ("start", "VllmWorker"),
+    ]
 
 
 def test_a_component_can_go_to_zero_and_come_back() -> None:
     fleet = (worker("VllmWorker", gpus=(0,)),)
-    assert told(steps(fleet, {"VllmWorker": 0}, graph(decode()))) == [("Drain", "VllmWorker")]
-    assert told(steps((), {"VllmWorker": 1}, graph(decode()))) == [("Start", "VllmWorker")]
+    assert steps(fleet, {"VllmWorker": 0}, graph(decode())) == [("drain", "VllmWorker")]
+    assert steps((), {"VllmWorker": 1}, graph(decode())) == [("start", "VllmWorker")]
 
 
 def test_counts_that_are_not_set_are_those_of_the_graph() -> None:
-    assert told(steps((), {"VllmWorker": -1, "PrefillWorker": 0}, graph(decode(2), prefill(3)))) == [
-        ("Start", "VllmWorker"),
-        ("Start", "VllmWorker_1"),
+    assert steps((), {"VllmWorker": -1, "PrefillWorker": 0}, graph(decode(2), prefill(3))) == [
+        ("start", "VllmWorker"),
+        ("start", "VllmWorker_1"),
     ]
 
 
 def test_names_of_different_services_never_meet() -> None:
     spec = graph(ServiceSpec("Worker", Role.SERVICE, 3), ServiceSpec("worker_1", Role.SERVICE, 1))
-    names = [action.worker.name for action in steps((), {}, spec) if isinstance(action, Start)]
+    names = [started.name for started in result_of((), {}, spec).fleet]
     assert names == ["dynamo_Worker", "dynamo_Worker_2", "dynamo_Worker_3", "dynamo_worker_1"]
 
 
 def test_services_in_the_process_of_another_have_no_worker() -> None:
     router = ServiceSpec("Router", Role.SERVICE, in_process_of="Frontend")
-    assert told(steps((), {}, graph(router, ServiceSpec("Frontend", Role.FRONTEND)))) == [
-        ("Start", "Frontend")
-    ]
+    assert steps((), {}, graph(router, ServiceSpec("Frontend", Role.FRONTEND))) == [("start", "Frontend")]
 
 
 def test_a_worker_of_no_service_of_the_graph_is_drained() -> None:
     stranger = Worker("dynamo_Old", "Old", Role.SERVICE, READY)
-    assert told(steps((stranger,), {}, graph())) == [("Drain", "Old")]
+    assert steps((stranger,), {}, graph()) == [("drain", "Old")]
 
 
-def test_doing_what_it_says_and_asking_again_gives_nothing_new() -> None:
+def test_reconciling_its_own_result_changes_nothing() -> None:
     fleet = (
         worker("VllmWorker", STOPPED),
         worker("VllmWorker_1", BACKOFF, gpus=(1,)),
         worker("PrefillWorker", FAILED),
     )
     for desired in ({"VllmWorker": 3, "PrefillWorker": 1}, {"VllmWorker": 0}, {"VllmWorker": 9}):
-        after = applied(fleet, steps(fleet, desired))
-        assert not [action for action in steps(after, desired) if not isinstance(action, Waiting)]
+        after = result_of(fleet, desired)
+        assert result_of(after.fleet, desired) == replace(after, removed={})
 
 
-def test_applied_is_what_to_write_down_before_acting() -> None:
+def test_the_result_is_what_to_write_down_before_acting() -> None:
     fleet = (worker("VllmWorker", FAILED), worker("PrefillWorker", gpus=(1,)))
-    after = applied(fleet, steps(fleet, {"VllmWorker": 0, "PrefillWorker": 0}))
-    assert [(each.name, each.state) for each in after] == [("dynamo_PrefillWorker", DRAINING)]
+    after = result_of(fleet, {"VllmWorker": 0, "PrefillWorker": 0})
+    assert [(each.name, each.state) for each in after.fleet] == [("dynamo_PrefillWorker", DRAINING)]

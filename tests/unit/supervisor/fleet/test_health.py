@@ -52,7 +52,7 @@ async def worker(answer: bytes) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def watching(store: Store, url: str) -> AsyncIterator[HealthWatch]:
-    watch = HealthWatch(store, lambda: None)
+    watch = HealthWatch(store, asyncio.Event())
     watch.watch({"w": url})
     try:
         yield watch
@@ -110,15 +110,10 @@ async def test_who_is_not_watched_any_more_or_was_restarted_begins_anew() -> Non
 
 
 async def test_one_unanswered_question_alone_is_no_silence() -> None:
-    woken = 0
-
-    def wake() -> None:
-        nonlocal woken
-        woken += 1
-        if woken == 1:
-            assert watch.silent_s == {}
-
+    wake = asyncio.Event()
     watch = HealthWatch(Store(), wake)
     watch.watch({"w": "http://127.0.0.1:1"})
+    await wake.wait()
+    assert watch.silent_s == {}
     await eventually(lambda: watch.silent_s)
     await watch.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM
@@ -68,16 +69,17 @@ class Box:
         self.keeper = FleetKeeper(
             self.launch,
             self.written,
-            cast(Any, self.circus),
-            self.processes,
-            self,
-            self.record,
-            self.said.append,
-            GpuClaims(self.claims, self.launch.gpus),
-            lambda key, seconds: self.learnt.append((key, seconds)),
+            circus=cast(Any, self.circus),
+            processes=self.processes,
+            clock=self,
+            link=cast(Any, self.link),
+            health=cast(Any, self.health),
+            gpus=GpuClaims(self.claims, self.launch.gpus),
+            record=self.record,
+            say=self.said.append,
+            learn=lambda key, seconds: self.learnt.append((key, seconds)),
+            wake=asyncio.Event(),
         )
-        self.keeper.health = cast(Any, self.health)
-        self.keeper.link = cast(Any, self.link)
         return self.keeper
 
     def now_s(self) -> float:
