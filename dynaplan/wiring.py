@@ -256,20 +256,20 @@ def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRe
 
 
 def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster:
-    """Who computes forecasts; ``interval_s`` lies between two values of a history.
+    """The forecaster that ``load_predictor`` names; ``interval_s`` lies between two values of a history.
 
     ConfigError when the library that ``load_predictor`` needs is not installed.
     """
     from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS
 
     if settings.load_predictor in OUTSIDE_PREDICTORS:
-        from dynaplan.adapters.forecasters.outside import OutsideForecaster, check_installed
+        from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster, check_installed
 
         check_installed(settings.load_predictor)
-        return OutsideForecaster(settings, interval_s)
-    from dynaplan.adapters.forecasters.inline import InlineForecaster
+        return LibraryForecaster(settings, interval_s)
+    from dynaplan.adapters.forecasters.core_forecaster import CoreForecaster
 
-    return InlineForecaster(settings)
+    return CoreForecaster(settings)
 
 
 def sla_model(

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from dynaplan.adapters.forecasters.outside import OutsideForecaster
+from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster
 from dynaplan.adapters.traces.reading import read_trace
 from dynaplan.adapters.traces.synthetic import synthetic
 from dynaplan.core.forecasting.backtest import score
@@ -65,7 +65,7 @@ def forecasts(method: str, series: Series, steps: int) -> Sequence[float]:
 
 async def _outside(method: str, series: Series, steps: int) -> list[float]:
     settings = ForecastSettings(load_predictor=method, load_predictor_deadline_s=600)
-    forecaster = OutsideForecaster(settings, 30)
+    forecaster = LibraryForecaster(settings, 30)
     try:
         return [(await forecaster.forecast(series[: end + 1], steps)).value for end in range(len(series))]
     finally:

@@ -1,1 +1,1 @@
-"""Who computes forecasts: the core in this process, or a library in a process of its own."""
+"""Forecasters: the core's own methods, computed at once, or a library in a process of its own."""

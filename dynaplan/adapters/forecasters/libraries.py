@@ -1,7 +1,7 @@
 """ARIMA and Prophet, by the libraries that the original uses. Called in the forecasting process only.
 
-Each takes the measurements (the newest last, None for a gap) and answers with the value so many steps ahead
-and a note on how it was found.
+Each function takes the measurements (the newest last, None for a gap), the number of steps ahead and the
+seconds of a step. It returns the value at that step, and a note on how it was found.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 from dynaplan.core.forecasting.series import carried_on
 
 Series = Sequence[float | None]
+
 EPOCH = datetime(2024, 1, 1)
+"""The time of the first measurement that Prophet is told, as in the original."""
 
 
 def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
-    """The order that ``auto_arima`` finds for these values, anew each time.
+    """Forecast by the order that ``auto_arima`` finds for these values, anew each time.
 
-    Where that is (0, d, 0), which foretells a straight line, the logarithms are taken: the original's rule.
-    Gaps count as unchanged: the library takes none.
+    When that is (0, d, 0), whose forecast is a straight line, the logarithms are taken: the original's rule.
+    A gap gets the value before it, since the library takes no gaps.
     """
     values = tuple(carried_on(list(series)))
     model = _auto_arima(values)
@@ -47,11 +49,11 @@ def _ahead(model: Any, steps: int) -> float:
 
 
 def prophet(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
-    """Prophet with its defaults, fitted anew; gaps are left out."""
+    """Forecast by Prophet with its defaults, fitted anew; gaps are left out."""
     pandas, library = importlib.import_module("pandas"), importlib.import_module("prophet")
-    seen = [(index, each) for index, each in enumerate(series) if each is not None]
+    known = [(index, value) for index, value in enumerate(series) if value is not None]
     frame = pandas.DataFrame(
-        {"ds": [_moment(index, interval_s) for index, _ in seen], "y": [value for _, value in seen]}
+        {"ds": [_moment(index, interval_s) for index, _ in known], "y": [value for _, value in known]}
     )
     model = library.Prophet()
     model.fit(frame)
@@ -64,7 +66,7 @@ def _moment(index: int, interval_s: float) -> datetime:
 
 
 def load(method: str) -> None:
-    """Import what the method needs: that takes seconds, and the first forecast should not pay for it."""
+    """Import the method's modules: that takes seconds, and the first forecast should not pay for it."""
     for noisy in ("cmdstanpy", "prophet", "prophet.plot"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     for module in MODULES[method]:
@@ -75,7 +77,10 @@ LIBRARIES: Mapping[str, Callable[[Series, int, float], tuple[float, str]]] = {
     "arima": arima,
     "prophet": prophet,
 }
+"""The function of each method."""
+
 MODULES: Mapping[str, Sequence[str]] = {
     "arima": ("numpy", "pmdarima"),
     "prophet": ("pandas", "prophet"),
 }
+"""The modules that each method imports; the last one is also the name of the package to install."""

@@ -1,4 +1,7 @@
-"""The forecasting process as its parent sees it: started, asked, killed."""
+"""The forecasting process as its parent sees it: started, asked, killed.
+
+``process_main`` is its other side, and says what the two tell each other.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,34 @@ from dynaplan.adapters.engines.common.child import SECRETS
 from dynaplan.domain.errors import TemporaryError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Set to 1: linear algebra of a few dozen numbers takes a hundred times as long on many threads."""
+"""Variables that are set to 1: many threads make small linear algebra a hundred times slower."""
 
+MAIN = "dynaplan.adapters.forecasters.process_main"
+"""The module that the process runs."""
 
 COMPLAINTS = "stderr.txt"
+"""The file of the process's standard error, in its temporary directory."""
 
 
 class ForecastingProcess:
     """One process and its children, in a group of their own. Spawn it from the main thread.
 
-    Every failure of the process is a TemporaryError, which says in words what happened.
+    Every failure of the process is a TemporaryError that says what happened.
     """
 
     def __init__(self, process: Process, directory: tempfile.TemporaryDirectory[str]) -> None:
         self._process = process
         self._directory = directory
-        self._last_id = 0
 
     @classmethod
     async def spawn(cls, method: str) -> ForecastingProcess:
         """Start it; it is not ready yet. Its environment is ours, with one thread and without secrets."""
         # Prophet leaves files behind when it is killed; they go with the directory.
         directory = tempfile.TemporaryDirectory(prefix="dynaplan-forecast-")
-        worker = ("-P", "-m", "dynaplan.adapters.forecasters.worker", method, str(os.getpid()))
         try:
             with (Path(directory.name) / COMPLAINTS).open("wb") as complaints:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *worker,
+                    *(sys.executable, "-P", "-m", MAIN, method, str(os.getpid())),
                     stdin=PIPE,
                     stdout=PIPE,
                     stderr=complaints,
@@ -59,41 +62,37 @@ class ForecastingProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has exited."""
+        """True when it has exited."""
         return self._process.returncode is not None
 
     async def ready(self) -> None:
-        """Return when its library is loaded; TemporaryError when that fails."""
-        message = await self._next()
+        """Return when its library is loaded."""
+        message = await self._message()
         if "error" in message:
             raise TemporaryError(str(message["error"]))
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one question. Ask the next one when it has come."""
-        self._last_id += 1
+        """Return the answer to one question, or its ``error``. When this is cancelled, close the process."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            stdin.write(json.dumps({**question, "id": self._last_id}).encode() + b"\n")
+            stdin.write(json.dumps(question).encode() + b"\n")
             await stdin.drain()
         except OSError as error:
             raise TemporaryError("its process has ended") from error
-        while True:
-            answer = await self._next()
-            if answer.get("id") == self._last_id:
-                return answer
+        return await self._message()
 
-    async def _next(self) -> dict[str, Any]:
+    async def _message(self) -> dict[str, Any]:
         stdout = self._process.stdout
         assert stdout is not None
         line = await stdout.readline()
         if not line:
             raise TemporaryError(f"its process ended with {await self._process.wait()}{self._complaint()}")
-        message = json.loads(line)
-        return message if isinstance(message, dict) else {}
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def _complaint(self) -> str:
-        """The last line that it printed to its standard error."""
+        """The last line of its standard error."""
         try:
             text = (Path(self._directory.name) / COMPLAINTS).read_text(errors="replace")
         except OSError:
@@ -114,7 +113,7 @@ class ForecastingProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with one thread and without secrets; this very dynaplan is found, installed or not."""
+    """Our environment, with one thread and without secrets; it finds this dynaplan, installed or not."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
     paths = [environment.get("PYTHONPATH", ""), str(Path(dynaplan.__file__).resolve().parents[1])]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -26,7 +26,6 @@ ROOMS_WITH_RIDDLES = frozenset(
     {
         "dynaplan/adapters/connectors/",
         "dynaplan/adapters/engines/",
-        "dynaplan/adapters/forecasters/",
         "dynaplan/adapters/local/",
         "dynaplan/adapters/messaging/",
         "dynaplan/adapters/profiles/",

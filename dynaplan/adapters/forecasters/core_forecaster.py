@@ -8,7 +8,7 @@ from dynaplan.core.forecasting.forecaster import forecast
 from dynaplan.domain.settings.forecasting import Forecast, ForecastSettings
 
 
-class InlineForecaster:
+class CoreForecaster:
     """See ``dynaplan.ports.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
 
     def __init__(self, settings: ForecastSettings) -> None:
@@ -17,8 +17,8 @@ class InlineForecaster:
     async def forecast(
         self, history: Sequence[float | None], steps: int, *, is_count: bool = False
     ) -> Forecast:
-        """A few milliseconds at most, for the longest history."""
+        """Compute the forecast: a few milliseconds at most, for the longest history."""
         return forecast(history, steps, self._settings, is_count=is_count)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no process and no file is open."""

@@ -17,13 +17,17 @@ from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS, Forecast, Fo
 log = logging.getLogger(__name__)
 
 FEWEST_POINTS = 5
+"""The number of measurements from which on a library is asked; before, the last value is the forecast."""
+
 ARIMA_WINDOW = 50
+"""The number of newest intervals that ARIMA sees, as in the original."""
+
 LOADING_S = 120.0
-"""How long the library may take to load: seconds on a free machine, a minute on a loaded one."""
+"""Seconds that the library may take to load: a few on a free machine, a minute on a loaded one."""
 
 
 def check_installed(method: str) -> None:
-    """Raise ConfigError, with the line that installs it, when the method's library is not here."""
+    """Raise ConfigError, with the line that installs it, when the method's library is missing."""
     for module in MODULES[method]:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
@@ -32,30 +36,29 @@ def check_installed(method: str) -> None:
             )
 
 
-class OutsideForecaster:
-    """See ``dynaplan.ports.Forecaster``. The process is started by the first forecast that needs it.
+class LibraryForecaster:
+    """See ``dynaplan.ports.Forecaster``. The first forecast that needs the process starts it.
 
-    Whatever goes wrong with it, or takes longer than ``load_predictor_deadline_s``, gives the last value. One
-    that computes past its deadline is killed, since nothing else stops it, and started again by the next
-    forecast. Forecasts are computed one after another.
+    When the process fails, or takes longer than ``load_predictor_deadline_s``, the last value is forecast.
+    A process that computes past its deadline is killed, since nothing else stops it, and the next forecast
+    starts another one. Forecasts are computed one after another.
     """
 
     def __init__(self, settings: ForecastSettings, interval_s: float) -> None:
         self._settings = settings
         self._method = settings.load_predictor
         self._interval_s = interval_s
-        self._process: ForecastingProcess | None = None
-        self._loading: asyncio.Task[ForecastingProcess] | None = None
+        self._starting: asyncio.Task[ForecastingProcess] | None = None
         self._turn = asyncio.Lock()
         self._failures: set[str] = set()
 
     async def forecast(
         self, history: Sequence[float | None], steps: int, *, is_count: bool = False
     ) -> Forecast:
-        """Never raises; a failure is a forecast by the last value, which says so."""
+        """Ask the library; never raises. After a failure the forecast is the last value, and says why."""
         window = self._settings.prophet_window_size if self._method == "prophet" else ARIMA_WINDOW
         series = measured(history[-HISTORY_INTERVALS:], HISTORY_INTERVALS)[-window:]
-        known = [each for each in series if each is not None]
+        known = [value for value in series if value is not None]
         if len(known) < FEWEST_POINTS:
             return last_known(
                 history, f"{self._method} is warming up, {len(known)} of {FEWEST_POINTS} measurements"
@@ -64,15 +67,23 @@ class OutsideForecaster:
             return last_known(history, "arima of a series that does not change")
         deadline_s = self._settings.load_predictor_deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
-                async with self._turn:
-                    return await self._computed(series, max(1, steps))
+            async with asyncio.timeout(deadline_s), self._turn:
+                return await self._computed(series, max(1, steps))
         except TimeoutError:
-            if self._loading is not None and not self._loading.done():
+            if self._starting is not None and not self._starting.done():
                 return self._failed(history, f"{self._method} is still loading after {deadline_s:g} s")
             return self._failed(history, f"{self._method} took longer than {deadline_s:g} s")
         except (TemporaryError, OSError, ValueError) as error:
             return self._failed(history, f"{self._method} failed: {error}")
+
+    async def close(self) -> None:
+        """Kill the process, if there is one; return when it is gone."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            for started in await asyncio.gather(starting, return_exceptions=True):
+                if isinstance(started, ForecastingProcess):
+                    await started.close()
 
     def _failed(self, history: Sequence[float | None], reason: str) -> Forecast:
         if reason not in self._failures:
@@ -81,7 +92,7 @@ class OutsideForecaster:
         return last_known(history, reason)
 
     async def _computed(self, series: Series, steps: int) -> Forecast:
-        process = await self._ready_process()
+        process = await self._process()
         question = {
             "series": series,
             "steps": steps,
@@ -90,55 +101,34 @@ class OutsideForecaster:
         }
         try:
             answer = await process.ask(question)
-        except BaseException:
-            # Late, cancelled or dead: nobody can tell what it would say next.
-            await self._abandon()
+        except BaseException:  # late, cancelled or dead: a later answer could be that of this question
+            await self.close()
             raise
         if "error" in answer:
             raise TemporaryError(str(answer["error"]))
         return Forecast(max(0.0, float(answer["value"])), self._method, str(answer["note"]))
 
-    async def _ready_process(self) -> ForecastingProcess:
-        """The process, its library loaded. Loading goes on when the forecast that began it is given up."""
-        if self._process is not None and self._process.has_ended:
-            await self._abandon()
-        if self._process is None:
-            if self._loading is None or has_failed(self._loading):
-                self._loading = asyncio.create_task(self._load())
-                self._loading.add_done_callback(has_failed)  # it may fail when nobody waits for it any more
-            self._process = await asyncio.shield(self._loading)
-        return self._process
+    async def _process(self) -> ForecastingProcess:
+        """Return the process, its library loaded. Loading goes on when the forecast that began it ends."""
+        starting = self._starting
+        if starting is None or (starting.done() and _is_lost(starting)):
+            await self.close()
+            starting = self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(starting)
 
-    async def _load(self) -> ForecastingProcess:
+    async def _start(self) -> ForecastingProcess:
         process = await ForecastingProcess.spawn(self._method)
         try:
             async with asyncio.timeout(LOADING_S):
                 await process.ready()
-        except TimeoutError:
+        except BaseException as error:
             await process.close()
-            raise TemporaryError(f"its library did not load within {LOADING_S:g} s") from None
-        except BaseException:
-            await process.close()
+            if isinstance(error, TimeoutError):
+                raise TemporaryError(f"its library did not load within {LOADING_S:g} s") from None
             raise
         return process
 
-    async def _abandon(self) -> None:
-        process, self._process = self._process, None
-        self._loading = None
-        if process is not None:
-            await process.close()
 
-    async def close(self) -> None:
-        """Kill the process; return when it is gone."""
-        loading = self._loading
-        if loading is not None and self._process is None:
-            loading.cancel()
-            await asyncio.wait({loading})
-            if not loading.cancelled() and loading.exception() is None:
-                self._process = loading.result()
-        await self._abandon()
-
-
-def has_failed(task: asyncio.Task[ForecastingProcess]) -> bool:
-    """Whether the task has ended without a result."""
-    return task.done() and (task.cancelled() or task.exception() is not None)
+def _is_lost(starting: asyncio.Task[ForecastingProcess]) -> bool:
+    """Tell whether the start failed, or the process that it started has ended."""
+    return starting.cancelled() or starting.exception() is not None or starting.result().has_ended

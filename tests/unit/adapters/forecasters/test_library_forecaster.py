@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.adapters.forecasters.outside import OutsideForecaster
+from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster
 from dynaplan.adapters.local.processes import group_members
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.forecasting import Forecast, ForecastSettings
@@ -62,8 +62,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-async def arima(fake: Path) -> AsyncIterator[OutsideForecaster]:
-    forecaster = OutsideForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
+async def arima(fake: Path) -> AsyncIterator[LibraryForecaster]:
+    forecaster = LibraryForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
     yield forecaster
     await forecaster.close()
 
@@ -83,7 +83,7 @@ def is_gone(directory: str) -> bool:
 
 
 async def test_the_library_answers_in_a_process_with_one_thread_that_ends_with_the_forecaster(
-    arima: OutsideForecaster, monkeypatch: pytest.MonkeyPatch
+    arima: LibraryForecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert await arima.forecast(history(10), 3) == Forecast(23.0, "arima", "arima(1, 0, 0)")
@@ -94,18 +94,18 @@ async def test_the_library_answers_in_a_process_with_one_thread_that_ends_with_t
     assert children() == []
 
 
-async def test_an_order_without_memory_is_done_again_with_logarithms(arima: OutsideForecaster) -> None:
+async def test_an_order_without_memory_is_done_again_with_logarithms(arima: LibraryForecaster) -> None:
     told = await arima.forecast(history(4), 1)
     assert told.why == "arima(1, 0, 0) of the logarithm"
     assert told.value == pytest.approx(math.expm1(math.log1p(20) + 1))
 
 
-async def test_several_forecasts_at_once_are_computed_one_after_another(arima: OutsideForecaster) -> None:
+async def test_several_forecasts_at_once_are_computed_one_after_another(arima: LibraryForecaster) -> None:
     told = await asyncio.gather(*(arima.forecast(history(10, last), 1) for last in (1.0, 2.0, 3.0)))
     assert [each.value for each in told] == [2.0, 3.0, 4.0]
 
 
-async def test_a_forecast_below_nothing_is_nothing(arima: OutsideForecaster) -> None:
+async def test_a_forecast_below_nothing_is_nothing(arima: LibraryForecaster) -> None:
     assert (await arima.forecast(history(6), 1)).value == 0.0
 
 
@@ -118,18 +118,28 @@ async def test_a_forecast_below_nothing_is_nothing(arima: OutsideForecaster) -> 
     ],
 )
 async def test_a_failure_is_the_last_value_and_the_next_forecast_is_tried_again(
-    arima: OutsideForecaster, first: float, why: str
+    arima: LibraryForecaster, first: float, why: str
 ) -> None:
     told = await arima.forecast(history(first), 1)
     assert (told.value, told.method, told.why) == (20.0, "constant", f"the last value: {why}")
     assert (await arima.forecast(history(10), 1)).value == 21.0
 
 
+async def test_an_error_of_the_library_does_not_cost_the_process_that_loaded_it(
+    arima: LibraryForecaster,
+) -> None:
+    await arima.forecast(history(10), 1)
+    before = children()
+    await arima.forecast(history(1), 1)
+    await arima.forecast(history(10), 1)
+    assert children() == before
+
+
 async def test_one_that_is_late_is_the_last_value_and_its_process_is_killed_with_its_children(
     fake: Path,
 ) -> None:
     settings = ForecastSettings(load_predictor="arima", load_predictor_deadline_s=0.6)
-    forecaster = OutsideForecaster(settings, 30)
+    forecaster = LibraryForecaster(settings, 30)
     try:
         while (await forecaster.forecast(history(10), 1)).method != "arima":
             pass  # its process is loading, on a busy machine for longer than the deadline
@@ -144,7 +154,7 @@ async def test_one_that_is_late_is_the_last_value_and_its_process_is_killed_with
 
 async def test_a_library_that_does_not_load_is_the_last_value_with_the_reason(fake: Path) -> None:
     (fake / "pmdarima.py").write_text("raise ImportError('numpy is too new')")
-    forecaster = OutsideForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
+    forecaster = LibraryForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
     told = await forecaster.forecast(history(10), 1)
     await forecaster.close()
     assert told.why == "the last value: arima failed: ImportError: numpy is too new"
@@ -154,14 +164,14 @@ async def test_a_library_that_does_not_load_is_the_last_value_with_the_reason(fa
 async def test_closing_while_the_library_loads_leaves_nothing(fake: Path) -> None:
     (fake / "pmdarima.py").write_text("import time; time.sleep(60)")
     settings = ForecastSettings(load_predictor="arima", load_predictor_deadline_s=0.2)
-    forecaster = OutsideForecaster(settings, 30)
+    forecaster = LibraryForecaster(settings, 30)
     told = await forecaster.forecast(history(10), 1)
     assert told.why == "the last value: arima is still loading after 0.2 s"
     await forecaster.close()
     assert children() == []
 
 
-async def test_a_short_or_unchanging_history_starts_no_process(arima: OutsideForecaster) -> None:
+async def test_a_short_or_unchanging_history_starts_no_process(arima: LibraryForecaster) -> None:
     told = await arima.forecast([10.0, None, 12.0], 1)
     assert (told.value, told.why) == (12.0, "the last value: arima is warming up, 2 of 5 measurements")
     told = await arima.forecast([8.0] * 10, 1)
@@ -178,7 +188,7 @@ async def test_the_secrets_of_the_planner_stay_there(
         "import json, os, pathlib\n"
         f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(json.dumps(dict(os.environ)))"
     )
-    forecaster = OutsideForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
+    forecaster = LibraryForecaster(ForecastSettings(load_predictor="arima", load_predictor_deadline_s=60), 30)
     await forecaster.forecast(history(10), 1)
     await forecaster.close()
     seen = json.loads((tmp_path / "seen").read_text())
@@ -217,7 +227,7 @@ def installed(module: str) -> pytest.MarkDecorator:
 )
 async def test_the_real_library_follows_a_ramp(method: str) -> None:
     settings = ForecastSettings(load_predictor=method, load_predictor_deadline_s=100)
-    forecaster = OutsideForecaster(settings, 30)
+    forecaster = LibraryForecaster(settings, 30)
     ramp: list[float | None] = [*curve(lambda index: 100.0 + 10 * index, 40, noise=0.01)]
     ramp[20] = None
     told = await forecaster.forecast(ramp, 3)
@@ -229,7 +239,7 @@ async def test_the_real_library_follows_a_ramp(method: str) -> None:
 @installed("pmdarima")
 async def test_real_arima_follows_a_wave() -> None:
     settings = ForecastSettings(load_predictor="arima", load_predictor_deadline_s=100)
-    forecaster = OutsideForecaster(settings, 30)
+    forecaster = LibraryForecaster(settings, 30)
     told = await forecaster.forecast(curve(wave, 50, noise=0.02), 3)
     await forecaster.close()
     assert told.value == pytest.approx(wave(52), rel=0.25)
