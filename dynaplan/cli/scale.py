@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.domain.documents import parse_object, whole_number
 from dynaplan.domain.errors import CapacityError, ConfigError, StoreUnavailable, TemporaryError
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import Transaction
 
@@ -88,15 +89,15 @@ async def _check_fits(store: KeyValueStore, namespace: str, wanted: Mapping[Role
     item = await store.get(fleet_key(namespace))
     if item is None:
         return
-    fleet = json.loads(item.value)
-    need = 0.0
-    for name, gpus in fleet["gpus_per_worker"].items():
-        states = fleet["roles"].get(name, {})
-        present = sum(count for state, count in states.items() if state != "draining")
-        need += wanted.get(Role(name), present) * gpus
-    if need > fleet["gpus_total"]:
+    try:
+        fleet = FleetCounts.from_json(parse_object(item.value))
+    except ValueError:
+        return  # `status` names it; the plugin publishes a good one at its next change
+    need = wanted.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
+    need += wanted.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus
+    if need > fleet.gpus_total:
         raise CapacityError(
-            f"that needs {need:g} GPUs, and there are {fleet['gpus_total']}", hint="Ask for fewer workers."
+            f"that needs {need:g} GPUs, and there are {fleet.gpus_total}", hint="Ask for fewer workers."
         )
 
 
@@ -126,7 +127,7 @@ async def _carried_out(store: KeyValueStore, namespace: str, decision_id: int, t
                     item = await store.get(key)
                 except StoreUnavailable:
                     item = None
-                if item and int(item.value) >= decision_id:
+                if item and (whole_number(item.value) or 0) >= decision_id:
                     return True
                 await asyncio.sleep(POLL_S)
     except TimeoutError:

@@ -34,11 +34,16 @@ def command(namespace: str | None, as_json: bool) -> None:
     A worker whose engine starts is "loading", with the time that it usually takes.
     """
     found = connect(namespace)
-    loads = asyncio.run(_loads(found.namespace))
+    loads, ignored = asyncio.run(_asked(found.namespace))
     usual = _usual_start_s(found)
     workers = [_row(worker, loads.get(worker.name), usual.get(worker.name)) for worker in found.workers]
     if as_json:
-        document = {"namespace": found.namespace, "frontend_url": found.frontend_url, "workers": workers}
+        document = {
+            "namespace": found.namespace,
+            "frontend_url": found.frontend_url,
+            "workers": workers,
+            "ignored_keys": ignored,
+        }
         click.echo(json.dumps(document, indent=2))
         return
     click.echo(f"{found.namespace}  {found.frontend_url}  serve runs as pid {found.arbiter.pid}\n")
@@ -46,6 +51,8 @@ def command(namespace: str | None, as_json: bool) -> None:
     for row in workers:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             click.echo(f"\n{row['worker']}: {row['reason']}")
+    for key, reason in ignored.items():
+        click.echo(f"\nignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key.")
 
 
 def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> dict[str, Any]:
@@ -140,22 +147,31 @@ def _usual_start_s(found: Deployment) -> dict[str, float | None]:
     }
 
 
-async def _loads(namespace: str) -> dict[str, WorkerLoad]:
-    """Return the load of every worker that has one and answers, by name; empty when etcd does not answer."""
+async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str]]:
+    """Ask the store and the workers: return loads by worker name, and faults of unreadable keys by key.
+
+    A worker that has no load or does not answer is left out; both are empty when etcd does not answer.
+    """
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
     from dynaplan.domain.errors import StoreUnavailable
+    from dynaplan.runtime.unreadable import prefixes, unreadable
 
     store = wiring.connect_store()
     try:
         async with asyncio.timeout(2 * ANSWER_S):
-            items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
+            items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("etcd does not answer: loads are not known", err=True)
-        return {}
+        return {}, {}
     finally:
         await store.close()
-    registered = [Instance.from_json(item.value) for item in items]
+    ignored = unreadable(namespace, items)
+    registered = [
+        Instance.from_json(item.value)
+        for item in items
+        if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored
+    ]
     urls = {instance.worker: instance.url for instance in registered}
     metrics = wiring.worker_metrics()
     try:
@@ -163,4 +179,5 @@ async def _loads(namespace: str) -> dict[str, WorkerLoad]:
     finally:
         await metrics.close()
     # A service without engine says zero throughout: it has no load.
-    return {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
+    known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
+    return known, ignored

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from dynaplan.domain.documents import flag_field, object_field, parse_object, text_field, whole_field
 
 SERVICES_PREFIX = "/services/"
 
 PUBLIC_URL = "public_url"
 """The key of a frontend's card that holds the base address of its public server; ``/metrics`` is there."""
+
+
+CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
+    "model": text_field,
+    "tokenizer": text_field,
+    "context_tokens": whole_field,
+    "kv_block_tokens": whole_field,
+    "reserves": flag_field,
+    "needs_hand_off": flag_field,
+    "keep_alive": flag_field,
+    "routes_to": text_field,
+    PUBLIC_URL: text_field,
+}
+"""The fields of a card that dynaplan reads, each with the reader of its type."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +78,27 @@ class Instance:
 
     @classmethod
     def from_json(cls, text: str) -> Instance:
-        """Read a registration's value; raises ValueError or KeyError when it is not one."""
-        document = json.loads(text)
+        """Read a registration's value; raises ValueError, and nothing else, when it is not one."""
+        document = parse_object(text)
+        transport = object_field(document, "transport")
         return cls(
-            namespace=document["namespace"],
-            component=document["component"],
-            endpoint=document["endpoint"],
-            instance_id=int(document["instance_id"]),
-            url=document["transport"].get("http", ""),
-            worker=document.get("worker", ""),
-            pid=int(document.get("pid", 0)),
-            card=document.get("card", {}),
-            engine_url=document["transport"].get("openai", ""),
+            namespace=text_field(document, "namespace"),
+            component=text_field(document, "component"),
+            endpoint=text_field(document, "endpoint"),
+            instance_id=whole_field(document, "instance_id"),
+            url=text_field(transport, "http", ""),
+            worker=text_field(document, "worker", ""),
+            pid=whole_field(document, "pid", 0),
+            card=_checked_card(object_field(document, "card", {})),
+            engine_url=text_field(transport, "openai", ""),
         )
+
+
+def _checked_card(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The card, once the fields that dynaplan itself reads have their types; others may be anything."""
+    for name in CARD_FIELDS.keys() & card.keys():
+        CARD_FIELDS[name](card, name)
+    return card
 
 
 def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:

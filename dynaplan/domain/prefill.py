@@ -7,10 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynaplan.domain.documents import (
+    flag_field,
+    object_field,
+    parse_object,
+    shown,
+    text_field,
+    whole_field,
+    whole_list_field,
+)
+
 
 def prefill_stream(namespace: str) -> str:
     """The JetStream stream of a namespace's prefill queue; its subject is ``{stream}.queue``."""
     return f"{namespace}_prefill_queue".replace("/", "_").replace("\\", "_")
+
+
+def is_subject(text: str) -> bool:
+    """Tell whether NATS takes the text as a subject to publish to: words joined by dots, no wildcards."""
+    is_plain = text.isprintable() and not set(text) & set(" *>")
+    return is_plain and all(text.split("."))
 
 
 @dataclass(frozen=True)
@@ -37,18 +53,21 @@ class RemotePrefillRequest:
 
     @classmethod
     def from_json(cls, payload: bytes) -> RemotePrefillRequest:
-        """Read a payload; unknown fields are ignored, a missing request_id raises KeyError."""
-        document = json.loads(payload)
+        """Read a payload; unknown fields are ignored. Raises ValueError, and nothing else."""
+        document = parse_object(payload)
+        reply_to = text_field(document, "reply_to", "")
+        if reply_to and not is_subject(reply_to):
+            raise ValueError(f"'reply_to' is {shown(reply_to)}: expected a NATS subject without wildcards")
         return cls(
-            request_id=document["request_id"],
-            engine_id=document.get("engine_id", ""),
-            prompt_token_ids=tuple(document.get("prompt_token_ids", ())),
-            sampling_params=document.get("sampling_params", {}),
-            block_ids=tuple(document.get("block_ids", ())),
-            computed_block_ids=tuple(document.get("computed_block_ids", ())),
-            path=document.get("path", "/v1/completions"),
-            body=document.get("body", {}),
-            reply_to=document.get("reply_to", ""),
+            request_id=text_field(document, "request_id"),
+            engine_id=text_field(document, "engine_id", ""),
+            prompt_token_ids=whole_list_field(document, "prompt_token_ids"),
+            sampling_params=object_field(document, "sampling_params", {}),
+            block_ids=whole_list_field(document, "block_ids"),
+            computed_block_ids=whole_list_field(document, "computed_block_ids"),
+            path=text_field(document, "path", "/v1/completions"),
+            body=object_field(document, "body", {}),
+            reply_to=reply_to,
         )
 
 
@@ -76,14 +95,20 @@ class PrefillAnswer:
 
     @classmethod
     def from_json(cls, payload: bytes) -> PrefillAnswer:
-        """Read an answer's payload."""
-        document = json.loads(payload)
+        """Read an answer's payload. Raises ValueError, and nothing else."""
+        document = parse_object(payload)
+        release_to = text_field(document, "release_to", "")
+        if release_to and not is_subject(release_to):
+            raise ValueError(f"'release_to' is {shown(release_to)}: expected a NATS subject")
+        status = whole_field(document, "status", 0)
+        if status and not 400 <= status <= 599:
+            raise ValueError(f"'status' is {status}: expected 0 or an HTTP status of an error")
         return cls(
-            document["request_id"],
-            document.get("worker", ""),
-            document.get("hand_off", {}),
-            document.get("error", ""),
-            document.get("is_retryable", True),
-            document.get("release_to", ""),
-            document.get("status", 0),
+            text_field(document, "request_id"),
+            text_field(document, "worker", ""),
+            object_field(document, "hand_off", {}),
+            text_field(document, "error", ""),
+            flag_field(document, "is_retryable", True),
+            release_to,
+            status,
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynaplan.domain.documents import number_field, object_field
+
 
 @dataclass(frozen=True)
 class WorkerLoad:
@@ -41,14 +43,19 @@ class WorkerLoad:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> WorkerLoad:
-        """Read the nested or the flat form; a missing field is 0."""
-        flat = {**document, **document.get("worker_stats", {}), **document.get("kv_stats", {})}
+        """Read the nested or the flat form; a missing field is 0. Raises ValueError, and nothing else."""
+        nested = [object_field(document, name, {}) for name in ("worker_stats", "kv_stats")]
+        flat = {**document, **nested[0], **nested[1]}
+
+        def number(name: str) -> float:
+            return number_field(flat, name, 0)
+
         return cls(
-            running_requests=int(flat.get("request_active_slots", 0)),
-            request_slots=int(flat.get("request_total_slots", 0)),
-            waiting_requests=int(flat.get("num_requests_waiting", 0)),
-            kv_active_blocks=int(flat.get("kv_active_blocks", 0)),
-            kv_total_blocks=int(flat.get("kv_total_blocks", 0)),
-            kv_usage=float(flat.get("gpu_cache_usage_perc", 0.0)),
-            prefix_hit_rate=float(flat.get("gpu_prefix_cache_hit_rate", 0.0)),
+            running_requests=int(number("request_active_slots")),
+            request_slots=int(number("request_total_slots")),
+            waiting_requests=int(number("num_requests_waiting")),
+            kv_active_blocks=int(number("kv_active_blocks")),
+            kv_total_blocks=int(number("kv_total_blocks")),
+            kv_usage=number("gpu_cache_usage_perc"),
+            prefix_hit_rate=number("gpu_prefix_cache_hit_rate"),
         )

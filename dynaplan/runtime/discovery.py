@@ -12,6 +12,9 @@ from dynaplan.ports import KeyValueStore
 
 log = logging.getLogger(__name__)
 
+MOST_IGNORED = 1000
+"""The number of unreadable registrations whose faults are remembered, so that each is logged once."""
+
 
 class Discovery:
     """The instances of a namespace, followed by watch.
@@ -27,6 +30,7 @@ class Discovery:
         self._by_endpoint: dict[tuple[str, str], tuple[Instance, ...]] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._is_known = asyncio.Event()
+        self._ignored: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,20 +82,26 @@ class Discovery:
     def _after(self, event: WatchEvent) -> dict[str, Instance]:
         match event:
             case Snapshot(items):
-                return {item.key: instance for item in items if (instance := _read(item))}
+                return {item.key: instance for item in items if (instance := self._read(item))}
             case Put(item):
-                instance = _read(item)
+                instance = self._read(item)
                 return {**self._by_key, item.key: instance} if instance else self._by_key
             case Deleted(key):
                 return {known: instance for known, instance in self._by_key.items() if known != key}
 
-
-def _read(item: KeyValue) -> Instance | None:
-    try:
-        return Instance.from_json(item.value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("ignoring %s: it is not a registration (%s: %s)", item.key, type(error).__name__, error)
-        return None
+    def _read(self, item: KeyValue) -> Instance | None:
+        """The registration; None for what is none, which is said once for each key and fault."""
+        try:
+            instance = Instance.from_json(item.value)
+        except ValueError as error:
+            if self._ignored.get(item.key) != str(error):
+                log.warning("ignoring %s: it is not a registration (%s)", item.key, error)
+            self._ignored[item.key] = str(error)
+            while len(self._ignored) > MOST_IGNORED:
+                del self._ignored[next(iter(self._ignored))]
+            return None
+        self._ignored.pop(item.key, None)
+        return instance
 
 
 def _grouped(by_key: dict[str, Instance]) -> dict[tuple[str, str], tuple[Instance, ...]]:

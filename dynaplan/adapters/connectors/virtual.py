@@ -7,10 +7,10 @@ On one box the fleet plugin is at the other end.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 
+from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.observation import FleetCounts
@@ -40,8 +40,8 @@ class VirtualConnector:
         if item is None:
             return self._registered()
         try:
-            return FleetCounts.from_json(json.loads(item.value))
-        except (ValueError, TypeError, AttributeError) as error:
+            return FleetCounts.from_json(parse_object(item.value))
+        except ValueError as error:
             log.warning("%s is not a fleet (%s): counting registrations instead", item.key, error)
             return self._registered()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
+from dynaplan.domain.documents import parse_object
 from dynaplan.domain.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class HttpMetrics:
     async def _load(self, session: aiohttp.ClientSession, url: str) -> WorkerLoad | None:
         try:
             async with session.get(f"{url}/load_metrics", raise_for_status=True) as response:
-                return WorkerLoad.from_json(await response.json(content_type=None))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, AttributeError) as error:
+                return WorkerLoad.from_json(parse_object(await response.read()))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             log.debug("no load from %s: %s: %s", url, type(error).__name__, error)
             return None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from dynaplan.domain.documents import whole_number
+
 
 @dataclass(frozen=True)
 class DisaggregationSettings:
@@ -66,8 +68,8 @@ def with_live_settings(
     prefix = live_settings_prefix(namespace)
 
     def number(name: str, otherwise: int) -> int:
-        text = keys.get(prefix + name, "").strip()
-        return int(text) if text.isascii() and text.isdigit() else otherwise
+        found = whole_number(keys.get(prefix + name, ""))
+        return otherwise if found is None or found < 0 else found
 
     return replace(
         settings,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dynaplan.domain.documents import number_field, object_field
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.traffic import Foresight, Traffic
 
@@ -38,16 +38,11 @@ class WorkerCounts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> WorkerCounts:
-        """Read ``{state: count}``; unknown states are ignored, counts below 0 are 0."""
+        """Read ``{state: count}``; unknown states are ignored, numbers below 0 are 0. Raises ValueError."""
         states = ("starting", "ready", "draining", "backoff", "failed")
-        counts = {state: max(0, int(document.get(state, 0))) for state in states}
-        gpus, startup_s = (_amount(document.get(key, 0)) for key in ("gpus", "startup_s"))
+        counts = {state: int(max(0.0, number_field(document, state, 0))) for state in states}
+        gpus, startup_s = (max(0.0, number_field(document, key, 0)) for key in ("gpus", "startup_s"))
         return cls(**counts, gpus=gpus, startup_s=startup_s)
-
-
-def _amount(value: Any) -> float:
-    number = float(value)
-    return max(0.0, number) if math.isfinite(number) else 0.0
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,17 @@ class FleetCounts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FleetCounts:
-        """Read what the supervisor publishes; ValueError, TypeError or AttributeError when it is not that."""
-        roles, gpus = document.get("roles", {}), document.get("gpus_per_worker", {})
-        startup_s = document.get("startup_s", {})
+        """Read what the supervisor publishes; raises ValueError, and nothing else, when it is not that."""
+        roles = object_field(document, "roles", {})
+        gpus = object_field(document, "gpus_per_worker", {})
+        startup_s = object_field(document, "startup_s", {})
 
         def counts(role: str) -> WorkerCounts:
             times = {"gpus": gpus.get(role, 0), "startup_s": startup_s.get(role, 0)}
-            return WorkerCounts.from_json({**roles.get(role, {}), **times})
+            return WorkerCounts.from_json({**object_field(roles, role, {}), **times})
 
-        return cls(counts("prefill"), counts("decode"), max(0, int(document.get("gpus_total", 0))))
+        gpus_total = int(max(0.0, number_field(document, "gpus_total", 0)))
+        return cls(counts("prefill"), counts("decode"), gpus_total)
 
 
 @dataclass(frozen=True)

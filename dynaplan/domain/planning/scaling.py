@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dynaplan.domain.documents import whole_number
 from dynaplan.domain.lifecycle import Role
 
 COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
@@ -44,8 +45,8 @@ class DesiredCounts:
         prefix = planner_prefix(namespace)
 
         def number(name: str) -> int:
-            text = keys.get(prefix + name, "").strip()
-            return int(text) if text.lstrip("-").isdigit() else -1
+            found = whole_number(keys.get(prefix + name, ""))
+            return -1 if found is None else found
 
         return cls(
             number("num_prefill_workers"),

@@ -6,7 +6,6 @@ The package's docstring (``serving/frontend/__init__.py``) follows a request thr
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
 from dynaplan.domain.discovery import PUBLIC_URL
+from dynaplan.domain.documents import parse_object
+from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
 from dynaplan.foundation.tasks import BackgroundTasks
@@ -202,7 +203,7 @@ class Frontend:
 def _has_coming_decode_workers(fleet: str) -> bool:
     """Tell whether the published fleet has decode workers that are starting or wait for a restart."""
     try:
-        states = json.loads(fleet)["roles"]["decode"]
-        return any(int(states.get(state, 0)) > 0 for state in ("starting", "backoff"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        decode = FleetCounts.from_json(parse_object(fleet)).decode
+    except ValueError:
         return False
+    return decode.starting + decode.backoff > 0

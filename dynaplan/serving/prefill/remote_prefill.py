@@ -226,7 +226,7 @@ class RemotePrefill:
         """Give an answer to its request; refuse it when none waits (a redelivery's answer, or a late one)."""
         try:
             answer = PrefillAnswer.from_json(payload)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except ValueError as error:
             log.warning("ignoring a message on %s: it is no prefill answer (%s)", subject, error)
             return
         pending = self._pending.get(answer.request_id)

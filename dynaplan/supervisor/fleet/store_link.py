@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.store import Snapshot, Transaction, values_after
+from dynaplan.domain.store import KeyValue, Snapshot, Transaction, values_after
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.unreadable import unreadable
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +119,15 @@ class StoreLink:
                 # It may come from a store that has lost what was written to it.
                 self._written.clear()
                 self._has_work.set()
-            self._keys = values_after(self._keys or {}, event)
+            before, self._keys = self._keys or {}, values_after(self._keys or {}, event)
+            self._name_unreadable(before)
             self._wake.set()
+
+    def _name_unreadable(self, before: Mapping[str, str]) -> None:
+        """Say once of every count that is no number that it is taken for "not set"."""
+        changed = self._keys.items() - before.items() if self._keys else ()
+        for key, reason in unreadable(self._namespace, (KeyValue(*item) for item in changed)).items():
+            log.warning("ignoring %s: it is %s", key, reason)
 
     def _want(self, key: str, value: str) -> None:
         self._wanted[key] = value

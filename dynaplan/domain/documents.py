@@ -1,0 +1,109 @@
+"""Readers of what other programs wrote: JSON and numbers from the store, the queue, HTTP and files.
+
+A writer of a key or a message may have put anything into it. Every reader here is total: it returns
+a value of the type that it names, or raises ValueError with the name of the field, the value and what was
+expected. No other exception leaves it, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST_WHOLE = 2**63 - 1
+"""The largest number that the store's own counters and leases have (a signed 64-bit integer)."""
+
+_SHOWN_CHARACTERS = 60
+_MOST_DIGITS = 19
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object. ``NaN`` and ``Infinity``, which JSON does not have, are refused."""
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"it is {shown(document)}: expected a JSON object")
+    return document
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a decimal text says, from -2**63 to 2**63 - 1; None for any other text."""
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+        return None
+    number = int(text)
+    return number if -LARGEST_WHOLE <= number <= LARGEST_WHOLE else None
+
+
+def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = None) -> str:
+    """The text under ``name``; ``otherwise`` when there is nothing, unless that is None."""
+    value = document.get(name, otherwise)
+    if not isinstance(value, str):
+        raise _unexpected(name, value, "a text")
+    return value
+
+
+def whole_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """The whole number from 0 to 2**63 - 1 under ``name``; ``otherwise`` when there is nothing."""
+    value = document.get(name, otherwise)
+    if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
+        raise _unexpected(name, value, "a whole number, at least 0")
+    return value
+
+
+def number_field(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
+    """The finite number under ``name``; ``otherwise`` when there is nothing."""
+    value = document.get(name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _unexpected(name, value, "a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _unexpected(name, value, "a number that fits a float") from None
+    if not math.isfinite(number):
+        raise _unexpected(name, value, "a finite number")
+    return number
+
+
+def flag_field(document: Mapping[str, Any], name: str, otherwise: bool | None = None) -> bool:
+    """The truth value under ``name``; ``otherwise`` when there is nothing."""
+    value = document.get(name, otherwise)
+    if not isinstance(value, bool):
+        raise _unexpected(name, value, "true or false")
+    return value
+
+
+def object_field(
+    document: Mapping[str, Any], name: str, otherwise: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """The JSON object under ``name``; ``otherwise`` when there is nothing."""
+    value = document.get(name, otherwise)
+    if not isinstance(value, dict):
+        raise _unexpected(name, value, "a JSON object")
+    return value
+
+
+def whole_list_field(document: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """The whole numbers in the list under ``name``; empty when there is nothing."""
+    value = document.get(name, [])
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise _unexpected(name, value, "a list of whole numbers")
+    return tuple(value)
+
+
+def shown(value: object) -> str:
+    """The value as a message shows it: at most 60 characters."""
+    text = repr(value[:_SHOWN_CHARACTERS] if isinstance(value, str | bytes | list) else value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def _unexpected(name: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"'{name}' is {shown(value)}: expected {expected}")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"it has {name}, which is not JSON")

@@ -1,0 +1,37 @@
+"""Keys of a namespace that hold what dynaplan cannot read: ignored by every process, shown by ``status``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.documents import parse_object, shown, whole_number
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_prefix
+from dynaplan.domain.store import KeyValue
+
+NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
+
+
+def prefixes(namespace: str) -> tuple[str, ...]:
+    """The prefixes of the keys that ``unreadable`` knows how to judge."""
+    return f"{SERVICES_PREFIX}{namespace}/", planner_prefix(namespace), fleet_key(namespace)
+
+
+def unreadable(namespace: str, items: Iterable[KeyValue]) -> dict[str, str]:
+    """Why a value is ignored, by key; keys whose value is as it should be are left out."""
+    reasons = {item.key: _fault(namespace, item) for item in items}
+    return {key: reason for key, reason in reasons.items() if reason}
+
+
+def _fault(namespace: str, item: KeyValue) -> str:
+    try:
+        if item.key.startswith(SERVICES_PREFIX):
+            Instance.from_json(item.value)
+        elif item.key == fleet_key(namespace):
+            FleetCounts.from_json(parse_object(item.value))
+        elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
+            return f"{shown(item.value)}: expected a whole number"
+    except ValueError as error:
+        return str(error)
+    return ""
