@@ -19,39 +19,13 @@ from dynaplan.adapters.engines.common import child
 from dynaplan.adapters.engines.common.child import EngineChild
 from dynaplan.adapters.engines.common.signals import read_signals
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.errors import PermanentError
 from dynaplan.domain.prefill import RemotePrefillRequest
 from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "sglang"
-FLAGS = frozenset((FIXTURES / "flags.txt").read_text().split())
 PORTS = (18000, 18001, 18002)
 TOKEN = "the-worker-token"
-
-EVERY_OPTION: Mapping[str, Any] = {
-    "engine": "sglang",
-    "model": "org/model",
-    "served-model-name": "model",
-    "sglang-command": "/opt/sglang/bin/python -m sglang.launch_server",
-    "remote-prefill": True,
-    "max-prefill-queue-size": 1000,
-    "hang-timeout": 60,
-    "ServiceArgs": {"workers": 1, "resources": {"gpu": 2}},
-    "block-size": 64,
-    "max-model-len": 16384,
-    "max-num-batched-tokens": 8192,
-    "max-num-seqs": 64,
-    "gpu-memory-utilization": 0.8,
-    "enable-prefix-caching": False,
-    "enforce-eager": True,
-    "tokenizer": "org/tokenizer",
-    "seed": 1,
-    "kv-transfer-config": {"kv_connector": "NixlConnector"},
-    "dtype": "bfloat16",
-    "kv-cache-dtype": "fp8_e4m3",
-    "trust-remote-code": True,
-    "attention-backend": "fa3",
-}
 
 
 def context(**fields: Any) -> EngineContext:
@@ -67,18 +41,8 @@ def value(argv: Sequence[str], flag: str) -> str:
     return argv[argv.index(flag) + 1]
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-@pytest.mark.parametrize("options", [{}, EVERY_OPTION], ids=["nothing", "everything"])
-def test_every_flag_is_one_of_sglang_0_5_23(options: Mapping[str, Any], role: str) -> None:
-    argv = words(options, role=role, gpus=2)
-    flags = [word for word in argv if word.startswith("--")]
-    assert set(flags) <= FLAGS
-    assert sorted(flags) == sorted(set(flags)), "a flag twice"
-
-
-def test_the_server_listens_on_this_machine_only_on_the_leased_ports() -> None:
+def test_nccl_has_a_leased_port_too_and_the_metrics_are_switched_on() -> None:
     argv = words({})
-    assert (value(argv, "--host"), value(argv, "--port")) == ("127.0.0.1", "18000")
     assert value(argv, "--nccl-port") == "18001"
     assert "--enable-metrics" in argv
 
@@ -120,12 +84,6 @@ async def test_the_key_is_masked_in_what_the_server_prints_about_itself() -> Non
         await child.stop(0)
 
 
-def test_a_token_for_the_hub_is_a_variable_and_no_flag() -> None:
-    launch = sglang.command({"model": "m", "hf-token": "hf_secret"}, context(), PORTS)
-    assert launch.environment["HF_TOKEN"] == "hf_secret"
-    assert not any("hf_secret" in word or "hf-token" in word for word in launch.argv)
-
-
 def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,26 +102,6 @@ def test_looking_at_its_health_generates_nothing() -> None:
     assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("options", "flag", "expected"),
-    [
-        ({"max-model-len": 4096}, "--context-length", "4096"),
-        ({"block-size": 64}, "--page-size", "64"),
-        ({"gpu-memory-utilization": 0.7}, "--mem-fraction-static", "0.7"),
-        ({"max-num-seqs": 8}, "--max-running-requests", "8"),
-        ({"max-num-batched-tokens": 2048}, "--chunked-prefill-size", "2048"),
-        ({"seed": 7}, "--random-seed", "7"),
-        ({"context-length": 4096}, "--context-length", "4096"),
-        ({"a-flag-of-tomorrow": "x"}, "--a-flag-of-tomorrow", "x"),
-        ({"log-level-http": "info"}, "--log-level-http", "info"),
-    ],
-)
-def test_an_option_is_the_flag_that_sglang_calls_it(
-    options: dict[str, Any], flag: str, expected: str
-) -> None:
-    assert value(words(options), flag) == expected
-
-
 def test_without_chunks_the_token_budget_is_that_of_a_batch() -> None:
     argv = words({"enable-chunked-prefill": False, "max-num-batched-tokens": 2048})
     assert value(argv, "--chunked-prefill-size") == "-1"
@@ -173,19 +111,6 @@ def test_without_chunks_the_token_budget_is_that_of_a_batch() -> None:
 @pytest.mark.parametrize(("wanted", "is_off"), [(False, True), (True, False), (None, False)])
 def test_the_prefix_cache_is_on_unless_switched_off(wanted: bool | None, is_off: bool) -> None:
     assert ("--disable-radix-cache" in words({"enable-prefix-caching": wanted})) is is_off
-
-
-def test_one_resource_gives_the_gpus_and_the_flag() -> None:
-    assert value(words({}, gpus=4), "--tp-size") == "4"
-    assert value(words({"tp-size": 4}, gpus=4), "--tp-size") == "4"
-    with pytest.raises(ConfigError, match=r"tp-size 2 needs 2 GPUs, but resources\.gpu is 4"):
-        sglang.check({"model": "m", "tp-size": 2}, 4)
-
-
-def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise() -> None:
-    assert value(words({}, gpus=0.5), "--mem-fraction-static") == "0.44"
-    assert value(words({"mem-fraction-static": 0.3}, gpus=0.5), "--mem-fraction-static") == "0.3"
-    assert "--mem-fraction-static" not in words({}, gpus=1)
 
 
 def test_a_worker_of_an_aggregated_graph_does_both() -> None:
@@ -220,38 +145,10 @@ def test_a_decode_worker_of_a_disaggregated_graph_only_decodes() -> None:
     assert value(words(given), "--disaggregation-transfer-backend") == "mooncake"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"port": 9000}, "port cannot be set with engine sglang"),
-        ({"config": "mine.yaml"}, "config cannot be set with engine sglang"),
-        ({"served-model-name": "a:b"}, "served-model-name is 'a:b'"),
-        ({"max-model-len": 1, "context-length": 2}, "max-model-len is 1 and context-length is 2"),
-        ({"remote-prefill": True, "conditional-disagg": True}, "cannot compute a prompt itself"),
-        ({"sglang-command": 5}, "sglang-command is 5"),
-        ({"model": ""}, "model is ''"),
-    ],
-)
-def test_what_sglang_could_not_start_with_is_refused_before(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        sglang.check({"model": "m", **options}, 1)
-
-
 def test_the_model_is_known_by_its_given_name_or_the_last_part_of_its_path() -> None:
     assert value(words({"model": "/models/tiny"}), "--served-model-name") == "tiny"
     assert value(words({"model": "org/tiny"}), "--served-model-name") == "org/tiny"
     assert value(words({"served-model-name": "x"}), "--served-model-name") == "x"
-
-
-def test_the_metrics_are_read() -> None:
-    signals = read_signals((FIXTURES / "metrics.txt").read_text(), sglang.SIGNALS)
-    assert (signals.running, signals.waiting) == (5, 3)
-    assert signals.kv_usage == pytest.approx(0.42)
-    assert (signals.kv_active, signals.kv_total) == (27525, 65536)
-    assert signals.prefix_hit_rate == 0.25
-    assert signals.progress == (2640.0, 40.0)
-    assert signals.samples["sglang:time_to_first_token_seconds_sum"] == pytest.approx(0.1)
-    assert signals.missing == ()
 
 
 @pytest.mark.parametrize(("role", "waiting"), [("prefill", 3 + 2 + 4), ("decode", 3 + 6 + 7)])

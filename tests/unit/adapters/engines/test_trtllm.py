@@ -16,41 +16,13 @@ from dynaplan.adapters.engines import trtllm
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.prefill import RemotePrefillRequest
 from tests.fakes.clock import ManualClock
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "trtllm"
-FLAGS = frozenset((FIXTURES / "flags.txt").read_text().split())
 PORTS = (18000,)
 FILE = Path("/dev/shm/dynaplan/ns_VllmWorker.trtllm.yaml")
-
-EVERY_OPTION: Mapping[str, Any] = {
-    "engine": "trtllm",
-    "model": "org/model",
-    "trtllm-command": "/opt/trt/bin/trtllm-serve",
-    "remote-prefill": True,
-    "conditional-disagg": True,
-    "max-local-prefill-length": 0,
-    "hang-timeout": 60,
-    "ServiceArgs": {"workers": 1, "resources": {"gpu": 2}},
-    "block-size": 64,
-    "max-model-len": 16384,
-    "max-num-batched-tokens": 8192,
-    "max-num-seqs": 64,
-    "gpu-memory-utilization": 0.8,
-    "enable-prefix-caching": False,
-    "enable-chunked-prefill": True,
-    "enforce-eager": True,
-    "tokenizer": "org/tokenizer",
-    "kv-transfer-config": {"kv_connector": "NixlConnector"},
-    "served-model-name": "public",
-    "dtype": "bfloat16",
-    "kv-cache-dtype": "fp8",
-    "trust-remote-code": True,
-    "log-level": "warning",
-    "extra-llm-api-options": {"cuda_graph_config": {"enable_padding": True}},
-}
 
 
 def context(**fields: Any) -> EngineContext:
@@ -72,18 +44,8 @@ def value(argv: Sequence[str], flag: str) -> str:
     return argv[argv.index(flag) + 1]
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-@pytest.mark.parametrize("options", [{}, EVERY_OPTION], ids=["nothing", "everything"])
-def test_every_flag_is_one_of_trtllm_serve(options: Mapping[str, Any], role: str) -> None:
-    argv = words(options, role=role, gpus=2)
-    flags = [word for word in argv if word.startswith("--")]
-    assert set(flags) <= FLAGS
-    assert sorted(flags) == sorted(set(flags)), "a flag twice"
-
-
-def test_the_server_listens_on_this_machine_only_on_the_leased_port() -> None:
+def test_the_pytorch_backend_reads_the_file() -> None:
     argv = words({})
-    assert (value(argv, "--host"), value(argv, "--port")) == ("127.0.0.1", "18000")
     assert value(argv, "--backend") == "pytorch"
     assert value(argv, "--extra_llm_api_options") == str(FILE)
 
@@ -91,22 +53,6 @@ def test_the_server_listens_on_this_machine_only_on_the_leased_port() -> None:
 def test_the_metrics_are_switched_on() -> None:
     assert written({}) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
     assert trtllm.KIND.metrics_path == "/prometheus/metrics"
-
-
-@pytest.mark.parametrize(
-    ("options", "flag", "expected"),
-    [
-        ({"max-model-len": 4096}, "--max_seq_len", "4096"),
-        ({"max-num-seqs": 8}, "--max_batch_size", "8"),
-        ({"max-num-batched-tokens": 2048}, "--max_num_tokens", "2048"),
-        ({"max-batch-size": 8}, "--max_batch_size", "8"),
-        ({"a-flag-of-tomorrow": "x"}, "--a_flag_of_tomorrow", "x"),
-    ],
-)
-def test_an_option_is_the_flag_that_trtllm_serve_calls_it(
-    options: dict[str, Any], flag: str, expected: str
-) -> None:
-    assert value(words(options), flag) == expected
 
 
 def test_options_of_the_kv_cache_stand_together_in_the_file() -> None:
@@ -143,45 +89,6 @@ def test_both_sides_of_a_disaggregated_graph_have_a_cache_transceiver() -> None:
     assert "cache_transceiver_config" not in written({})
 
 
-def test_one_resource_gives_the_gpus_and_the_flag() -> None:
-    assert value(words({}, gpus=4), "--tp_size") == "4"
-    assert value(words({"pipeline-parallel-size": 2}, gpus=4), "--tp_size") == "2"
-    with pytest.raises(ConfigError, match=r"tp-size 2 needs 2 GPUs, but resources\.gpu is 4"):
-        trtllm.check({"model": "m", "tp-size": 2}, 4)
-
-
-def test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise() -> None:
-    assert written({}, gpus=0.5)["kv_cache_config"] == {"free_gpu_memory_fraction": 0.45}
-    given = written({"gpu-memory-utilization": 0.2}, gpus=0.5)
-    assert given["kv_cache_config"] == {"free_gpu_memory_fraction": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"host": "0.0.0.0"}, "host cannot be set with engine trtllm"),
-        ({"extra-llm-api-options": "file.yaml"}, "extra-llm-api-options is 'file.yaml'"),
-        ({"max-num-seqs": 1, "max-batch-size": 2}, "max-num-seqs is 1 and max-batch-size is 2"),
-        ({"data-parallel-size": 2, "tp-size": 1}, "data-parallel-size"),
-        ({"trtllm-command": 5}, "trtllm-command is 5"),
-        ({"model": None}, "model is None"),
-    ],
-)
-def test_what_it_could_not_start_with_is_refused_before(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trtllm.check({"model": "m", **options}, 1)
-
-
-def test_the_metrics_are_read() -> None:
-    signals = read_signals((FIXTURES / "metrics.txt").read_text(), trtllm.SIGNALS)
-    assert (signals.running, signals.waiting) == (5, 3)
-    assert signals.kv_usage == pytest.approx(0.375)
-    assert (signals.kv_active, signals.kv_total) == (384, 1024)
-    assert signals.prefix_hit_rate == 0.25
-    assert signals.samples["trtllm_generation_tokens_total"] == 140
-    assert signals.missing == ()
-
-
 async def test_values_that_stand_still_are_no_standstill() -> None:
     """The server brings its metrics up to date when a request ends: nothing moves within a long one."""
     signals = read_signals((FIXTURES / "metrics.txt").read_text(), trtllm.SIGNALS)
@@ -195,12 +102,6 @@ async def test_values_that_stand_still_are_no_standstill() -> None:
         clock.advance(1.0)
         await watch.poll()
     assert not watch._hung.is_set()
-
-
-def test_a_token_for_the_hub_is_a_variable_and_no_flag() -> None:
-    launch = trtllm.command({"model": "m", "hf-token": "hf_secret"}, context(), PORTS)
-    assert launch.environment["HF_TOKEN"] == "hf_secret"
-    assert not any("hf_secret" in word or "hf_token" in word for word in launch.argv)
 
 
 def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() -> None:

@@ -58,12 +58,6 @@ def test_the_token_is_in_the_environment_and_never_on_the_command_line() -> None
         assert not any(TOKEN in word for word in made.argv)
 
 
-def test_a_token_for_the_hub_is_not_on_the_command_line_either() -> None:
-    made = launch({"hf-token": "hf_secret"})
-    assert made.environment["HF_TOKEN"] == "hf_secret"
-    assert not any("hf_secret" in word or "hf-token" in word for word in made.argv)
-
-
 def test_its_key_is_asked_for_on_every_path_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -208,30 +202,6 @@ def test_a_command_other_than_vllm_serve_gets_its_model_by_flag(given: Any) -> N
         "vllm.entrypoints.openai.api_server",
         "vllm",
     )
-
-
-def test_the_name_for_clients_is_passed_on() -> None:
-    assert flag(launch({"served-model-name": "mine"}), "--served-model-name") == "mine"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"model": ""}, "model is ''"),
-        ({"port": 8000}, "port cannot be set"),
-        ({"host": "0.0.0.0"}, "host cannot be set"),
-        ({"api-key": "mine"}, "api-key cannot be set"),
-        ({"disable-log-stats": True}, "disable-log-stats cannot be set"),
-        ({"hang-timeout": -1}, "hang-timeout is -1"),
-        ({"start-timeout": "soon"}, "start-timeout is 'soon'"),
-        ({"vllm-command": 5}, "vllm-command is 5"),
-        ({"vllm-command": 'unclosed "quote'}, "vllm-command"),
-        ({"kv-transfer-config": 5}, "kv-transfer-config is 5"),
-    ],
-)
-def test_a_wrong_option_is_a_config_error_that_names_it(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        launch(options)
 
 
 def test_the_command_of_the_own_environment_comes_first(
