@@ -14,26 +14,6 @@ from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.domain.errors import ConfigError
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
-COLUMNS: Mapping[str, tuple[str, str]] = {
-    "policy": ("POLICY", "{}"),
-    "slo": ("SLO MET", "{:.1%}"),
-    "ttft_slo": ("TTFT MET", "{:.1%}"),
-    "itl_slo": ("ITL MET", "{:.1%}"),
-    "goodput_per_s": ("GOODPUT/s", "{:.2f}"),
-    "ttft_p50_ms": ("TTFT p50", "{:.0f}"),
-    "ttft_p95_ms": ("p95", "{:.0f}"),
-    "itl_p50_ms": ("ITL p50", "{:.1f}"),
-    "itl_p95_ms": ("p95", "{:.1f}"),
-    "queued_p95_ms": ("QUEUED p95", "{:.0f}"),
-    "gpu_hours": ("GPU-HOURS", "{:.3f}"),
-    "scale_events": ("SCALED", "{}"),
-    "flaps": ("FLAPS", "{}"),
-    "lost": ("LOST", "{}"),
-    "slo_of_oracle": ("SLO/ORACLE", "{:.2f}"),
-    "gpu_hours_of_oracle": ("GPU-HOURS/ORACLE", "{:.2f}"),
-}
-"""The last two are there when the oracle is."""
-
 
 @click.command(
     cls=OverridingCommand,
@@ -95,23 +75,22 @@ def command(
 
     Times are virtual: minutes of a trace take a second.
     """
-    from dynaplan.simulator.shell.simulation import rows, run_simulations
+    from dynaplan.simulator.report.table import notes, rows
+    from dynaplan.simulator.shell.simulation import run_simulations
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
             _check_writable(option, Path(written))
     options = _options(policies, given, read_graph(given["config_file"], context.obj))
-    results = []
-    for result in run_simulations(options):
-        results.append(result)
+    results = list(run_simulations(options))
     table = rows(results)
-    click.echo(text_table(table))
+    click.echo("\n".join([text_table(table), *notes(results)]))
     if json_path:
         _write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
         from dynaplan.simulator.report.page import page
 
-        _write("--html", html_path, page(options, results, table, columns_of(table)))
+        _write("--html", html_path, page(options, results))
 
 
 def _check_writable(option: str, path: Path) -> None:
@@ -137,7 +116,9 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
 
 
 def text_table(table: Sequence[Mapping[str, Any]]) -> str:
-    """The rows under their headings, latencies in ms."""
+    """Return the rows under their headings, latencies in ms."""
+    from dynaplan.simulator.report.table import columns_of
+
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
     cells += [[shown.format(row[key]) for key, (_, shown) in columns.items()] for row in table]
@@ -146,11 +127,6 @@ def text_table(table: Sequence[Mapping[str, Any]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
-
-
-def columns_of(table: Sequence[Mapping[str, Any]]) -> Mapping[str, tuple[str, str]]:
-    """Those that the table has."""
-    return {key: column for key, column in COLUMNS.items() if not table or key in table[0]}
 
 
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
@@ -164,8 +140,8 @@ def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) 
 
 
 def _options(policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph) -> Any:
+    from dynaplan.simulator.options import SimulateOptions
     from dynaplan.simulator.outcome import Slo
-    from dynaplan.simulator.shell.simulation import SimulateOptions
 
     planner, routing = graph.sections["Planner"], graph.routing()
     decode, prefill = graph.engines()

@@ -39,6 +39,21 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What the oracle knows of its own result.
+
+    ``is_slo_met``: at least ``percentile`` per cent of the requests meet the TTFT target, and as many the ITL
+    target. ``lower_bound_gpu_hours``: no schedule that meets the SLO takes less; None where it is unknown,
+    for the reason in ``no_lower_bound``.
+    """
+
+    percentile: float
+    is_slo_met: bool
+    lower_bound_gpu_hours: float | None
+    no_lower_bound: str = ""
+
+
+@dataclass(frozen=True)
 class Result:
     """What one simulation came to. ``gpu_hours`` counts until the last arrival; ``end_s`` is its very end.
 
@@ -55,6 +70,7 @@ class Result:
     moments: tuple[Moment, ...] = ()
     fleet: tuple[FleetChange, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
+    verdict: Verdict | None = None
 
 
 def simulate(

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from dynaplan import wiring
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.schedule import SchedulePolicy
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.run import Result, simulate
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations, service_settings
+from dynaplan.simulator.shell.simulation import run_simulations, service_settings
 from tests.bench.table import Row
 
 TRACE = Path(__file__).parent.parent / "fixtures" / "traces" / "azure_conv.csv"

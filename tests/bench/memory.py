@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 from tests.bench.table import Row
 
 RATE = 100

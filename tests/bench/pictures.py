@@ -12,10 +12,11 @@ from html import escape
 from pathlib import Path
 
 from dynaplan.core.drawing.svg import document
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.report import charts, panels
 from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 

@@ -15,9 +15,10 @@ from dataclasses import replace
 from time import process_time
 
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 from tests.bench.table import Row
 
 WAVE = "sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.replay import Seen, percentile, replay
 from tests.fakes.polling import eventually

@@ -11,6 +11,9 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.simulator.oracle.requests import Requests
 from dynaplan.simulator.service import ServiceSettings
 
+NO_LOWER_BOUND = "the prompts share prefixes, and the least that caches leave to compute is unknown"
+"""Why a trace with prefix hashes has no lower bound."""
+
 CONTEXT_BITS = 8
 """Decode work is looked up for contexts of every 256 tokens."""
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.oracle.bound import least_gpu_hours
+from dynaplan.simulator.oracle.bound import NO_LOWER_BOUND, least_gpu_hours
 from dynaplan.simulator.oracle.plan import Planner, Static
 from dynaplan.simulator.oracle.pools import Seen, Total
 from dynaplan.simulator.oracle.requests import requests_of
 from dynaplan.simulator.oracle.schedule import Levels, SchedulePolicy, filled, schedule
-from dynaplan.simulator.run import Result, simulate
+from dynaplan.simulator.run import Result, Verdict, simulate
 from dynaplan.simulator.service import ServiceSettings
 
 DEFAULT_EFFORT = 12
@@ -56,16 +56,14 @@ class OracleOptions:
 class Oracle:
     """What was found. ``schedule`` says from which second on how many workers are wanted, starting ones too.
 
-    When no schedule that was tried meets the SLO, ``is_met`` is False, and this is the one with the most
-    requests that met both targets, then with the least GPU hours. ``lower_bound_gpu_hours`` is what no
-    schedule that meets the SLO can go below, see ``least_gpu_hours``.
+    When no schedule that was tried meets the SLO, this is the one with the most requests that met both
+    targets, then with the least GPU hours.
     """
 
     result: Result
+    verdict: Verdict
     schedule: tuple[tuple[float, Targets], ...]
-    is_met: bool
     simulations: int
-    lower_bound_gpu_hours: float
 
 
 def find_oracle(
@@ -128,13 +126,15 @@ class _Finder:
                 levels = self._best.levels
         self._try_cheaper_statics()
         best = self._best
-        return Oracle(
-            best.result,
-            best.entries,
-            not best.over,
-            self._simulations,
-            least_gpu_hours(self._requests, self._settings, options.percentile),
-        )
+        verdict = self._verdict(is_slo_met=not best.over)
+        return Oracle(replace(best.result, verdict=verdict), verdict, best.entries, self._simulations)
+
+    def _verdict(self, *, is_slo_met: bool) -> Verdict:
+        percentile = self._options.percentile
+        if self._requests.are_prefixes_shared:
+            return Verdict(percentile, is_slo_met, None, NO_LOWER_BOUND)
+        bound = least_gpu_hours(self._requests, self._settings, percentile)
+        return Verdict(percentile, is_slo_met, bound)
 
     @property
     def _simulations(self) -> int:

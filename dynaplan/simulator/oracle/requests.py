@@ -37,6 +37,7 @@ class Requests:
     end_s: float
     fixed_s: float
     lost: int
+    are_prefixes_shared: bool
 
     @property
     def windows(self) -> int:
@@ -78,7 +79,9 @@ def requests_of(trace: Iterable[TracedRequest], settings: ServiceSettings) -> Re
     edges = range(max(1, math.ceil(end_s / width_s)))
     first = [*(bisect_left(arrival_s, edge * width_s) for edge in edges), len(arrival_s)]
     fixed_s = timing.prefill_ms(0) / 1000
-    return Requests(arrival_s, prefill_s, rest_s, prompt_tokens, steps, first, width_s, end_s, fixed_s, lost)
+    return Requests(
+        arrival_s, prefill_s, rest_s, prompt_tokens, steps, first, width_s, end_s, fixed_s, lost, bool(seen)
+    )
 
 
 def _cached(request: TracedRequest, block_tokens: int, seen: set[int]) -> int:

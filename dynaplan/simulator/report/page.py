@@ -15,27 +15,24 @@ from dynaplan.core.drawing.svg import STYLE, colour_class
 from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
+from dynaplan.simulator.options import ANY_QUEUE, SimulateOptions
 from dynaplan.simulator.report.charts import axis_of, lanes_of, panels_of, told
 from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
+from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import ANY_QUEUE, SimulateOptions
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 
 HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "slo_of_oracle"})
 """Of any other number less is better."""
 
-Columns = Mapping[str, tuple[str, str]]
-"""The key of each column of the table: its heading, and the format of its values."""
 
+def page(options: SimulateOptions, results: Sequence[Result]) -> str:
+    """Return one HTML document that needs no other file: the options, the table, and what happened when.
 
-def page(
-    options: SimulateOptions, results: Sequence[Result], table: Sequence[Mapping[str, Any]], columns: Columns
-) -> str:
-    """One HTML document that needs no other file: what was asked for, the table, and what happened when.
-
-    ``table`` are the ``rows`` of these results, in their order. The same results make the same page.
+    The same results make the same page.
     """
+    table = rows(results)
     axis = axis_of(results)
     panels = panels_of(results, options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
     lanes = lanes_of(results, axis)
@@ -45,7 +42,8 @@ def page(
         essentials="".join(
             f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _asked(options)
         ),
-        table=_table(table, columns),
+        table=_table(table, columns_of(table)),
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes(results)),
         switches="".join(_switch(index, each.policy) for index, each in enumerate(results)),
         drawing=drawing,
         width=WIDTH,
@@ -56,7 +54,7 @@ def page(
         version=dynaplan.__version__,
         style=STYLE + _file("page.css"),
         script=_file("page.js"),
-        data=_embedded({"rows": list(table), **_document(results, panels, axis)}),
+        data=_embedded({"rows": table, **_document(results, panels, axis)}),
     )
 
 
@@ -95,7 +93,7 @@ def _local_prefill(settings: DisaggregationSettings) -> str:
     return " or ".join(texts) or "never"
 
 
-def _table(table: Sequence[Mapping[str, Any]], columns: Columns) -> str:
+def _table(table: Sequence[Row], columns: Columns) -> str:
     heads = "".join(
         f'<th scope="col" title="{key}">{escape(head)}</th>' for key, (head, _) in columns.items()
     )
@@ -111,7 +109,7 @@ def _table(table: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     return f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
 
 
-def _best(key: str, shown: str, table: Sequence[Mapping[str, Any]]) -> str | None:
+def _best(key: str, shown: str, table: Sequence[Row]) -> str | None:
     """The best value as it is shown; None when all are alike, or are no numbers."""
     values = [row[key] for row in table if isinstance(row[key], int | float)]
     if len({shown.format(each) for each in values}) < 2:

@@ -40,7 +40,7 @@ class SimulatedGraph:
         """Options of a simulation: the router, where prompts are computed, and how many may wait."""
         from dynaplan.planner.graph_settings import ROUTED_BY
         from dynaplan.serving.frontend.settings import read_settings
-        from dynaplan.simulator.shell.simulation import ANY_QUEUE
+        from dynaplan.simulator.options import ANY_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
         if not self.is_served:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from dynaplan import wiring
@@ -12,7 +12,6 @@ from dynaplan.core.engine.settings import EngineSettings, SimOptions, concurrent
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.core.routing.choosing import MODES
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
@@ -21,8 +20,8 @@ from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
-from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.rivals import HpaPolicy, KpaPolicy
 from dynaplan.simulator.run import Policy, Result, StaticPolicy, simulate
@@ -38,45 +37,8 @@ HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
 KPA_UTILIZATION = 0.7
 """Knative's default: so much of the concurrency that one worker can bear."""
 
-ANY_QUEUE = 1_000_000
-EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
-"""Unless something else is said: a prompt that the decode worker computes itself would spoil the ITL."""
-
 KPA_PREFILLS = 2.0
 KPA_CONTEXT_TOKENS = 2000
-
-
-@dataclass(frozen=True)
-class SimulateOptions:
-    """What the user asks for. ``trace`` is a file or a made-up load; ``first`` are the workers to begin with.
-
-    Without a ``first`` there is one worker of each role, or what a static policy says. ``engine`` are options
-    of the simulated engine, ``planner`` of the planner; prefill workers have the same engine unless there is
-    a ``prefill_engine``. ``disaggregation`` counts only where there are prefill workers. More than
-    ``max_waiting_requests`` are refused. Times are in seconds, targets in ms.
-    """
-
-    trace: str
-    policies: tuple[str, ...] = ("load",)
-    gpus: int = 8
-    is_disaggregated: bool = True
-    startup_time_s: float = 60.0
-    rate_scale: float = 1.0
-    slo: Slo = field(default_factory=Slo)
-    first: Targets | None = None
-    router: str = "round-robin"
-    seed: int = 1
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    planner: Mapping[str, Any] = field(default_factory=dict)
-    prefill_engine: Mapping[str, Any] | None = None
-    disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
-    overlap_weight: float = 1.0
-    max_waiting_requests: int | None = None
-
-    def engine_of(self, role: Role) -> Mapping[str, Any]:
-        """The options of that role's engines."""
-        is_own = role is Role.PREFILL and self.prefill_engine is not None
-        return (self.prefill_engine or {}) if is_own else self.engine
 
 
 def run_simulations(options: SimulateOptions) -> Iterator[Result]:
@@ -264,45 +226,3 @@ def _static_targets(name: str, workers: str, options: SimulateOptions) -> Target
         raise ConfigError(f"policy {name!r}", hint=f"expected {expected}, numbers of workers")
     *prefill, decode = map(int, numbers)
     return Targets(prefill[0] if prefill else 0, decode)
-
-
-def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row per result: attainment in parts of 1, latencies in ms, as plain data.
-
-    With the oracle among them, every row says how it compares: ``..._of_oracle`` are parts of its values.
-    """
-    table = []
-    oracle = next((each for each in results if each.policy == ORACLE), None)
-    for result in results:
-        outcome = result.outcome
-        table.append(
-            {
-                "policy": result.policy,
-                "requests": outcome.requests,
-                "lost": outcome.lost,
-                "slo": outcome.attainment(outcome.both_met),
-                "ttft_slo": outcome.attainment(outcome.ttft_met),
-                "itl_slo": outcome.attainment(outcome.itl_met),
-                "goodput_per_s": outcome.both_met / result.trace_s if result.trace_s else 0.0,
-                **_percentiles("ttft_ms", outcome.ttft_ms.percentile),
-                **_percentiles("itl_ms", outcome.itl_ms.percentile),
-                "queued_p95_ms": outcome.queued_ms.percentile(95),
-                "gpu_hours": result.gpu_hours,
-                "scale_events": result.scale_events,
-                "flaps": result.flaps,
-                **(_beside(result, oracle) if oracle else {}),
-            }
-        )
-    return table
-
-
-def _beside(result: Result, oracle: Result) -> dict[str, float]:
-    met = oracle.outcome.both_met
-    return {
-        "slo_of_oracle": result.outcome.both_met / met if met else 1.0,
-        "gpu_hours_of_oracle": result.gpu_hours / oracle.gpu_hours if oracle.gpu_hours else 1.0,
-    }
-
-
-def _percentiles(name: str, of: Callable[[float], float]) -> dict[str, float]:
-    return {f"{name.removesuffix('_ms')}_p{percent}_ms": of(percent) for percent in (50, 95, 99)}

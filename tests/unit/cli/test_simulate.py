@@ -89,7 +89,10 @@ def test_with_the_oracle_every_row_says_how_it_compares(tmp_path):
     text = simulate("--policy", "static:2,2", "--policy", "oracle:1", "--json", str(path))
 
     assert "GPU-HOURS/ORACLE" in text
+    assert text.splitlines()[-1].startswith("oracle: meets the SLO")
     static, oracle = json.loads(path.read_text())
+    assert oracle["is_slo_met"] is True
+    assert 0 < oracle["lower_bound_gpu_hours"] <= oracle["gpu_hours"]
     assert oracle["gpu_hours_of_oracle"] == 1
     assert static["gpu_hours_of_oracle"] >= 1
 

@@ -17,10 +17,11 @@ from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.run import simulate
-from dynaplan.simulator.shell.simulation import SimulateOptions, service_settings
+from dynaplan.simulator.shell.simulation import service_settings
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 SLOWNESS = 4

@@ -9,9 +9,10 @@ import pytest
 from dynaplan import wiring
 from dynaplan.planner.assembly import settings_of
 from dynaplan.simulator.meter import TrafficMeter
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.run import Policy, StaticPolicy, simulate
-from dynaplan.simulator.shell.simulation import SimulateOptions, service_settings
+from dynaplan.simulator.shell.simulation import service_settings
 from tests.unit.simulator.services import workers
 
 SECONDS = 60

@@ -15,10 +15,11 @@ from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.planner.assembly import settings_of
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import Decided, PlannerPolicy
 from dynaplan.simulator.run import simulate
-from dynaplan.simulator.shell.simulation import SimulateOptions, service_settings
+from dynaplan.simulator.shell.simulation import service_settings
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "decision_trails"
 REGENERATE = "python -m tests.unit.core.planning.golden"

@@ -43,7 +43,7 @@ def met(oracle: Oracle) -> tuple[float, float]:
 
 def test_it_meets_both_targets_for_as_many_requests_as_asked() -> None:
     oracle = of_step()
-    assert oracle.is_met
+    assert oracle.verdict.is_slo_met
     assert min(met(oracle)) >= 0.95
     assert oracle.result.policy == "oracle"
 
@@ -65,7 +65,16 @@ def test_no_static_schedule_that_meets_the_slo_is_cheaper() -> None:
 
 def test_it_is_not_below_its_lower_bound() -> None:
     oracle = of_step()
-    assert 0 < oracle.lower_bound_gpu_hours <= oracle.result.gpu_hours
+    bound = oracle.verdict.lower_bound_gpu_hours
+    assert bound is not None
+    assert 0 < bound <= oracle.result.gpu_hours
+
+
+def test_a_trace_with_shared_prefixes_has_no_lower_bound_and_says_why() -> None:
+    trace = [TracedRequest(float(second), 200, 2, (1, 2, 3), 16) for second in range(20)]
+    verdict = find_oracle(lambda: trace, settings(), OracleOptions(effort=1)).verdict
+    assert verdict.lower_bound_gpu_hours is None
+    assert "share prefixes" in verdict.no_lower_bound
 
 
 def test_its_schedule_gives_its_result_again() -> None:
@@ -84,13 +93,13 @@ def test_the_same_trace_has_the_same_oracle() -> None:
 
 def test_a_lower_percentile_costs_no_more() -> None:
     lenient = find_oracle(step, settings(), OracleOptions(percentile=80, effort=2))
-    assert lenient.is_met
+    assert lenient.verdict.is_slo_met
     assert lenient.result.gpu_hours <= of_step().result.gpu_hours
 
 
 def test_aggregated_workers_are_scheduled_too() -> None:
     oracle = find_oracle(step, service(startup_s=STARTUP_S, gpus=6), QUICK)
-    assert oracle.is_met
+    assert oracle.verdict.is_slo_met
     assert all(wanted.prefill == 0 for _, wanted in oracle.schedule)
     assert oracle.schedule[0][1].decode < oracle.schedule[-1][1].decode + 1
 
@@ -100,7 +109,7 @@ def test_what_no_number_of_workers_can_serve_is_told_and_as_little_missed_as_fou
         return every(0.02, 200, prompt_tokens=400, output_tokens=2)
 
     oracle = find_oracle(flood, settings(gpus=3), QUICK)
-    assert not oracle.is_met
+    assert not oracle.verdict.is_slo_met
     best = simulate(flood(), settings(gpus=3), workers(2, 1), StaticPolicy())
     assert oracle.result.outcome.ttft_met >= best.outcome.ttft_met
 

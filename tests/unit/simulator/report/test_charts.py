@@ -2,8 +2,9 @@
 
 import re
 
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 from tests.bench.pictures import picture
 
 OPTIONS = SimulateOptions(

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dynaplan.cli.simulate import COLUMNS as ALL_COLUMNS
-from dynaplan.cli.simulate import columns_of
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Outcome, Slo
 from dynaplan.simulator.report.charts import panels_of
 from dynaplan.simulator.report.page import page
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import SimulateOptions, rows, run_simulations
+from dynaplan.simulator.report.table import columns_of, rows
+from dynaplan.simulator.run import Result, Verdict
+from dynaplan.simulator.shell.simulation import run_simulations
 from dynaplan.simulator.timeline import ScaleEvent
 
 OPTIONS = SimulateOptions(
@@ -35,7 +35,7 @@ def results() -> tuple[Result, ...]:
 
 @cache
 def made() -> str:
-    return page(OPTIONS, results(), rows(results()), COLUMNS)
+    return page(OPTIONS, results())
 
 
 class Read(HTMLParser):
@@ -63,9 +63,6 @@ class Read(HTMLParser):
         return [text for each, text in self.texts if each == tag]
 
 
-COLUMNS = columns_of([{key: None for key in ALL_COLUMNS if not key.endswith("_of_oracle")}])
-
-
 def embedded(text: str) -> dict:
     (script,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     return json.loads(script)
@@ -88,7 +85,7 @@ def test_the_table_shows_what_the_terminal_shows():
     cells = Read(made()).all("td")
 
     for row in rows(results()):
-        for key, (_, shown) in COLUMNS.items():
+        for key, (_, shown) in columns_of(rows(results())).items():
             assert key == "policy" or shown.format(row[key]) in cells
 
 
@@ -172,7 +169,7 @@ def test_no_text_of_the_user_can_become_a_tag():
     evil = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
     event = ScaleEvent(1.0, Targets(1, 1), Targets(1, 2), evil)
     named = [replace(results()[0], policy=evil, events=(event,))]
-    text = page(replace(OPTIONS, trace=evil, planner={"a": evil}), named, rows(named), COLUMNS)
+    text = page(replace(OPTIONS, trace=evil, planner={"a": evil}), named)
 
     assert len(Read(text).all("script")) == 2
     assert "img" not in [tag for tag, _ in Read(text).elements]
@@ -180,18 +177,17 @@ def test_no_text_of_the_user_can_become_a_tag():
 
 
 def test_the_best_of_a_column_is_marked_and_nothing_where_all_are_alike():
-    table = [
-        {**row, "slo": slo, "gpu_hours": hours, "lost": 0}
-        for row, slo, hours in zip(rows(results()), (0.5, 0.9, 0.90001), (0.3, 0.2, 0.1), strict=True)
+    compared = [
+        Result("static", Outcome(Slo(), requests=100_000, both_met=met), hours, 0.0, 0.0, 0, 0)
+        for met, hours in ((50_000, 0.3), (90_000, 0.2), (90_001, 0.1))
     ]
-    shown = {key: COLUMNS[key] for key in ("policy", "slo", "gpu_hours", "lost")}
-    body = page(OPTIONS, results(), table, shown).partition("<tbody>")[2].partition("</tbody>")[0]
+    body = page(OPTIONS, compared).partition("<tbody>")[2].partition("</tbody>")[0]
 
     assert re.findall(r'<td class="best">([^<]*)</td>', body) == ["90.0%", "90.0%", "0.100"]
 
 
 def test_the_same_results_make_the_same_page():
-    assert page(OPTIONS, tuple(run_simulations(OPTIONS)), rows(results()), COLUMNS) == made()
+    assert page(OPTIONS, tuple(run_simulations(OPTIONS))) == made()
 
 
 def test_an_aggregated_deployment_has_no_charts_of_prefill():
@@ -202,7 +198,15 @@ def test_an_aggregated_deployment_has_no_charts_of_prefill():
     assert not {"prefill", "queue"} & set(keys)
 
 
+def test_the_page_says_what_the_oracle_knows_of_its_result():
+    verdict = Verdict(95.0, is_slo_met=True, lower_bound_gpu_hours=0.25)
+    text = page(OPTIONS, [replace(results()[0], verdict=verdict)])
+
+    assert any("at least 0.250 GPU-hours" in note for note in Read(text).all("p"))
+    assert embedded(text)["rows"][0]["lower_bound_gpu_hours"] == 0.25
+
+
 def test_a_trace_without_requests_has_a_page_too():
     empty = Result("load", Outcome(Slo()), 0.0, 0.0, 0.0, 0, 0)
 
-    assert embedded(page(OPTIONS, [empty], rows([empty]), COLUMNS))["decisions"] == [[]]
+    assert embedded(page(OPTIONS, [empty]))["decisions"] == [[]]

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import SimulateOptions, run_simulations
+from dynaplan.simulator.shell.simulation import run_simulations
 
 FORETOLD = 1e5
 FAKE = f"""

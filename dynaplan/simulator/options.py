@@ -1,0 +1,52 @@
+"""The deployment, the trace and the policies that a user asks ``dynaplan simulate`` to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.core.routing.disaggregation import DisaggregationSettings
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.outcome import Slo
+
+ANY_QUEUE = 1_000_000
+"""A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
+
+EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
+"""The default: prefill workers compute every prompt, because one on a decode worker delays all its tokens."""
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """One simulation for each of ``policies``, all of the same trace and deployment. Times are in seconds.
+
+    ``trace`` is a file or made-up load, at ``rate_scale`` times its rate. ``first`` are the workers at the
+    beginning; without it there is one of each role, or the workers of a static policy.
+    ``engine`` are options of the simulated engine, ``prefill_engine`` those of prefill workers where these
+    differ, ``planner`` options of the planner. ``disaggregation`` counts only with prefill workers.
+    The frontends refuse requests while ``max_waiting_requests`` wait for their first token.
+    """
+
+    trace: str
+    policies: tuple[str, ...] = ("load",)
+    gpus: int = 8
+    is_disaggregated: bool = True
+    startup_time_s: float = 60.0
+    rate_scale: float = 1.0
+    slo: Slo = field(default_factory=Slo)
+    first: Targets | None = None
+    router: str = "round-robin"
+    seed: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    planner: Mapping[str, Any] = field(default_factory=dict)
+    prefill_engine: Mapping[str, Any] | None = None
+    disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
+    overlap_weight: float = 1.0
+    max_waiting_requests: int | None = None
+
+    def engine_of(self, role: Role) -> Mapping[str, Any]:
+        """Return the options of that role's engines."""
+        is_own = role is Role.PREFILL and self.prefill_engine is not None
+        return (self.prefill_engine or {}) if is_own else self.engine
