@@ -13,6 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from dynaplan.core.engine.draws import uniform_draws
+from dynaplan.core.engine.hand_off import hand_off_s
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
 from dynaplan.core.engine.settings import CONCURRENT_PREFILLS, EngineSettings
@@ -29,10 +30,6 @@ from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.outcome import Outcome, Slo
 from dynaplan.simulator.pools import Pools, SimulatedWorker
 from dynaplan.simulator.prefill_queue import PrefillQueue
-
-TRANSFER_BASE_S = 0.001
-TRANSFER_S_PER_TOKEN = 128 * 1024 / 64e9
-"""What a hand-off takes: 1 ms, and 128 KiB of KV per token over 64 GB/s, as Dynamo's mocker assumes."""
 
 REFILL_S = 0.002
 """How long after a prompt's prefill its place is taken by the next one: the live worker publishes the answer,
@@ -295,7 +292,7 @@ class SimulatedService:
         worker.engine.model.release(key)
         self._at(self.now_s + REFILL_S, partial(self._acknowledge, worker))
         tokens = live.traced.prompt_tokens
-        self._at(self.now_s + TRANSFER_BASE_S + tokens * TRANSFER_S_PER_TOKEN, partial(self._take_over, key))
+        self._at(self.now_s + hand_off_s(tokens), partial(self._take_over, key))
 
     def _acknowledge(self, worker: SimulatedWorker) -> None:
         self._prefills.acknowledge(worker)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from dynaplan.core.engine.hand_off import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
 from dynaplan.core.sizing.decode_model import DecodeBatch
 from dynaplan.core.sizing.prefill_model import PrefillWaiting
 from dynaplan.core.sizing.workload import Answers, Prompts, WorkerKind, answers_of, prompts_of
@@ -32,14 +33,14 @@ class ServiceModel:
 
     ``is_evenly_routed`` says that decode workers take turns (round-robin), so that none gets several requests
     in a row; without it they come to each as they happen to. A hand-off takes ``transfer_ms`` and so much
-    more for each token of the prompt; by default as in Dynamo's mocker, 128 KiB per token over 64 GB/s.
+    more for each token of the prompt; by default as simulations count it.
     """
 
     decode: WorkerKind
     prefill: WorkerKind | None = None
     is_evenly_routed: bool = False
-    transfer_ms: float = 1.0
-    transfer_ms_per_token: float = 128 * 1024 / 64e6
+    transfer_ms: float = 1000 * HAND_OFF_BASE_S
+    transfer_ms_per_token: float = 1000 * HAND_OFF_S_PER_TOKEN
 
     def slowed(self, prefill_factor: float, decode_factor: float) -> ServiceModel:
         """The same with steps that take that many times as long; aggregated workers by the second factor."""

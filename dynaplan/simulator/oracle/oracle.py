@@ -1,9 +1,6 @@
-"""The clairvoyant oracle: the cheapest schedule found that would have met the SLO on a known trace.
+"""Runs the oracle: simulates schedules, tunes the quick models to the simulations, and keeps the best.
 
-It minimises the GPU hours of a ``Result`` over all numbers of workers at all times, such that at least
-``percentile`` per cent of all requests of the trace meet the TTFT target, and at least as many the ITL
-target. Starts cost what they cost: a worker that shall serve from a moment on is started that much earlier.
-What comes out was simulated, so it can be done; that nothing is cheaper is not proven.
+The package's page says what problem this solves and how.
 """
 
 from __future__ import annotations
@@ -15,37 +12,47 @@ from dataclasses import dataclass, replace
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.oracle.bound import NO_LOWER_BOUND, least_gpu_hours
-from dynaplan.simulator.oracle.plan import Planner, Static
-from dynaplan.simulator.oracle.pools import Seen, Total
-from dynaplan.simulator.oracle.requests import requests_of
+from dynaplan.simulator.oracle.lower_bound import NO_LOWER_BOUND, least_gpu_hours
+from dynaplan.simulator.oracle.pool_models import Misses, MissLog
 from dynaplan.simulator.oracle.schedule import Levels, SchedulePolicy, filled, schedule
+from dynaplan.simulator.oracle.schedule_planner import SchedulePlanner, StaticSchedule
+from dynaplan.simulator.oracle.trace_arrays import trace_arrays
 from dynaplan.simulator.run import Result, Verdict, simulate
 from dynaplan.simulator.service import ServiceSettings
 
 DEFAULT_EFFORT = 12
-FIRST_SEARCH, NEXT_SEARCH = 6.0, 2.0
-"""How many times the whole trace is modelled, for each simulation that may be made: before the first schedule
-is simulated, and before each other one."""
+"""The number of simulations when the user names none: half a minute for 5000 to 8000 requests."""
 
-FIRST_STATICS, LAST_STATICS = 3, 4
+FIRST_SEARCH = 6.0
+"""The effort of the search for the first schedule: passes of the trace through the models per simulation."""
+
+NEXT_SEARCH = 2.0
+"""The effort of every later search, in the same unit: it begins near its end."""
+
+FIRST_STATICS = 3
+"""The most static schedules simulated before the search; the models are tuned after each that fails."""
+
+LAST_STATICS = 4
+"""The most static schedules simulated after the search."""
+
 DOUBT = 1.0
-"""So many static schedules are simulated at most, before and after. By so many times what may miss is a model
-taken to be wrong."""
+"""A static schedule is simulated although the models say that too many requests miss, while these are at most
+this multiple of the requests that may miss: the models may be wrong by as much."""
 
 SHAKES = (1 / 3, 3.0)
-"""When nothing better is found it goes elsewhere, with misses priced so many times as high, and back."""
+"""The factors on the prices with which a search begins that would else find the same schedule again."""
 
 TUNING = (0.25, 4.0)
-"""So far the limits of the quick models may be tuned, as parts of the targets."""
+"""The least and the largest limit of the quick models, as multiples of the targets: beyond, a model is wrong
+in another way than its limit."""
 
 
 @dataclass(frozen=True)
 class OracleOptions:
-    """How good it must be, and how long to look.
+    """The SLO's percentile, and the time to spend.
 
-    ``effort`` is how many times the whole trace may be simulated, and how much is tried in between. A few
-    simulations more may look at static schedules in the end.
+    ``effort`` is the largest number of simulations, and in proportion the search between them; up to
+    ``LAST_STATICS`` more simulate static schedules at the end.
     """
 
     percentile: float = 95.0
@@ -54,10 +61,11 @@ class OracleOptions:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What was found. ``schedule`` says from which second on how many workers are wanted, starting ones too.
+    """The best schedule found, and its simulation.
 
-    When no schedule that was tried meets the SLO, this is the one with the most requests that met both
-    targets, then with the least GPU hours.
+    ``schedule`` has the moments, in seconds, and the workers wanted from each on, starting ones too. Where no
+    simulated schedule meets the SLO, it is the one with the most requests that meet both targets, then with
+    the least GPU-hours. ``simulations`` is the number of schedules simulated.
     """
 
     result: Result
@@ -71,24 +79,25 @@ def find_oracle(
     settings: ServiceSettings,
     options: OracleOptions | None = None,
 ) -> Oracle:
-    """The cheapest schedule found for this trace; ``trace`` gives the same requests whenever it is called."""
+    """Find the cheapest schedule; every call of ``trace`` gives the same requests from the beginning."""
     return _Finder(trace, settings, options or OracleOptions()).find()
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """One simulated schedule; ``over`` is by how many requests too many missed the worse target."""
+class _SimulatedSchedule:
+    """One simulated schedule; ``excess`` are the misses of the worse target beyond M."""
 
     levels: Mapping[Role, Levels]
     entries: tuple[tuple[float, Targets], ...]
     result: Result
-    missed: Total
-    over: int
+    missed: Misses
+    excess: int
 
     @property
     def rank(self) -> tuple[bool, int, float]:
-        """The lowest is the best: it meets the SLO and costs least, or meets both targets most often."""
-        is_over = self.over > 0
+        """The order of schedules, best first: feasible before not; then by cost, or by requests within
+        both."""
+        is_over = self.excess > 0
         return is_over, -self.result.outcome.both_met if is_over else 0, self.result.gpu_hours
 
 
@@ -102,118 +111,125 @@ class _Finder:
         self._trace = trace
         self._settings = settings
         self._options = options
-        self._requests = requests_of(trace(), settings)
-        self._planner = Planner(self._requests, settings)
-        self._tried: dict[tuple[tuple[float, Targets], ...], _Tried] = {}
-        total = len(self._requests.arrival_s) + self._requests.lost
+        self._arrays = trace_arrays(trace(), settings)
+        self._planner = SchedulePlanner(self._arrays, settings)
+        self._simulated: dict[tuple[tuple[float, Targets], ...], _SimulatedSchedule] = {}
+        total = len(self._arrays.arrival_s) + self._arrays.lost
         self._may_miss = int(total * (1 - options.percentile / 100) + 1e-9)
 
     def find(self) -> Oracle:
-        """Static schedules first, then the way through the windows, improved as simulations tell."""
+        """Simulate a static schedule, then what the searches find, then cheaper static ones."""
         options, planner = self._options, self._planner
-        self._try_statics()
+        self._simulate_smallest_static()
         planner.begin(self._allowed())
         levels: Mapping[Role, Levels] | None = None
         shakes, shake = iter(SHAKES), 1.0
         while self._simulations < options.effort and shake:
-            search = options.effort * (NEXT_SEARCH if levels else FIRST_SEARCH)
-            levels = planner.improve(levels, self._allowed(), search, shake)
-            tried = self._try(levels)
-            shake = 1.0 if tried else next(shakes, 0.0)
-            if tried:
-                self._tune(tried)
-            if not (tried and tried.over):
+            effort = options.effort * (NEXT_SEARCH if levels else FIRST_SEARCH)
+            levels = planner.improve(levels, self._allowed(), effort, shake)
+            simulated = self._simulate(levels)
+            shake = 1.0 if simulated else next(shakes, 0.0)
+            if simulated:
+                self._tune(simulated)
+            if not (simulated and simulated.excess):
                 levels = self._best.levels
-        self._try_cheaper_statics()
+        self._simulate_cheaper_statics()
         best = self._best
-        verdict = self._verdict(is_slo_met=not best.over)
+        verdict = self._verdict(is_slo_met=not best.excess)
         return Oracle(replace(best.result, verdict=verdict), verdict, best.entries, self._simulations)
 
     def _verdict(self, *, is_slo_met: bool) -> Verdict:
         percentile = self._options.percentile
-        if self._requests.are_prefixes_shared:
+        if self._arrays.are_prefixes_shared:
             return Verdict(percentile, is_slo_met, None, NO_LOWER_BOUND)
-        bound = least_gpu_hours(self._requests, self._settings, percentile)
+        bound = least_gpu_hours(self._arrays, self._settings, percentile)
         return Verdict(percentile, is_slo_met, bound)
 
     @property
     def _simulations(self) -> int:
-        return len(self._tried)
+        return len(self._simulated)
 
     @property
-    def _best(self) -> _Tried:
-        return min(self._tried.values(), key=lambda each: each.rank)
+    def _best(self) -> _SimulatedSchedule:
+        return min(self._simulated.values(), key=lambda simulated: simulated.rank)
 
-    def _allowed(self) -> Total:
-        """What may miss of the requests that can be served; no less than what has to, when all was tried."""
-        most, lost = self._may_miss, self._requests.lost
-        least = Total()
-        if self._simulations > self._options.effort // 2 and self._best.over:
+    def _allowed(self) -> Misses:
+        """Return the misses that a search may aim at, of the requests that can be served.
+
+        Once half the effort has found no feasible schedule, these are the misses of the best one: the search
+        then looks for cheaper ones that miss no more.
+        """
+        most, lost = self._may_miss, self._arrays.lost
+        least = Misses()
+        if self._simulations > self._options.effort // 2 and self._best.excess:
             least = self._best.missed
-        return Total(max(0, max(most, least.ttft) - lost), max(0, max(most, least.itl) - lost))
+        return Misses(max(0, max(most, least.ttft) - lost), max(0, max(most, least.itl) - lost))
 
     # -- static schedules ------------------------------------------------------------------------
 
-    def _try_statics(self) -> None:
-        """The smallest static schedule that the models believe in, tuned and chosen again if it fails."""
+    def _simulate_smallest_static(self) -> None:
+        """Simulate the smallest static schedule that the models take to be feasible, until one is."""
         for _ in range(FIRST_STATICS):
-            tried = self._try(min(self._planner.statics(), key=self._static_rank).levels)
-            if tried is None or not tried.over:
+            simulated = self._simulate(min(self._planner.statics(), key=self._static_rank).levels)
+            if simulated is None or not simulated.excess:
                 return
-            self._tune(tried)
+            self._tune(simulated)
 
-    def _static_rank(self, static: Static) -> tuple[int, int, int]:
+    def _static_rank(self, static: StaticSchedule) -> tuple[int, int, int]:
         missed = static.missed
-        over = self._over(missed)
-        return over, missed.ttft + missed.itl if over else 0, static.gpus
+        excess = self._excess(missed)
+        return excess, missed.ttft + missed.itl if excess else 0, static.gpus
 
-    def _try_cheaper_statics(self) -> None:
-        """Static schedules that would be cheaper than the best, if the models are not sure that they fail."""
+    def _simulate_cheaper_statics(self) -> None:
+        """Simulate static schedules that would be cheaper than the best, unless they fail beyond doubt."""
         statics = sorted(self._planner.statics(), key=self._static_rank)
-        unsure = [each for each in statics if self._over(each.missed) <= DOUBT * max(1, self._may_miss)]
-        for static in unsure[:LAST_STATICS]:
-            gpu_hours = static.gpus * self._requests.end_s / 3600
-            if self._best.over or gpu_hours < self._best.result.gpu_hours:
-                self._try(static.levels)
+        doubtful = [
+            static for static in statics if self._excess(static.missed) <= DOUBT * max(1, self._may_miss)
+        ]
+        for static in doubtful[:LAST_STATICS]:
+            gpu_hours = static.gpus * self._arrays.end_s / 3600
+            if self._best.excess or gpu_hours < self._best.result.gpu_hours:
+                self._simulate(static.levels)
 
     # -- simulating ------------------------------------------------------------------------------
 
-    def _try(self, levels: Mapping[Role, Levels]) -> _Tried | None:
-        """Simulate the schedule; None when it has been before."""
+    def _simulate(self, levels: Mapping[Role, Levels]) -> _SimulatedSchedule | None:
+        """Simulate the schedule; None when it has been simulated before."""
         timings = self._planner.timings
-        full = {role: filled(each, timings[role]) for role, each in levels.items()}
+        full = {role: filled(own, timings[role]) for role, own in levels.items()}
         entries = tuple(schedule(full, timings))
-        if entries in self._tried:
+        if entries in self._simulated:
             return None
         policy = SchedulePolicy("oracle", entries)
         result = simulate(self._trace(), self._settings, entries[0][1], policy)
         outcome = result.outcome
         total = outcome.requests + outcome.lost
-        missed = Total(total - outcome.ttft_met, total - outcome.itl_met)
-        tried = self._tried[entries] = _Tried(full, entries, result, missed, self._over(missed))
-        return tried
+        missed = Misses(total - outcome.ttft_met, total - outcome.itl_met)
+        simulated = _SimulatedSchedule(full, entries, result, missed, self._excess(missed))
+        self._simulated[entries] = simulated
+        return simulated
 
-    def _over(self, missed: Total) -> int:
+    def _excess(self, missed: Misses) -> int:
         return max(0, missed.ttft - self._may_miss, missed.itl - self._may_miss)
 
-    def _tune(self, tried: _Tried) -> None:
-        """Set the models' limits such that they count as many misses as there were."""
-        count, lost = len(self._requests.arrival_s), self._requests.lost
-        seen = Seen(ttft_s=array("d", bytes(8 * count)), itl_s=array("d", bytes(8 * count)))
-        waited = self._planner.noted(tried.levels, seen)
+    def _tune(self, simulated: _SimulatedSchedule) -> None:
+        """Set the models' limits such that they count as many misses as the simulation had."""
+        count, lost = len(self._arrays.arrival_s), self._arrays.lost
+        log = MissLog(ttft_s=array("d", bytes(8 * count)), itl_s=array("d", bytes(8 * count)))
+        delayed = self._planner.time_requests(simulated.levels, log)
         limits, slo = self._planner.limits, self._settings.slo
-        assert seen.ttft_s is not None and seen.itl_s is not None
-        missed = tried.missed.ttft - lost - waited
-        limits.ttft_s = _fitted(seen.ttft_s, missed, limits.ttft_s, slo.ttft_ms / 1000)
-        limits.itl_s = _fitted(seen.itl_s, tried.missed.itl - lost, limits.itl_s, slo.itl_ms / 1000)
+        assert log.ttft_s is not None and log.itl_s is not None
+        missed = simulated.missed.ttft - lost - delayed
+        limits.ttft_s = _fitted(log.ttft_s, missed, limits.ttft_s, slo.ttft_ms / 1000)
+        limits.itl_s = _fitted(log.itl_s, simulated.missed.itl - lost, limits.itl_s, slo.itl_ms / 1000)
 
 
-def _fitted(values: array[float], missed: int, limit: float, target: float) -> float:
-    """The limit that so many of the values exceed, within what tuning may do; as it was where that fits."""
-    counted = sum(value > limit for value in values)
-    if counted == missed or not values:
-        return limit
-    ordered = sorted(values, reverse=True)
+def _fitted(times_s: array[float], missed: int, limit_s: float, target_s: float) -> float:
+    """Return the limit that ``missed`` of the times exceed, within ``TUNING``; ``limit_s`` where it fits."""
+    counted = sum(time_s > limit_s for time_s in times_s)
+    if counted == missed or not times_s:
+        return limit_s
+    ordered = sorted(times_s, reverse=True)
     missed = min(max(missed, 0), len(ordered) - 1)
-    fitted = ordered[missed]
-    return min(max(fitted, TUNING[0] * target), TUNING[1] * target)
+    fitted_s = ordered[missed]
+    return min(max(fitted_s, TUNING[0] * target_s), TUNING[1] * target_s)

@@ -1,4 +1,9 @@
-"""What the oracle decides about: how many workers serve in each window, and when to start them for it."""
+"""Schedules: the numbers of workers that serve in each window, and the moments to ask for them.
+
+``Levels`` are the numbers for one role, n(0) ... n(W - 1). To serve from window w on, a worker is asked for
+one start-up time before it. A worker that leaves and is needed again within a start-up time would hold its
+GPUs all the same, so such gaps are ``filled`` first: then every rise is a start, every fall a leave.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,16 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.service import SimulatedService
 
 LOOK_S = 1.0
-"""A schedule is carried out to the second."""
+"""The seconds between two looks of a schedule at the clock: what it asks for is rounded down to them."""
 
 Levels = list[int]
-"""The workers that serve, for each window."""
+"""The number of workers of one role that serve in each window."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """The windows, and what a worker of one role costs: its GPUs and the seconds of its start."""
+class WindowTiming:
+    """The windows of a trace, ``width_s`` long until ``end_s``; the GPUs and start-up of one role's
+    worker."""
 
     width_s: int
     windows: int
@@ -28,18 +34,20 @@ class Timing:
     startup_s: float
 
     def seconds(self, window: int) -> float:
-        """How long a window is: the last one ends with the trace."""
+        """Return the length of a window in seconds: the last one ends with the trace."""
         return min(float(self.width_s), self.end_s - window * self.width_s)
 
     def start_s(self, window: int) -> float:
-        """How long before its first window a worker must be started; not before the trace begins."""
+        """Return the seconds before its first window that a worker is started; not before the trace
+        begins."""
         return min(self.startup_s, float(window * self.width_s))
 
 
-def filled(levels: Sequence[int], timing: Timing) -> Levels:
-    """The same, with gaps filled that are no longer than a start: to leave and come back saves nothing there.
+def filled(levels: Sequence[int], timing: WindowTiming) -> Levels:
+    """Return the levels without gaps as short as a start: to leave and come back saves nothing there.
 
-    Before the trace nothing can be started, so what serves within a start of its beginning serves from it.
+    Before the trace nothing can be started, so a worker that serves within the first start-up time serves
+    from the beginning.
     """
     reach = int(timing.startup_s // timing.width_s)
     if not reach:
@@ -48,8 +56,8 @@ def filled(levels: Sequence[int], timing: Timing) -> Levels:
     return [min(wanted[max(0, window - reach) : window + 1]) for window in range(len(levels))]
 
 
-def gpu_seconds(levels: Sequence[int], timing: Timing) -> float:
-    """What filled levels cost, starts included."""
+def gpu_seconds(levels: Sequence[int], timing: WindowTiming) -> float:
+    """Return the GPU-seconds of filled levels, starts included and drains not."""
     total_s, before = 0.0, levels[0]
     for window, level in enumerate(levels):
         total_s += level * timing.seconds(window)
@@ -59,29 +67,30 @@ def gpu_seconds(levels: Sequence[int], timing: Timing) -> float:
     return total_s * timing.gpus
 
 
-def held(levels: Sequence[int], window: int, timing: Timing) -> int:
-    """The workers that serve or start in a window."""
+def held(levels: Sequence[int], window: int, timing: WindowTiming) -> int:
+    """Return the number of workers that serve or start in a window."""
     ahead = math.ceil(timing.startup_s / timing.width_s)
     return max(levels[window : window + ahead + 1])
 
 
 def schedule(
-    levels: Mapping[Role, Sequence[int]], timings: Mapping[Role, Timing]
+    levels: Mapping[Role, Sequence[int]], timings: Mapping[Role, WindowTiming]
 ) -> list[tuple[float, Targets]]:
-    """When to want how many workers so that these serve; the first entry, at 0, is what to begin with."""
+    """Return the moments, in seconds, and the workers to ask for at each; the first entry, at 0, is the
+    beginning."""
     changes = {role: list(_changes(levels[role], timings[role])) for role in levels}
-    moments = sorted({at_s for each in changes.values() for at_s, _ in each})
+    moments = sorted({at_s for own in changes.values() for at_s, _ in own})
     entries: list[tuple[float, Targets]] = []
     for at_s in moments:
-        wanted = {role: _at(changes[role], at_s) for role in changes}
+        wanted = {role: _wanted_at(changes[role], at_s) for role in changes}
         targets = Targets(wanted.get(Role.PREFILL, 0), wanted.get(Role.DECODE, 0))
         if not entries or targets != entries[-1][1]:
             entries.append((at_s, targets))
     return entries
 
 
-def _changes(levels: Sequence[int], timing: Timing) -> Iterator[tuple[float, int]]:
-    """The moments at which the wanted number may change, and the number from then on."""
+def _changes(levels: Sequence[int], timing: WindowTiming) -> Iterator[tuple[float, int]]:
+    """Yield the moments at which the wanted number may change, and the number from then on."""
     edges = {0.0}
     for window in range(1, len(levels)):
         at_s = float(window * timing.width_s)
@@ -93,13 +102,13 @@ def _changes(levels: Sequence[int], timing: Timing) -> Iterator[tuple[float, int
         yield at_s, _wanted(levels, at_s, timing)
 
 
-def _started_s(at_s: float, timing: Timing) -> float:
-    """When to start what serves from then on, on the grid of looks."""
+def _started_s(at_s: float, timing: WindowTiming) -> float:
+    """Return the look at which a worker is started that serves from ``at_s`` on."""
     return max(0.0, math.floor((at_s - timing.startup_s) / LOOK_S) * LOOK_S)
 
 
-def _wanted(levels: Sequence[int], at_s: float, timing: Timing) -> int:
-    """Who serves now, or must be starting now."""
+def _wanted(levels: Sequence[int], at_s: float, timing: WindowTiming) -> int:
+    """Return the number of workers that serve at that moment or must be starting by then."""
     window = min(int(at_s // timing.width_s), len(levels) - 1)
     most = levels[window]
     for later in range(window + 1, len(levels)):
@@ -109,12 +118,12 @@ def _wanted(levels: Sequence[int], at_s: float, timing: Timing) -> int:
     return most
 
 
-def _at(changes: Sequence[tuple[float, int]], at_s: float) -> int:
+def _wanted_at(changes: Sequence[tuple[float, int]], at_s: float) -> int:
     return next(wanted for moment, wanted in reversed(changes) if moment <= at_s)
 
 
 class SchedulePolicy:
-    """Wants given numbers of workers from given moments on, whatever happens; moments are whole seconds."""
+    """Asks for given numbers of workers at given moments, which are whole seconds, whatever happens."""
 
     every_s = LOOK_S
 
@@ -128,7 +137,7 @@ class SchedulePolicy:
         self._next = 1
 
     def look(self, service: SimulatedService) -> None:
-        """Want what is due; workers that leave are gone as soon as they have answered."""
+        """Ask for what is due; workers that leave are gone as soon as they have answered."""
         service.advance_decoders(service.now_s)
         while self._next < len(self._entries) and self._entries[self._next][0] <= service.now_s:
             service.want(self._entries[self._next][1])

@@ -2,11 +2,12 @@
 
 import pytest
 
+from dynaplan.core.engine.hand_off import hand_off_s
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.run import StaticPolicy, simulate
-from dynaplan.simulator.service import TRANSFER_BASE_S, TRANSFER_S_PER_TOKEN, SimulatedService
+from dynaplan.simulator.service import SimulatedService
 from tests.unit.simulator.services import at_once, every, service, workers
 
 PRECISE = pytest.approx
@@ -23,7 +24,7 @@ def test_a_request_alone_takes_its_prefill_and_then_one_step_for_each_token():
 def test_a_remote_prefill_costs_the_transfer_and_one_decode_step_more():
     result = simulate(every(1.0, 1), service(is_disaggregated=True), workers(1, 1), StaticPolicy())
 
-    transfer_ms = (TRANSFER_BASE_S + 100 * TRANSFER_S_PER_TOKEN) * 1000
+    transfer_ms = hand_off_s(100) * 1000
     assert result.outcome.remote_prefills == 1
     assert result.outcome.ttft_ms.mean == PRECISE(100.0 + transfer_ms + 10.0)
     assert result.outcome.itl_ms.mean == PRECISE(10.0)

@@ -10,6 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
+from dynaplan.core.engine.hand_off import hand_off_s
+
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
@@ -19,9 +21,6 @@ log = logging.getLogger(__name__)
 
 HOLD_S = 30.0
 TAKE_TIMEOUT_S = 5.0
-TRANSFER_BASE_S = 0.001
-TRANSFER_S_PER_TOKEN = 128 * 1024 / 64e9
-"""128 KiB of KV per token over 64 GB/s: what Dynamo's mocker assumes."""
 
 
 class HandOffs:
@@ -161,6 +160,6 @@ class KvFetcher:
     async def _transfer(self, tokens: int) -> None:
         if not self._speedup_ratio:
             return
-        seconds = (TRANSFER_BASE_S + tokens * TRANSFER_S_PER_TOKEN) / self._speedup_ratio
+        seconds = hand_off_s(tokens) / self._speedup_ratio
         self.transfer_s += seconds
         await asyncio.sleep(seconds)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.oracle.dynamic_programme import Prices, cheapest_levels
 from dynaplan.simulator.oracle.oracle import Oracle, OracleOptions, find_oracle
-from dynaplan.simulator.oracle.path import Prices, cheapest
-from dynaplan.simulator.oracle.schedule import SchedulePolicy, Timing, filled, gpu_seconds, schedule
+from dynaplan.simulator.oracle.schedule import SchedulePolicy, WindowTiming, filled, gpu_seconds, schedule
 from dynaplan.simulator.run import StaticPolicy, simulate
 from dynaplan.simulator.service import ServiceSettings
 from tests.unit.simulator.services import at_once, every, service, workers
@@ -134,8 +134,8 @@ def test_the_gpu_budget_is_never_exceeded() -> None:
 LEVELS = st.lists(st.integers(1, 5), min_size=1, max_size=40)
 
 
-def timing(count: int, startup_s: float = 10.0, gpus: int = 1) -> Timing:
-    return Timing(width_s=5, windows=count, end_s=5.0 * count, gpus=gpus, startup_s=startup_s)
+def timing(count: int, startup_s: float = 10.0, gpus: int = 1) -> WindowTiming:
+    return WindowTiming(width_s=5, windows=count, end_s=5.0 * count, gpus=gpus, startup_s=startup_s)
 
 
 def test_a_gap_as_long_as_a_start_is_filled_and_a_longer_one_is_not() -> None:
@@ -186,7 +186,7 @@ def test_the_path_keeps_a_worker_where_a_start_is_dearer_than_the_gap() -> None:
 
     def path(gap: int) -> list[int]:
         table = [busy] * 3 + [quiet] * gap + [busy]
-        return cheapest(table, timing(len(table)), prices, [2] * len(table), drain_s=0.0)[0]
+        return cheapest_levels(table, timing(len(table)), prices, [2] * len(table), drain_s=0.0)[0]
 
     assert path(1) == [2] * 5
     assert path(4) == [2] * 3 + [1] * 4 + [2]
@@ -194,13 +194,13 @@ def test_the_path_keeps_a_worker_where_a_start_is_dearer_than_the_gap() -> None:
 
 def test_the_path_misses_what_is_dearer_to_save() -> None:
     table = [[(0, 0), (0, 0)], [(0, 0), (0, 0)], [(0, 0), (0, 0)], [(3, 0), (0, 0)]]
-    levels, missed = cheapest(table, timing(4), Prices(1.0, 1.0), [2] * 4, drain_s=0.0)
+    levels, missed = cheapest_levels(table, timing(4), Prices(1.0, 1.0), [2] * 4, drain_s=0.0)
     assert (levels, missed.ttft) == ([1, 1, 1, 1], 3)
 
 
 def test_the_path_keeps_to_caps() -> None:
     table = [[(9, 0), (0, 0)]] * 4
-    levels, _ = cheapest(table, timing(4), Prices(100.0, 100.0), [2, 1, 2, 2], drain_s=0.0)
+    levels, _ = cheapest_levels(table, timing(4), Prices(100.0, 100.0), [2, 1, 2, 2], drain_s=0.0)
     assert levels[1] == 1
 
 

@@ -1,4 +1,25 @@
-"""Improves a schedule on the quick models: edges shifted, levels raised or lowered, whatever pays."""
+"""A local search: changes of a schedule in one place, kept where they pay on the quick models.
+
+A pool's schedule is a staircase: stretches of windows with the same number of workers, and edges between
+them. The changes tried are
+
+- an edge 1, 2, 4, 8 or 16 windows earlier or later, whole or by one worker;
+- a stretch, or a half, third or quarter of it, with one worker less; a whole stretch with one more;
+- one worker more for 1, 3 or 6 windows around each of the 8 windows that miss most.
+
+Three passes use them:
+
+- ``sweep`` goes through all changes once and makes those whose change of cost is negative at the prices,
+  GPU-seconds + a * (misses of TTFT) + b * (misses of ITL), by at least ``LEAST_GAIN_S``;
+- ``repair`` makes an infeasible schedule feasible: the changes that save the most excess misses for a
+  GPU-second first;
+- ``squeeze`` spends what is left of the misses that may be: the changes that save most for their part of it
+  first.
+
+A change is modelled from its first window until the misses of a window are what they were before
+(``FELT_PART``), and abandoned before where that cannot pay any more (``Bearable``). Its gain is exact on the
+quick models, but for what is below ``FELT_PART``; so the whole schedule is modelled afresh after every pass.
+"""
 
 from __future__ import annotations
 
@@ -8,85 +29,99 @@ from itertools import pairwise
 from typing import Any
 
 from dynaplan.domain.lifecycle import Role
-from dynaplan.simulator.oracle.path import Prices
-from dynaplan.simulator.oracle.pools import PoolModel, Seen, Total
-from dynaplan.simulator.oracle.schedule import Levels, Timing, filled, gpu_seconds, held
+from dynaplan.simulator.oracle.dynamic_programme import Prices
+from dynaplan.simulator.oracle.pool_models import Misses, MissLog, PoolModel
+from dynaplan.simulator.oracle.schedule import Levels, WindowTiming, filled, gpu_seconds, held
 
 MOST_FELT_WINDOWS = 20
-"""A change is followed at most so many windows beyond the time that it is felt at least."""
+"""The most windows that a change is followed beyond those in which it always is (``settle_windows``)."""
 
-FELT = 0.005
+FELT_PART = 0.005
+"""The part of a window's requests whose misses must change for the window to count as touched by a change."""
+
 HOPELESS = 1.5
-"""A change is felt where the misses of a window change by such a part of its requests; it is given up when
-the misses so far cost so many times what it saves."""
+"""The multiple of what a change saves that its misses so far may cost, before it is abandoned: more than 1,
+because misses in one window are sometimes made good in the next."""
 
-NOTHING = Total(-1, -1)
-Bearable = Callable[[float], Total]
-"""What may miss for so many GPU seconds that are saved."""
+NONE_BEARABLE = Misses(-1, -1)
+"""The bearable misses of a change that must not save GPU-seconds at all."""
+
+Bearable = Callable[[float], Misses]
+"""GPU-seconds that a change saves -> the most misses that it may add before it is abandoned."""
 
 SHIFTS = (1, 2, 4, 8, 16)
-PARTS = (1, 2, 3, 4)
-"""By how many windows edges are shifted, and into how many parts a stretch is cut that one worker leaves."""
+"""The numbers of windows by which an edge is moved."""
 
+PARTS = (1, 2, 3, 4)
+"""The numbers of equal parts that a stretch is cut into, to take one worker from each."""
+
+WORST_WINDOWS = 8
+"""The number of windows with the most misses that one more worker is tried around."""
 
 LEAST_GAIN_S = 0.5
-"""GPU seconds: less is not worth a change."""
+"""The least gain of a change, in GPU-seconds: below it, rounding to looks of a second outweighs it."""
 
 WEIGHTS = {Role.PREFILL: 0.15, Role.DECODE: 1.0}
+"""The time to model a request in a pool, relative to the decode pool."""
+
 WINDOW_COST = 8
-"""What modelling a request costs, in requests of the dearer model, and what a window costs besides."""
+"""The time to model an empty window, in requests: copies of the state."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One change: the new levels, and what becomes of the windows from ``start`` on, as far as it is felt."""
+    """One modelled change: the new levels, and the states and misses of the windows that it touches.
+
+    These windows begin with ``start``. ``change`` is the difference of the misses, ``gpu_s`` that of the
+    cost.
+    """
 
     levels: Levels
     start: int
     states: list[Any]
-    totals: list[Total]
-    change: Total
+    totals: list[Misses]
+    change: Misses
     gpu_s: float
 
 
-class Pool:
+class PoolSchedule:
     """One role's part of the schedule, with the state of its model at the beginning of every window.
 
-    ``modelled`` counts the requests that its model has worked through.
+    ``modelled`` counts the requests that its model has worked through, windows included.
     """
 
-    def __init__(self, model: PoolModel, timing: Timing, first: Sequence[int], levels: Levels) -> None:
+    def __init__(self, model: PoolModel, timing: WindowTiming, first: Sequence[int], levels: Levels) -> None:
         self.model = model
         self.modelled = 0
         self._first = first
         self.timing = timing
         self.levels = filled(levels, timing)
         self.states: list[Any] = []
-        self.totals: list[Total] = []
+        self.totals: list[Misses] = []
         self.run()
 
-    def run(self, seen: Seen | None = None) -> None:
-        """Evaluate the whole schedule afresh."""
+    def run(self, log: MissLog | None = None) -> None:
+        """Model the whole schedule afresh; ``log`` may note the latency of every request."""
         self.states, self.totals = [], []
         self.modelled += self._first[-1] + WINDOW_COST * len(self.levels)
         state = self.model.empty()
         for window, level in enumerate(self.levels):
             self.states.append(self.model.copy(state))
-            own = Seen(ttft_s=seen.ttft_s, itl_s=seen.itl_s) if seen else Seen()
+            own = MissLog(ttft_s=log.ttft_s, itl_s=log.itl_s) if log else MissLog()
             self.model.run(state, window, level, own)
-            self.totals.append(_total(own))
+            self.totals.append(_misses(own))
 
     @property
-    def total(self) -> Total:
-        """What the whole schedule misses."""
-        return sum(self.totals, Total())
+    def total(self) -> Misses:
+        """The misses of the whole schedule."""
+        return sum(self.totals, Misses())
 
     def gpu_s(self) -> float:
-        """What the schedule costs, starts and drains included."""
+        """Return the cost of the schedule in GPU-seconds, starts and drains included."""
         return gpu_seconds(self.levels, self.timing) + self.timing.gpus * self.total.drain_s
 
     def attempt(self, levels: Sequence[int], bearable: Bearable | None = None) -> Attempt | None:
-        """What these levels would change; None for no change, or an unbearable one that saves."""
+        """Model other levels; None when nothing changes, or too much is missed for what it saves."""
         if levels == self.levels:
             return None
         after = filled(levels, self.timing)
@@ -96,18 +131,18 @@ class Pool:
         start, settled = changed[0], changed[-1] + 1 + self.model.settle_windows
         gpu_s = gpu_seconds(after, self.timing) - gpu_seconds(self.levels, self.timing)
         state = self.model.copy(self.states[start])
-        states, totals, change = [], [], Total()
+        states, totals, change = [], [], Misses()
         for window in range(start, len(after)):
             if window > start:
                 states.append(self.model.copy(state))
-            seen = Seen()
-            self.model.run(state, window, after[window], seen)
-            total = _total(seen)
+            log = MissLog()
+            self.model.run(state, window, after[window], log)
+            total = _misses(log)
             totals.append(total)
             difference = total - self.totals[window]
             change += difference
             self.modelled += self._first[window + 1] - self._first[window] + WINDOW_COST
-            is_felt = abs(difference.ttft) + abs(difference.itl) > FELT * (
+            is_felt = abs(difference.ttft) + abs(difference.itl) > FELT_PART * (
                 self._first[window + 1] - self._first[window]
             )
             if window >= settled and (not is_felt or window >= settled + MOST_FELT_WINDOWS):
@@ -124,84 +159,86 @@ class Pool:
         self.totals[start : start + len(attempt.totals)] = attempt.totals
 
 
-def _total(seen: Seen) -> Total:
-    return Total(len(seen.ttft), len(seen.itl), seen.drain_s)
+def _misses(log: MissLog) -> Misses:
+    return Misses(len(log.ttft), len(log.itl), log.drain_s)
 
 
-class Search:
-    """Both pools' schedules, on one box of GPUs."""
+class LocalSearch:
+    """The schedules of all pools, on one box of GPUs."""
 
-    def __init__(self, pools: Mapping[Role, Pool], gpus: int) -> None:
+    def __init__(self, pools: Mapping[Role, PoolSchedule], gpus: int) -> None:
         self.pools = pools
         self._gpus = gpus
 
     @property
     def spent(self) -> float:
-        """The requests that were modelled so far, weighted."""
+        """The effort so far: requests that were modelled, weighted by role."""
         return sum(WEIGHTS[role] * pool.modelled for role, pool in self.pools.items())
 
     @property
-    def total(self) -> Total:
-        """What both together miss."""
-        return sum((pool.total for pool in self.pools.values()), Total())
+    def total(self) -> Misses:
+        """The misses of all pools together."""
+        return sum((pool.total for pool in self.pools.values()), Misses())
 
     @property
     def gpu_s(self) -> float:
-        """What both together cost."""
+        """The cost of all pools together, in GPU-seconds."""
         return sum(pool.gpu_s() for pool in self.pools.values())
 
     def levels(self) -> dict[Role, Levels]:
-        """The schedule as it is now."""
+        """Return a copy of the schedule as it is now."""
         return {role: pool.levels.copy() for role, pool in self.pools.items()}
 
     def put(self, levels: Mapping[Role, Levels]) -> None:
-        """Go on from this schedule."""
+        """Replace the schedule."""
         for role, pool in self.pools.items():
             pool.levels = filled(levels[role], pool.timing)
         self.run()
 
     def run(self) -> None:
-        """Evaluate everything afresh: what was tried window by window adds up to nearly that."""
+        """Model the whole schedule afresh: gains that were added up change by change are nearly exact."""
         for pool in self.pools.values():
             pool.run()
 
     def sweep(self, prices: Prices, until: float) -> int:
-        """Try every change once, and make those that pay at these prices; how many were made.
+        """Try every change once, make it if it pays at these prices, and return the number made.
 
-        It ends early when so much has been spent.
+        It ends early when ``spent`` reaches ``until``.
         """
         made = 0
 
-        def bearable(saved_s: float) -> Total:
-            return Total(int(HOPELESS * saved_s / prices.ttft), int(HOPELESS * saved_s / prices.itl))
+        def bearable(saved_s: float) -> Misses:
+            return Misses(int(HOPELESS * saved_s / prices.ttft), int(HOPELESS * saved_s / prices.itl))
 
         for role, pool in self.pools.items():
             for levels in _changes(pool):
                 if self.spent > until:
                     return made
                 attempt = self._attempt(role, levels, bearable)
-                if attempt and attempt.gpu_s + prices.of(attempt.change) < -LEAST_GAIN_S:
+                if attempt and attempt.gpu_s + prices.cost(attempt.change) < -LEAST_GAIN_S:
                     pool.accept(attempt)
                     made += 1
         return made
 
-    def squeeze(self, allowed: Total, until: float) -> int:
-        """Save what can be saved while no more than that misses, the best saving per miss first."""
+    def squeeze(self, allowed: Misses, until: float) -> int:
+        """Save GPU-seconds while no more requests miss than allowed; the number of changes made."""
         left = allowed - self.total
 
         def worth(attempt: Attempt) -> float:
             return _use(attempt.change, allowed) / -attempt.gpu_s
 
         made = 0
-        for role, edit in self._offers(lambda each: each.gpu_s < -LEAST_GAIN_S, worth, lambda _: left, until):
+        for role, edit in self._offers(
+            lambda attempt: attempt.gpu_s < -LEAST_GAIN_S, worth, lambda _: left, until
+        ):
             attempt = self._again(role, edit)
             if attempt and attempt.gpu_s < -LEAST_GAIN_S and fits(self.total + attempt.change, allowed):
                 self.pools[role].accept(attempt)
                 made += 1
         return made
 
-    def repair(self, allowed: Total, until: float) -> None:
-        """Spend until no more than that misses, where a GPU second saves most of what misses too much."""
+    def repair(self, allowed: Misses, until: float) -> None:
+        """Add workers until no more requests miss than allowed, where a GPU-second saves most."""
         excess = _excess(self.total, allowed)
 
         def saves(attempt: Attempt) -> int:
@@ -210,7 +247,9 @@ class Search:
         def worth(attempt: Attempt) -> float:
             return attempt.gpu_s / saves(attempt)
 
-        for role, edit in self._offers(lambda each: saves(each) > 0, worth, lambda _: NOTHING, until):
+        for role, edit in self._offers(
+            lambda attempt: saves(attempt) > 0, worth, lambda _: NONE_BEARABLE, until
+        ):
             if fits(self.total, allowed):
                 return
             excess = _excess(self.total, allowed)
@@ -225,7 +264,8 @@ class Search:
         bearable: Bearable,
         until: float,
     ) -> list[tuple[Role, dict[int, int]]]:
-        """What would be good each by itself, the lowest worth first, to be made window by window."""
+        """Return the changes that are good each by itself, the lowest ``worth`` first, as edits of
+        windows."""
         offers: list[tuple[float, int, Role, dict[int, int]]] = []
         for role, pool in self.pools.items():
             for levels in _changes(pool):
@@ -235,7 +275,7 @@ class Search:
         return [(role, edit) for _, _, role, edit in sorted(offers, key=lambda offer: offer[:2])]
 
     def _again(self, role: Role, edit: Mapping[int, int]) -> Attempt | None:
-        """An offer once more, where others have been taken since."""
+        """Model an edit once more, after others have been made."""
         levels = [level + edit.get(window, 0) for window, level in enumerate(self.pools[role].levels)]
         return self._attempt(role, levels) if min(levels) >= 1 else None
 
@@ -244,7 +284,8 @@ class Search:
         return attempt if attempt and self._has_room(role, attempt) else None
 
     def _has_room(self, role: Role, attempt: Attempt) -> bool:
-        """Whether the box has the GPUs, starting workers included, wherever the change takes more."""
+        """Tell whether the box has the GPUs for a change, starting workers included, wherever it takes
+        more."""
         own = self.pools[role]
         others = [pool for other, pool in self.pools.items() if other is not role]
         reach = int(own.timing.startup_s // own.timing.width_s) + 2
@@ -253,28 +294,28 @@ class Search:
             gpus = held(attempt.levels, window, own.timing) * own.timing.gpus
             if gpus <= held(own.levels, window, own.timing) * own.timing.gpus:
                 continue
-            gpus += sum(held(each.levels, window, each.timing) * each.timing.gpus for each in others)
+            gpus += sum(held(pool.levels, window, pool.timing) * pool.timing.gpus for pool in others)
             if gpus > self._gpus:
                 return False
         return True
 
 
-def fits(total: Total, allowed: Total) -> bool:
-    """Whether no more is missed than is allowed."""
+def fits(total: Misses, allowed: Misses) -> bool:
+    """Tell whether no more requests miss than are allowed to."""
     return total.ttft <= allowed.ttft and total.itl <= allowed.itl
 
 
-def _excess(total: Total, allowed: Total) -> int:
+def _excess(total: Misses, allowed: Misses) -> int:
     return max(0, total.ttft - allowed.ttft) + max(0, total.itl - allowed.itl)
 
 
-def _use(change: Total, allowed: Total) -> float:
-    """The part of what is allowed that a change takes."""
+def _use(change: Misses, allowed: Misses) -> float:
+    """Return the part of the allowed misses that a change takes, of both targets together."""
     return max(0, change.ttft) / max(1, allowed.ttft) + max(0, change.itl) / max(1, allowed.itl)
 
 
 def _edit(before: Sequence[int], attempt: Attempt) -> dict[int, int]:
-    """The change window by window, to be made again when others have been made."""
+    """Return the change as differences by window, which can be made again after others."""
     return {
         window: level - before[window]
         for window, level in enumerate(attempt.levels)
@@ -282,8 +323,8 @@ def _edit(before: Sequence[int], attempt: Attempt) -> dict[int, int]:
     }
 
 
-def _changes(pool: Pool) -> Iterator[Levels]:
-    """Schedules that differ from the pool's in one place; each from what it is by then."""
+def _changes(pool: PoolSchedule) -> Iterator[Levels]:
+    """Yield the levels of every change; each of the schedule as it is by then."""
     edges = [
         0,
         *(w for w in range(1, len(pool.levels)) if pool.levels[w] != pool.levels[w - 1]),
@@ -301,21 +342,21 @@ def _changes(pool: Pool) -> Iterator[Levels]:
     yield from _raised(pool)
 
 
-def _shifted(pool: Pool, edge: int) -> Iterator[Levels]:
-    """The edge earlier and later: the whole of it, and one worker of it."""
+def _shifted(pool: PoolSchedule, edge: int) -> Iterator[Levels]:
+    """Yield the levels with the edge earlier and later: the whole of it, and one worker of it."""
     for windows in SHIFTS:
         for start, end, source in ((edge - windows, edge, edge), (edge, edge + windows, edge - 1)):
             start, end = max(0, start), min(len(pool.levels), end)
             level = pool.levels[source]
-            yield [level if start <= w < end else each for w, each in enumerate(pool.levels)]
+            yield [level if start <= w < end else own for w, own in enumerate(pool.levels)]
             step = 1 if level > pool.levels[edge if source < edge else edge - 1] else -1
             yield _with(pool.levels, start, end, step)
 
 
-def _raised(pool: Pool) -> Iterator[Levels]:
-    """One worker more where most is missed."""
+def _raised(pool: PoolSchedule) -> Iterator[Levels]:
+    """Yield the levels with one worker more where most requests miss."""
     misses = [total.ttft + total.itl for total in pool.totals]
-    worst = sorted(range(len(misses)), key=lambda window: -misses[window])[:8]
+    worst = sorted(range(len(misses)), key=lambda window: -misses[window])[:WORST_WINDOWS]
     for window in worst:
         if misses[window]:
             for before, after in ((0, 1), (2, 1), (4, 2)):

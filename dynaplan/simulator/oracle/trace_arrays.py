@@ -1,0 +1,109 @@
+"""A trace as the quick models read it: each request's own costs in arrays, cut into windows of time.
+
+The arrays take some 40 bytes of memory for a request, so a trace of a million requests fits.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dynaplan.core.engine.hand_off import hand_off_s
+from dynaplan.core.sizing.queueing_model import FIRST_TOKEN_STEPS
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.service import ServiceSettings
+
+LEAST_WINDOW_S = 2
+"""The shortest window, in seconds: shorter ones multiply the search, to save a worker for a second."""
+
+MOST_WINDOWS = 480
+"""The largest number of windows: the local search tries a few changes for each, so its time grows with it."""
+
+
+@dataclass(frozen=True)
+class TraceArrays:
+    """The requests that engines can serve, in order of arrival, by their number; times in seconds.
+
+    ``prefill_s`` is the computing of a prompt alone, without ``fixed_s``, the fixed cost of a prefill step.
+    ``rest_s`` is the part of a TTFT that is neither waiting nor computing: the hand-off, and the first decode
+    steps. ``steps`` are decode steps. ``first`` has the number of the first request of each window, and at
+    its end the number of requests; windows are ``width_s`` long. ``lost`` requests fit no engine.
+    ``are_prefixes_shared`` says that some of the prompts' blocks are cached.
+    """
+
+    arrival_s: array[float]
+    prefill_s: array[float]
+    rest_s: array[float]
+    prompt_tokens: array[int]
+    steps: array[int]
+    first: list[int]
+    width_s: int
+    end_s: float
+    fixed_s: float
+    lost: int
+    are_prefixes_shared: bool
+
+    @property
+    def windows(self) -> int:
+        """The number of windows; at least 1."""
+        return len(self.first) - 1
+
+    def window_of(self, number: int) -> int:
+        """Return the window in which a request arrived."""
+        return min(int(self.arrival_s[number] // self.width_s), self.windows - 1)
+
+
+def trace_arrays(trace: Iterable[TracedRequest], settings: ServiceSettings) -> TraceArrays:
+    """Read the whole trace.
+
+    A block of a prompt that an earlier prompt had counts as cached, on whichever worker that one was
+    computed.
+    """
+    engine, timing = settings.engines[Role.PREFILL if Role.PREFILL in settings.engines else Role.DECODE]
+    is_remote = Role.PREFILL in settings.engines
+    arrival_s, prefill_s, rest_s = array("d"), array("d"), array("d")
+    prompt_tokens, steps = array("l"), array("l")
+    seen: set[int] = set()
+    lost, end_s = 0, 0.0
+    step_s = settings.slo.itl_ms / 2000  # a decode step is taken to last half the ITL target
+    for request in trace:
+        end_s = request.arrival_s
+        prompt, output = request.prompt_tokens, request.output_tokens
+        if min(prompt, output) < 1 or prompt + output > engine.context_tokens:
+            lost += 1
+            continue
+        cached = _cached_tokens(request, engine.block_tokens, seen) if engine.is_prefix_caching else 0
+        arrival_s.append(end_s)
+        prefill_s.append((timing.prefill_ms(prompt) - timing.prefill_ms(cached)) / 1000)
+        rest_s.append(hand_off_s(prompt) + FIRST_TOKEN_STEPS * step_s if is_remote else 0.0)
+        prompt_tokens.append(prompt)
+        steps.append(output - 1)
+    width_s = max(LEAST_WINDOW_S, math.ceil(end_s / MOST_WINDOWS))
+    edges = range(max(1, math.ceil(end_s / width_s)))
+    return TraceArrays(
+        arrival_s,
+        prefill_s,
+        rest_s,
+        prompt_tokens,
+        steps,
+        first=[*(bisect_left(arrival_s, edge * width_s) for edge in edges), len(arrival_s)],
+        width_s=width_s,
+        end_s=end_s,
+        fixed_s=timing.prefill_ms(0) / 1000,
+        lost=lost,
+        are_prefixes_shared=bool(seen),
+    )
+
+
+def _cached_tokens(request: TracedRequest, block_tokens: int, seen: set[int]) -> int:
+    """Return the tokens of the prompt in blocks that are ``seen``, and add its own blocks to them."""
+    if not request.block_hashes:
+        return 0
+    hashes = request.with_blocks_of(block_tokens).block_hashes
+    known = next((index for index, block in enumerate(hashes) if block not in seen), len(hashes))
+    seen.update(hashes[known:])
+    return min(known * block_tokens, request.prompt_tokens - 1)
