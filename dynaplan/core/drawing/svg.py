@@ -1,11 +1,13 @@
 """The frame of a picture: one style sheet for all, and the document around the drawing.
 
 A picture is one file that needs no script, no font and no other file. Its colours follow the reader's choice
-of a light or a dark screen. Elements name their style by class: ``p0`` to ``p7`` are the colours of lines.
+of a light or a dark screen; viewers that know no CSS variables (librsvg) show the light ones. Elements name
+their style by class: ``p0`` to ``p7`` are the colours of lines.
 """
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 COLOURS = 8
@@ -14,7 +16,7 @@ COLOURS = 8
 TITLE_HEIGHT = 34
 """The height in px of the title above the drawing."""
 
-STYLE = """\
+THEME = """\
 :root, svg {
   color-scheme: light dark;
   --surface: #fff; --text: #1c2026; --muted: #5b6470; --grid: #e2e5e9; --limit: #b3261e;
@@ -28,9 +30,19 @@ STYLE = """\
     --p4: #dcb93f; --p5: #4fc6da; --p6: #f47db3; --p7: #b4bbc4;
   }
 }
-.p0 { --own: var(--p0) } .p1 { --own: var(--p1) } .p2 { --own: var(--p2) } .p3 { --own: var(--p3) }
-.p4 { --own: var(--p4) } .p5 { --own: var(--p5) } .p6 { --own: var(--p6) } .p7 { --own: var(--p7) }
-svg { font: 12px system-ui, "DejaVu Sans", sans-serif }
+"""
+"""The colours by name: for a light screen, then for a dark one."""
+
+RULES = """\
+svg { color: var(--text); font: 12px system-ui, "DejaVu Sans", sans-serif }
+.p0 { --own: var(--p0); color: var(--p0) }
+.p1 { --own: var(--p1); color: var(--p1) }
+.p2 { --own: var(--p2); color: var(--p2) }
+.p3 { --own: var(--p3); color: var(--p3) }
+.p4 { --own: var(--p4); color: var(--p4) }
+.p5 { --own: var(--p5); color: var(--p5) }
+.p6 { --own: var(--p6); color: var(--p6) }
+.p7 { --own: var(--p7); color: var(--p7) }
 svg text { fill: var(--text) }
 svg path { fill: none }
 .surface { fill: var(--surface) }
@@ -40,13 +52,21 @@ svg .tick, svg .time { fill: var(--muted); font-size: 11px }
 .headline { font-size: 15px; font-weight: 600 }
 .grid { stroke: var(--grid) }
 .limit { stroke: var(--limit); stroke-dasharray: 2 3 }
-.line { stroke: var(--own, var(--text)); stroke-width: 1.6; stroke-linejoin: round }
+.line { stroke: currentColor; stroke-width: 1.6; stroke-linejoin: round }
 .line.dashed { stroke-dasharray: 5 3; stroke-width: 1.1 }
-.mark { fill: var(--own, var(--text)) }
+.mark { fill: currentColor }
 .ring { fill: none; stroke: var(--text); stroke-width: 1.4 }
-.decision { stroke: var(--own); stroke-width: 2.5 }
+.decision { stroke: currentColor; stroke-width: 2.5 }
 """
+"""The look of each class, by the names of the colours."""
+
+STYLE = THEME + RULES
 """The style sheet of every picture, as CSS."""
+
+_LIGHT = dict(re.findall(r"(--\w+): (#\w+)", THEME.partition("@media")[0]))
+
+_WITHOUT_VARIABLES = re.sub(r"var\((--\w+)\)", lambda found: _LIGHT[found[1]], RULES)
+"""The same look in light colours: where variables are not known, the style sheet after it changes nothing."""
 
 
 def colour_class(index: int) -> str:
@@ -60,7 +80,7 @@ def document(title: str, drawing: str, width: float, height: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{width:g}" '
         f'height="{height + TITLE_HEIGHT:g}" role="img">\n<title>{escape(title)}</title>\n'
-        f'<style>\n{STYLE}</style>\n<rect class="surface" width="100%" height="100%"/>\n'
+        f'<style>\n{_WITHOUT_VARIABLES}{STYLE}</style>\n<rect class="surface" width="100%" height="100%"/>\n'
         f'<text class="headline" x="12" y="22">{escape(title)}</text>\n'
         f'<g transform="translate(0 {TITLE_HEIGHT})">\n{drawing}\n</g>\n</svg>\n'
     )
