@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dynaplan.core.engine.timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
 from dynaplan.core.profiling.configuration import with_recommendation
+from dynaplan.core.profiling.plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
 from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.profiling.selection import Goal
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import Measurements
 from dynaplan.profiler import pictures
 
-log = logging.getLogger(__name__)
-
-HALVES = {"prefill": PREFILL_KEYS, "decode": DECODE_KEYS}
+HALVES = {"prefill": (PREFILL_DIRECTORY, PREFILL_KEYS), "decode": (DECODE_DIRECTORY, DECODE_KEYS)}
+"""The directory and the keys of each half of a profile."""
 
 CONFIG_FILE = "config_with_planner.yaml"
+"""The name of the completed configuration."""
 
 
 def write_results(
@@ -34,8 +34,7 @@ def write_results(
     """Write the profile, its pictures and the completed configuration; return the files.
 
     ``config`` is the user's; ``splits_layers`` is true when the profiler chose the tensor parallel sizes.
-    Without matplotlib there are no pictures, and a warning in the log. Raises ConfigError when it cannot
-    write.
+    Raises ConfigError when it cannot write.
     """
     directory = output_dir.absolute()
     sections = with_recommendation(config, recommendation, str(directory), splits_layers)
@@ -43,27 +42,25 @@ def write_results(
         directory.mkdir(parents=True, exist_ok=True)
         written = write_points(directory, recommendation.profile)
         written.append(write_config(directory, sections, recommendation.goal))
-        written += pictures.draw(directory, recommendation, measurements)
-    except ImportError:
-        log.warning(pictures.MISSING)
+        written += pictures.draw(directory, plots_of(recommendation, measurements))
     except OSError as error:
         raise ConfigError(
-            f"--output-dir: {output_dir} cannot be written: {error}", hint="expected a directory of yours"
+            f"--output-dir: {output_dir} cannot be written: {error}", hint="Expected a directory of yours."
         ) from error
     return written
 
 
 def write_points(directory: Path, profile: MeasuredProfile) -> list[Path]:
-    """Both halves, each as ``raw_data.npz`` and as JSON; returns the files. Raises OSError.
+    """Write both halves, each as ``raw_data.npz`` and as JSON; return the files. Raises OSError.
 
     Keys and units are those of ``MeasuredProfile``; ``max_kv_tokens`` is an array of one in the archive.
     """
     import numpy  # only for archives: it costs 30 MiB and 0.1 s
 
     written = []
-    for half, keys in HALVES.items():
+    for half, (folder, keys) in HALVES.items():
         values: dict[str, Any] = {key: getattr(profile, key) for key in keys}
-        archive = pictures.selected_dir(directory, half) / "raw_data.npz"
+        archive = directory / folder / "raw_data.npz"
         archive.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {key: numpy.atleast_1d(value) for key, value in values.items()}
         numpy.savez(archive, **arrays)
@@ -74,7 +71,7 @@ def write_points(directory: Path, profile: MeasuredProfile) -> list[Path]:
 
 
 def write_config(directory: Path, sections: Mapping[str, Mapping[str, Any]], goal: Goal) -> Path:
-    """A configuration that ``dynaplan serve -f`` takes; returns the file. Raises OSError."""
+    """Write a configuration that ``dynaplan serve -f`` takes; return the file. Raises OSError."""
     import yaml
 
     path = directory / CONFIG_FILE

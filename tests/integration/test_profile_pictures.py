@@ -1,4 +1,4 @@
-"""The pictures of a sweep, drawn with the real matplotlib."""
+"""The pictures of a sweep, drawn as PNG too by the real matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dynaplan.profiler.results import write_results
 from tests.unit.core.profiling.known import TIMINGS, recommended, swept
 
-pytest.importorskip("matplotlib", reason="an extra: pip install 'dynaplan[plots]'")
+pytest.importorskip("matplotlib", reason="an extra: pip install matplotlib")
 
 PICTURES = {
     "prefill_performance.png",
