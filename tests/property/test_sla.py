@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import plan
-from dynaplan.core.sizing.pool_sizes import size
+from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
@@ -85,7 +85,7 @@ def test_any_demand_has_a_size_within_the_limits_and_a_story(
     current: Targets,
 ) -> None:
     service = ServiceModel(workers, None if is_aggregated else workers)
-    sizing = size(service, demand, promise, limits, current)
+    sizing = size_pools(service, demand, promise, limits, current)
     assert sizing.steps
     assert sizing.steps[-1].after == sizing.targets
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current
@@ -96,8 +96,8 @@ def test_any_demand_has_a_size_within_the_limits_and_a_story(
 def test_more_requests_never_need_fewer_workers(workers: WorkerKind, demand: Demand, factor: float) -> None:
     service, plenty = ServiceModel(workers, workers), WorkerLimits(max_gpus=100_000)
     promise = SlaTargets(1000.0, 30.0)
-    few = size(service, demand, promise, plenty, Targets(1, 1)).targets
-    many = size(service, demand.times(factor), promise, plenty, Targets(1, 1)).targets
+    few = size_pools(service, demand, promise, plenty, Targets(1, 1)).targets
+    many = size_pools(service, demand.times(factor), promise, plenty, Targets(1, 1)).targets
     assert many.decode >= few.decode
     # More decode workers make shorter steps, and leave the prefill more of the TTFT.
     assert many.prefill + many.decode >= few.prefill + few.decode
@@ -121,10 +121,10 @@ def test_a_plan_keeps_the_limits_too(
     headroom: float,
 ) -> None:
     def sized(demand: Demand, bounds: WorkerLimits) -> Sizing:
-        return size(ServiceModel(workers, workers), demand, hurried, bounds, current)
+        return size_pools(ServiceModel(workers, workers), demand, hurried, bounds, current)
 
     def survived(demand: Demand, bounds: WorkerLimits) -> Sizing:
-        return size(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
+        return size_pools(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
 
     hurried = SlaTargets(ttft_spare=spare, itl_spare=spare)
     sizing = plan(sized, survived, expected, current, limits, headroom)

@@ -1,1 +1,4 @@
-"""From an observation to a decision: the policies, their guards, and the words that explain them."""
+"""Decisions: from an observation to the desired numbers of workers;
+
+the policies, their guards, explanations.
+"""

@@ -1,4 +1,4 @@
-"""What the planner saw and decided as numbers over time, for metrics and for TensorBoard.
+"""Observations and decisions as numbers over time, for metrics and for TensorBoard.
 
 The names are those of Dynamo's planner from 1.2 on, without its prefix ``dynamo_planner_``.
 """
@@ -11,7 +11,7 @@ from dynaplan.domain.planning.decisions import DecisionRecord
 
 
 def curves_of(record: DecisionRecord) -> dict[str, float]:
-    """The numbers of one interval by name; what is not known is left out."""
+    """Return the numbers of one interval by name; unknown ones are left out."""
     desired = record.decision.desired
     numbers: dict[str, float | None] = {
         "predicted_num_prefill_replicas": desired.prefill,

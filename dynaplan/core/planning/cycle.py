@@ -1,6 +1,6 @@
-"""The rhythm of planning: when to pull, when to decide, and what waits for a decision to be carried out.
+"""The rhythm of planning: when to pull, when to decide, and when to wait for a decision to be carried out.
 
-The live planner and the simulator turn the same wheel; they differ in where samples come from.
+The live planner and the simulator use the same cycle; they differ in the source of samples.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 
 class PlanningCycle:
-    """One planner's intervals.
+    """One planner's intervals. Times are monotonic seconds.
 
-    With the policy ``load``, nothing is pulled and nothing decided while a decision is being carried out
-    (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``. Targets
-    are planned for in even intervals, whatever is being carried out. Times are monotonic seconds.
+    With the policy ``load`` nothing is pulled and nothing decided while a decision is being carried out
+    (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.
+    Targets are planned for in even intervals, whatever is being carried out.
     """
 
     def __init__(self, settings: PlannerSettings, model: SlaModel | None = None) -> None:
@@ -33,12 +33,12 @@ class PlanningCycle:
         self.is_scaling = True
 
     def begin(self, now_s: float) -> None:
-        """A new interval."""
+        """Begin a new interval."""
         self._samples = []
         self._began_s = now_s
 
     def saw(self, desired: DesiredCounts, now_s: float) -> None:
-        """These counts are asked for now; when scaling has ended with that, a new interval begins."""
+        """Note the desired counts; when scaling has ended with that, begin a new interval."""
         self.state = self.state.noting(desired, now_s)
         self.is_scaling = guards.is_waiting(self._settings, self.state, desired, now_s)
         if not self.is_scaling and not self._settings.is_by_targets:
@@ -46,15 +46,18 @@ class PlanningCycle:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a decision that is being carried out is waited for."""
+        """True while the planner waits for a decision to be carried out."""
         return self.is_scaling and not self._settings.is_by_targets
 
     def add(self, sample: Sample) -> None:
-        """One metric pull."""
+        """Add one metric pull."""
         self._samples.append(sample)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the interval is over: the pull nearest to its end decides, however late pulls begin."""
+        """Tell whether the interval is over:
+
+        the pull nearest to its end decides, however late pulls begin.
+        """
         slack_s = self._settings.metric_pulling_interval_s / 2
         return now_s - self._began_s >= self._settings.adjustment_interval_s - slack_s
 
@@ -64,16 +67,16 @@ class PlanningCycle:
         return averaged(self._samples)
 
     def decide(self, observation: Observation) -> Decision:
-        """The decision at the end of this interval."""
+        """Decide at the end of this interval."""
         self.before = self.state
         self.state, decision = decide(self._settings, self.state, observation, self._model)
         self.is_scaling |= observation.desired.is_pending
         return decision
 
     def asked(self) -> None:
-        """The decision was asked for: it is being carried out now."""
+        """Note that the decision was asked for: it is being carried out now."""
         self.is_scaling = True
 
     def not_carried_out(self) -> None:
-        """The decision was not carried out, and never will be."""
+        """Note that the decision was not carried out, and never will be."""
         self.state = not_carried_out(self.before)

@@ -1,4 +1,4 @@
-"""The planner's decision, as a function: the live planner, replay, simulation and tests call this one."""
+"""The planner's decision as a function: the live planner, replay, simulation and tests call this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
 
 Gate = Callable[[Situation], tuple[bool, str]]
-"""Whether the stages after it may run, and why."""
+"""Tells whether the stages after it may run, and why."""
 
 
 def decide(
@@ -26,15 +26,15 @@ def decide(
     observation: Observation,
     model: SlaModel | None = None,
 ) -> tuple[PlannerState, Decision]:
-    """The desired numbers of workers after one adjustment interval, and the state for the next one.
+    """Return the desired numbers of workers after one adjustment interval, and the state for the next one.
 
     Total: any observation has a decision, and the unknown changes nothing.
 
-    With the policy ``sla`` they are those that the coming traffic needs to meet the targets; also while an
-    earlier decision is carried out, because workers that are starting count as there. With ``both`` the
-    thresholds may add workers to these, and take away what they added. With ``load`` there are the thresholds
-    alone. They move at most one worker of each kind. Removing comes before adding and prefill before decode,
-    so prefill gets the budget first.
+    Policy ``sla``: the workers that the coming traffic needs to meet the targets, also while an earlier
+    decision is carried out, because starting workers count as there. Policy ``both``: thresholds may add
+    workers to these, and take away what they added. Policy ``load``: thresholds alone. Thresholds move at
+    most one worker of each role. Removing comes before adding and prefill before decode, so prefill gets
+    the budget first.
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
@@ -56,7 +56,7 @@ def decide(
 
 
 def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step], Prediction | None]:
-    """What the targets need; with the policy ``both``, no fewer than there are."""
+    """Plan for the targets; with the policy ``both`` no fewer workers than there are."""
     current, settings = situation.current, situation.settings
     if model is None:
         raise ValueError(f"policy {settings.policy} without a model of the engines")
@@ -70,6 +70,7 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
 
 
 def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
+    """Run the gates, and then the threshold stages, from these targets on."""
     steps = []
     for name, gate in GATES.items():
         is_open, why = gate(situation)
@@ -86,12 +87,12 @@ def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
 
 
 def not_carried_out(state: PlannerState) -> PlannerState:
-    """The state after a decision that was made in ``state`` and not carried out: only an interval passed."""
+    """Return the state after a decision made in ``state`` that was not carried out: one interval passed."""
     return state.one_interval_on()
 
 
 def _current(observation: Observation) -> Targets:
-    """What is asked for until now, whoever asked for it; the workers present where nobody did."""
+    """Return the desired counts, and the present workers of a role without a desired count."""
     desired, fleet = observation.desired, observation.fleet
     return Targets(
         desired.num_prefill_workers if desired.num_prefill_workers >= 0 else fleet.prefill.present,
@@ -100,10 +101,11 @@ def _current(observation: Observation) -> Targets:
 
 
 def _next_state(situation: Situation, decision: Decision) -> PlannerState:
-    """Grace lasts for the documented number of intervals after the one that added a decode worker.
+    """Return the next state: grace after an added decode worker, else one interval of grace less.
 
-    An interval that changes nothing counts too, also when the numbers of workers changed in it; one in which
-    a decision was still being carried out does not. The original's grace is one interval short.
+    Grace lasts for the documented number of intervals after the one that added a decode worker; the
+    original's is one interval short. An interval that changes nothing counts too; one in which a decision
+    was still being carried out does not.
     """
     state, observation = situation.state, situation.observation
     if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
@@ -137,7 +139,7 @@ def _is_steady(situation: Situation) -> tuple[bool, str]:
 
 
 GATES: dict[str, Gate] = {"pending": _is_settled, "steady": _is_steady}
-"""What comes before every threshold; the first that is closed ends the decision."""
+"""Gates before every threshold, in order; the first closed one ends the decision."""
 
 _STAGES: dict[str, tuple[Role, Stage]] = {
     "prefill scale down": (Role.PREFILL, scale_down(Role.PREFILL)),
@@ -145,6 +147,7 @@ _STAGES: dict[str, tuple[Role, Stage]] = {
     "prefill scale up": (Role.PREFILL, scale_up(Role.PREFILL)),
     "decode scale up": (Role.DECODE, scale_up(Role.DECODE)),
 }
+"""Threshold stages in order: removing before adding, prefill before decode."""
 
 
 def _stages(situation: Situation) -> dict[str, Stage]:

@@ -12,23 +12,23 @@ from dynaplan.domain.planning.targets import Step
 
 
 def explain(document: Mapping[str, Any]) -> str:
-    """One line of ``decisions.jsonl`` in words; a line that cannot be read is said to be so.
+    """Return one line of ``decisions.jsonl`` in words; a line that cannot be read is said to be so.
 
-    What was seen and decided, each step with its reason, and what it would have taken to decide otherwise.
+    Tells the observation, each step with its reason, the decision, and what would have changed it.
     """
     try:
         record = DecisionRecord.from_json(document)
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
         return f"a record that cannot be read ({type(error).__name__}: {error})"
     lines = [f"{record.wall_time}  {_verdict(record)}"]
-    lines += [f"  observed   {each}" for each in _observed(record)]
+    lines += [f"  observed   {line}" for line in _observed(record)]
     lines += [f"  {_label(step)} {step.stage}: {step.why}" for step in record.decision.steps]
-    lines += [f"  otherwise  {each}" for each in _otherwise(record)]
+    lines += [f"  otherwise  {line}" for line in _otherwise(record)]
     return "\n".join(lines)
 
 
 def is_change(document: Mapping[str, Any]) -> bool:
-    """Whether a line of ``decisions.jsonl`` tells of a change; one that cannot be read does not."""
+    """Tell whether a line of ``decisions.jsonl`` records a change; False when it cannot be read."""
     try:
         return Decision.from_json(document["decision"]).is_change
     except (KeyError, TypeError, AttributeError):
@@ -78,11 +78,11 @@ def _traffic(record: DecisionRecord) -> list[str]:
             if value is not None:
                 seen.append(f"{name} {value:.4g}{unit}")
         lines = [", ".join(seen) + " on average"]
-    for each in foresight.expected if foresight else ():
-        if foresight and each.requests is not None:
-            ahead_s = each.ahead * foresight.interval_s
-            rate = each.requests / foresight.interval_s
-            lines.append(f"{rate:.3g} requests/s expected in {ahead_s:g} s ({each.why})")
+    for expected in foresight.expected if foresight else ():
+        if foresight and expected.requests is not None:
+            ahead_s = expected.ahead * foresight.interval_s
+            rate = expected.requests / foresight.interval_s
+            lines.append(f"{rate:.3g} requests/s expected in {ahead_s:g} s ({expected.why})")
     prediction = record.decision.prediction
     if prediction:
         lines.append(

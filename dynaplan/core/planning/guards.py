@@ -1,4 +1,4 @@
-"""What may stand against a change of the number of workers. Each guard says why not; "" lets it pass."""
+"""Guards: objections to a change of the number of workers. Each returns why not, or "" to let it pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 
 ROUNDING = 1e-9
-"""Relative; a projected load this near to a threshold counts as over it, as a measured one may be."""
+"""Relative margin: a projected load this near to a threshold counts as over it, as a measured one may be."""
 
 
 def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredCounts, at_s: float) -> bool:
-    """Whether a decision is being carried out, and not yet for longer than ``scaling-timeout``.
+    """Tell whether a decision is being carried out, for less than ``scaling-timeout`` so far.
 
     The time counts from when the state noted the decision as pending.
     """
@@ -24,23 +24,23 @@ def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredC
 
 
 def against_minimum(settings: PlannerSettings, role: Role, workers: int, gpus: int) -> str:
-    """Against removing one of so many workers of ``gpus`` each: the minimum of each role."""
+    """Object to removing one of ``workers`` of ``gpus`` each: the minimum of each role."""
     least = least_workers(settings, gpus)
     return "" if workers > least else f"{least} is the least number of {role.value} workers"
 
 
 def least_workers(settings: PlannerSettings, gpus: int) -> int:
-    """The minimum of a role whose workers have so many GPUs each."""
+    """Return the minimum of a role whose workers have ``gpus`` each."""
     return settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
 
 
 def against_floor(role: Role, workers: int, floor: int) -> str:
-    """Against removing one of so many workers: the targets need as many."""
+    """Object to removing one of ``workers`` that the targets need."""
     return "" if workers > floor else f"the targets need {floor} {role.value} workers"
 
 
 def against_grace(state: PlannerState) -> str:
-    """Against removing a decode worker: one was added lately and still fills its KV cache."""
+    """Object to removing a decode worker when one was added lately and still fills its KV cache."""
     left = state.decode_grace_left
     return f"a decode worker was added lately: {left} more interval(s) of grace" if left > 0 else ""
 
@@ -48,10 +48,10 @@ def against_grace(state: PlannerState) -> str:
 def against_consolidation(
     settings: PlannerSettings, load: float, up: float, serving: int, workers: int
 ) -> str:
-    """Against removing one of ``workers`` when the rest would then be over the scale-up threshold.
+    """Object to removing one of ``workers`` when the others would then be over the scale-up threshold.
 
-    ``load`` is per worker, over the ``serving`` ones; what the leaving one carried spreads over the rest,
-    ``load * N / (N - 1)``. Without this guard such a worker is removed and added in turns.
+    ``load`` is per worker, over the ``serving`` ones; the load of the removed worker spreads over the
+    others: load x N / (N - 1). Without this guard such a worker is removed and added in turns.
     """
     if not settings.consolidation_guard:
         return ""
@@ -65,10 +65,10 @@ def against_consolidation(
 
 
 def against_failures(fleet: FleetCounts, role: Role) -> str:
-    """Against adding a worker of a role of which several have failed for good.
+    """Object to adding a worker of a role of which several have failed for good.
 
-    One may have had a bad GPU, which another worker need not get; more are likely to share their fault
-    with the next.
+    One may have had a bad GPU, which another worker need not get; several probably share their fault with
+    the next.
     """
     failed = _counts(fleet, role).failed
     return f"{failed} {role.value} workers failed: `dynaplan status` says why" if failed > 1 else ""
@@ -77,9 +77,9 @@ def against_failures(fleet: FleetCounts, role: Role) -> str:
 def against_budget(
     settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets, role: Role
 ) -> str:
-    """Against adding a worker of the role to ``targets``: the GPU budget, and the GPUs that the box has.
+    """Object to adding a worker of the role to ``targets`` beyond the GPU budget, or the GPUs of the box.
 
-    Workers that are leaving, or that nobody asked for, hold their GPUs until they are gone.
+    Draining workers, and workers beyond the desired number, hold their GPUs until they are gone.
     """
     held = gpus_held(settings, fleet, current, targets)
     wanted = held + gpus_of(settings, fleet, role)
@@ -88,17 +88,19 @@ def against_budget(
     if wanted > settings.max_gpu_budget:
         budget = settings.max_gpu_budget
         return f"{wanted} GPUs would be over the budget of {budget} ({held} in use or leaving)"
-    on_box = sum(_workers(fleet, current, targets, each) * _counts(fleet, each).gpus for each in SCALED_ROLES)
+    on_box = sum(
+        _workers(fleet, current, targets, scaled) * _counts(fleet, scaled).gpus for scaled in SCALED_ROLES
+    )
     if fleet.gpus_total and on_box + _counts(fleet, role).gpus > fleet.gpus_total:
         return f"the box has {fleet.gpus_total} GPUs, {on_box:g} of them in use or leaving"
     return ""
 
 
 def gpus_held(settings: PlannerSettings, fleet: FleetCounts, current: Targets, targets: Targets) -> int:
-    """The GPUs held once ``targets`` are reached while everything that leaves still holds its own.
+    """Return the GPUs held once ``targets`` are reached while everything that leaves still holds its own.
 
-    ``current`` are the counts asked for until now. A worker that this very decision takes away counts as
-    gone: whoever carries the decision out drains first and starts then.
+    ``current`` are the counts asked for until now. A worker that this decision removes counts as gone: the
+    executor drains first and starts then.
     """
     return sum(
         _workers(fleet, current, targets, role) * gpus_of(settings, fleet, role) for role in SCALED_ROLES
@@ -106,7 +108,7 @@ def gpus_held(settings: PlannerSettings, fleet: FleetCounts, current: Targets, t
 
 
 def gpus_of(settings: PlannerSettings, fleet: FleetCounts, role: Role) -> int:
-    """The GPUs of one worker: as configured for the planner or as the supervisor says, whichever is more."""
+    """Return the GPUs of one worker: the configured number or the published one, the larger."""
     configured = settings.prefill_engine_num_gpu if role is Role.PREFILL else settings.decode_engine_num_gpu
     return max(configured, math.ceil(_counts(fleet, role).gpus))
 

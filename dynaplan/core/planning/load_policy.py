@@ -1,7 +1,8 @@
-"""The load policy: what the metrics of an interval ask for, by thresholds per worker.
+"""The load policy: thresholds per worker on the metrics of an interval.
 
-Source: Dynamo's load planner, ``examples/llm/components/planner.py`` and its documentation; the differences
-are named where they are.
+Source: Dynamo's load planner, ``examples/llm/components/planner.py`` and its documentation; differences are
+named where they are. Two signals, each per worker: requests in the prefill queue over the prefill workers,
+and mean KV usage of the decode workers.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from dynaplan.domain.worker_load import WorkerLoad
 
 
 def kv_pressure(load: WorkerLoad) -> float:
-    """A worker's KV usage plus 0.02 for each waiting request, once it runs any; may exceed 1."""
+    """Return a worker's KV usage plus 0.02 for each waiting request, once it runs any; may exceed 1."""
     is_queueing = load.running_requests > 0 and load.waiting_requests > 0
     return load.kv_usage + (KV_USAGE_PER_WAITING_REQUEST * load.waiting_requests if is_queueing else 0.0)
 
 
 def averaged(samples: Sequence[Sample]) -> Load:
-    """One interval's pulls as one load: the mean over the pulls, each of them a mean over workers already.
+    """Return the pulls of one interval as one load: the mean over pulls, each a mean over workers already.
 
-    The original pools workers and pulls, so that moments with more workers weigh more.
+    The original pools workers and pulls, so moments with more workers weigh more.
     """
     if not samples:
         return Load(kv_missing="nothing was measured", queue_missing="nothing was measured")
@@ -55,16 +56,16 @@ def averaged(samples: Sequence[Sample]) -> Load:
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None when it is not a number that can be compared."""
+    """Return the value, or None when it is missing or not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What scales one role: a load per worker and its thresholds.
+    """The load per worker that scales one role, with its thresholds.
 
-    ``load`` None: no data, because ``missing``. ``predicted`` is where the load's trend leads, None when
-    there is no trend rule for the role.
+    ``load`` None: no data, because ``missing``. ``serving`` is the number of workers behind it.
+    ``predicted`` is the load that its trend leads to, None where the role has no trend rule.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a stage may look at; no stage goes below the ``floor``."""
+    """The inputs that a stage may look at; no stage goes below the ``floor``."""
 
     settings: PlannerSettings
     state: PlannerState
@@ -91,18 +92,18 @@ class Situation:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether there is a prefill pool; aggregated workers scale like decode workers."""
+        """True with a prefill pool; aggregated workers scale like decode workers."""
         return self.current.prefill > 0
 
     def signal(self, role: Role) -> Signal:
-        """What scales that role."""
+        """Return the signal that scales that role."""
         return self._queue_signal() if role is Role.PREFILL else self._kv_signal()
 
     def _queue_signal(self) -> Signal:
         settings, load = self.settings, self.observation.load
         workers = max(1, load.prefill_workers)
         depth, first, last = (
-            finite(each) for each in (load.prefill_queue, load.prefill_queue_first, load.prefill_queue_last)
+            finite(value) for value in (load.prefill_queue, load.prefill_queue_first, load.prefill_queue_last)
         )
         predicted = None
         if first is not None and last is not None:
@@ -130,11 +131,11 @@ class Situation:
 
 
 Stage = Callable[[Situation, Targets], tuple[Targets, str]]
-"""What a stage makes of the targets of the one before it, and why."""
+"""Takes the targets of the stage before it; returns its own, and why."""
 
 
 def scale_down(role: Role) -> Stage:
-    """One worker of the role fewer when its load is below the lower threshold and no guard objects."""
+    """Make the stage that removes a worker of the role below the lower threshold, if no guard objects."""
 
     def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
         signal = situation.signal(role)
@@ -151,7 +152,7 @@ def scale_down(role: Role) -> Stage:
 
 
 def scale_up(role: Role) -> Stage:
-    """One worker of the role more when its load is above the upper threshold and no guard objects."""
+    """Make the stage that adds a worker of the role above the upper threshold, if no guard objects."""
 
     def stage(situation: Situation, targets: Targets) -> tuple[Targets, str]:
         signal = situation.signal(role)
@@ -173,6 +174,7 @@ def scale_up(role: Role) -> Stage:
 
 
 def _against_removing(situation: Situation, role: Role, signal: Signal, load: float, targets: Targets) -> str:
+    """Return the first objection to removing a worker of the role."""
     settings, workers = situation.settings, targets.of(role)
     gpus = guards.gpus_of(settings, situation.observation.fleet, role)
     return (
@@ -184,9 +186,10 @@ def _against_removing(situation: Situation, role: Role, signal: Signal, load: fl
 
 
 def _against_trend(signal: Signal) -> str:
-    """Against adding a prefill worker: the queue is shrinking, and will be short enough soon.
+    """Object to adding a prefill worker when the queue shrinks and will be short enough soon.
 
-    Followed ahead from the first and the last pull of the interval: last + (last - first) * 3.
+    The trend goes on from the first and the last pull of the interval, over 3 intervals: last + (last -
+    first) x 3.
     """
     if signal.predicted is None or signal.predicted > signal.up:
         return ""
@@ -199,6 +202,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _changes(samples: Sequence[Sample]) -> str:
+    """Tell how the numbers of workers changed from pull to pull, at most four of them."""
     seen = [Targets(sample.prefill_workers, sample.decode_workers) for sample in samples]
     different = [seen[0], *(now for before, now in pairwise(seen) if now != before)]
     return " -> ".join(map(str, different[:4])) if len(different) > 1 else ""

@@ -1,4 +1,21 @@
-"""Patience: when workers that are not needed may go."""
+"""Patience: when workers that a size does not need may leave.
+
+A worker that leaves and is wanted back is missing for a whole start-up time, so removing waits. With L the
+start-up time and T the adjustment interval (seconds), per role:
+
+    intervals = 1 + ceil(L / 2 / T)
+    kept      = min(current, largest size in the last ``intervals`` decisions)
+
+A planner that has just begun keeps all. The look-ahead already reaches over the start-up time; this guards
+against forecasts that were wrong in an interval or two. Where the forecast goes on falling clearly (its
+last interval below 0.9 of its first, and none above the one before), that is no accident, and only the
+newest size counts.
+
+No worker of a role leaves while its mean latency is over the target without the model knowing why: there is
+a backlog, or the profile is too good. A late TTFT keeps both roles, a long ITL keeps decode.
+
+Over the GPU budget an added worker of one role waits for the removed worker of the other.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +36,7 @@ from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 
 FALLING = 0.9
-"""Less than such a part, at the end of the time that is foretold, is a fall."""
+"""Part of the first forecast below which the last one counts as a fall."""
 
 
 def delay_scale_down(
@@ -31,13 +48,9 @@ def delay_scale_down(
     current: Targets,
     late: Mapping[Role, str],
 ) -> tuple[PlannerState, Sizing]:
-    """Fewer workers only after as many intervals that did not need more as half a start takes.
+    """Keep workers that were needed lately, or whose role is ``late``; return the next state and the sizing.
 
-    What is foretold reaches over the start-up time already. This is against forecasts that were wrong in an
-    interval or two: one who goes and is wanted back is missing for a whole start. Where load is foretold to
-    go on falling, chance is not what made it fall, and nothing is waited for. None of a role goes that is
-    ``late``. Where there are not GPUs enough, a role gives up a worker to the other likewise: it is missing
-    here at once, serves there later.
+    The size of this decision is noted in the state for the next ones.
     """
     intervals = 1 + math.ceil(observation.startup_s / 2 / settings.adjustment_interval_s)
     wanted = (*state.wanted, sizing.targets)[-intervals:]
@@ -63,28 +76,28 @@ def delay_scale_down(
 def _kept(
     role: Role, intervals: int, wanted: tuple[Targets, ...], current: Targets, *, is_falling: bool
 ) -> tuple[int, str]:
-    """How many stay of those there are, and why."""
+    """Return the number of current workers that stay, and why."""
     if len(wanted) < intervals:
         return current.of(role), f"stay until {intervals} intervals have not wanted them"
     lately = wanted[-1:] if is_falling else wanted
-    keep = min(current.of(role), max(each.of(role) for each in lately))
+    keep = min(current.of(role), max(size.of(role) for size in lately))
     return keep, f"were wanted within the last {len(wanted)} intervals"
 
 
 def _is_falling(observation: Observation) -> bool:
-    """Whether less is expected the further ahead one looks, clearly."""
+    """Tell whether the forecast falls clearly, the further ahead the more."""
     assert observation.foresight
-    requests = [each.requests for each in observation.foresight.expected if each.requests is not None]
+    forecasts = observation.foresight.expected
+    requests = [expected.requests for expected in forecasts if expected.requests is not None]
     falls = all(later <= sooner for sooner, later in pairwise(requests))
     return len(requests) > 1 and falls and requests[-1] < FALLING * requests[0]
 
 
 def late_roles(service: ServiceModel, observation: Observation, targets: SlaTargets) -> dict[Role, str]:
-    """The roles that may be what requests waited for, and what was measured.
+    """Return the roles that may have made requests late, each with the measured mean.
 
-    Where a mean is over its target though the model says that this load with these workers is not, there
-    is a backlog, or the profile is too good: no time to let anybody go. A late TTFT may come from either
-    role, a long ITL comes from who decodes.
+    A role counts when a mean is over its target though the model says that this load on these workers is
+    not.
     """
     traffic, load = observation.traffic, observation.load
     serving = Targets(load.prefill_workers, load.decode_workers)
@@ -100,6 +113,7 @@ def late_roles(service: ServiceModel, observation: Observation, targets: SlaTarg
 
 
 def _is_late(mean_ms: float | None, target_ms: float, expected_ms: float | None) -> bool:
+    """Tell whether a mean is over its target and the model does not expect it to be."""
     if not mean_ms or mean_ms <= target_ms:
         return False
     return expected_ms is None or expected_ms <= target_ms

@@ -1,4 +1,21 @@
-"""The SLA policy: the workers that the coming traffic needs to meet the targets."""
+"""The SLA policy: the workers that the coming traffic needs to meet the targets.
+
+Each interval, in this order:
+
+1. *Error budget*: the misses of the finished interval are booked (``core/sizing/error_budget.py``).
+2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
+   Not while the numbers of workers changed in the interval, nor with ``no-correction``.
+3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
+   and once for one that is removed.
+4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
+5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
+   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``).
+6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
+7. *Failures*: no more workers of a role of which several failed for good.
+
+With ``sizing: formula`` steps 3, 4 and 6 are left out, as in the original: the next interval's means give
+the size.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +25,10 @@ from dynaplan.core.planning import guards
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.backlog import with_backlog
-from dynaplan.core.sizing.corrections import corrected
+from dynaplan.core.sizing.corrections import updated_corrections
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.look_ahead import Size, lookahead, plan
-from dynaplan.core.sizing.pool_sizes import size
+from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
@@ -25,13 +42,13 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 @dataclass(frozen=True)
 class SlaModel:
-    """What the engines can do: as a queueing model, and, where asked for, for the formulas."""
+    """The model of the engines: for queueing, and, with ``sizing: formula``, the formulas."""
 
     service: ServiceModel
     formula: Formula | None = None
 
     def service_for(self, current: Targets) -> ServiceModel:
-        """The service; aggregated where there is no prefill pool."""
+        """Return the service, aggregated where there is no prefill pool."""
         return self.service if current.prefill else replace(self.service, prefill=None)
 
 
@@ -42,13 +59,16 @@ def plan_for_targets(
     observation: Observation,
     current: Targets,
 ) -> tuple[PlannerState, Sizing]:
-    """The workers that the coming traffic needs, within every limit, with the story; and the next state."""
+    """Return the next state, and the workers that the coming traffic needs within every limit.
+
+    Without traffic data or a forecast nothing changes.
+    """
     limits = limits_of(settings, observation, current)
-    state = _after_interval(model, settings, state, observation, current)
-    state, notes = _corrections(model, settings, state, observation, current)
+    state = _spend_error_budget(model, settings, state, observation, current)
+    state, notes = _update_corrections(model, settings, state, observation, current)
     foresight, traffic = observation.foresight, observation.traffic
-    is_seen = traffic is None or traffic.requests is not None
-    if foresight is None or not foresight.expected or not is_seen:
+    is_measured = traffic is None or traffic.requests is not None
+    if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
         return state, Sizing(current, (*notes, Step("demand", current, current, why)))
@@ -66,7 +86,11 @@ def plan_for_targets(
 
 
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
-    """The GPUs and the minimums. GPUs of workers that leave, or that nobody asked for, are not to be had."""
+    """Return the GPU budget and the minimums.
+
+    GPUs of draining workers, and of workers beyond the desired number, are not available yet; the budget is
+    never below the GPUs of the workers asked for already.
+    """
     fleet = observation.fleet
     budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
     held = guards.gpus_held(settings, fleet, current, current)
@@ -81,13 +105,14 @@ def limits_of(settings: PlannerSettings, observation: Observation, current: Targ
     )
 
 
-def _corrections(
+def _update_corrections(
     model: SlaModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
     current: Targets,
 ) -> tuple[PlannerState, list[Step]]:
+    """Return the state with new corrections, and the step of the trail."""
     traffic, load = observation.traffic, observation.load
     if settings.no_correction or traffic is None:
         return state, []
@@ -100,26 +125,26 @@ def _corrections(
             state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
         )
     else:
-        after, why = corrected(
+        after, why = updated_corrections(
             model.service_for(current), state.corrections, traffic, serving, settings.targets()
         )
     return replace(state, corrections=after), [Step("corrections", current, current, why)]
 
 
-def _after_interval(
+def _spend_error_budget(
     model: SlaModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
     current: Targets,
 ) -> PlannerState:
-    """The error budget after what was missed in the interval that is over."""
+    """Return the state with the error budget after the misses of the finished interval."""
     traffic, load, targets = observation.traffic, observation.load, settings.targets()
     if traffic is None or traffic.requests is None or not settings.slo_window_s:
         return state
     serving = Targets(load.prefill_workers, load.decode_workers)
-    shares = error_budget.missed(model.service_for(current), traffic, serving, targets)
-    after = error_budget.after(state.error_budget, shares, traffic, targets, settings.slo_window_s)
+    shares = error_budget.missed_shares(model.service_for(current), traffic, serving, targets)
+    after = error_budget.budget_after(state.error_budget, shares, traffic, targets, settings.slo_window_s)
     return replace(state, error_budget=after)
 
 
@@ -132,70 +157,81 @@ def _plan(
     limits: WorkerLimits,
     current: Targets,
 ) -> Sizing:
+    """Size by the queueing model: demands, backlog and promises."""
     corrections = state.corrections
     service = model.service_for(current).slowed(
         effective_correction(corrections.prefill), effective_correction(corrections.decode)
     )
     demands = [
-        demand_of(settings, foresight, each) for each in foresight.expected if each.requests is not None
+        demand_of(settings, foresight, expected)
+        for expected in foresight.expected
+        if expected.requests is not None
     ]
-    now = _of_now(settings, foresight, observation)
+    now = _current_demand(settings, foresight, observation)
     if demands:
         backlog = with_backlog(service, demands, now, observation, settings.adjustment_interval_s)
         demands += [backlog] if backlog else []
-    hurried, patient, note = _promises(settings, state, observation, foresight)
+    adding, removing, notes = _promises(settings, state, observation, foresight)
 
     def sized(targets: SlaTargets) -> Size:
-        return lambda demand, bounds: size(service, demand, targets, bounds, current)
+        return lambda demand, bounds: size_pools(service, demand, targets, bounds, current)
 
     headroom = _headroom(settings, foresight.expected[0])
-    sizing = plan(sized(hurried), sized(patient), demands, current, limits, headroom, now)
-    return replace(sizing, steps=(*(Step("promise", current, current, each) for each in note), *sizing.steps))
+    sizing = plan(sized(adding), sized(removing), demands, current, limits, headroom, now)
+    return replace(
+        sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
+    )
 
 
-def _of_now(settings: PlannerSettings, foresight: Foresight, observation: Observation) -> Demand | None:
-    """The demand of the interval that is over, with the lengths that are expected; None is "not known"."""
+def _current_demand(
+    settings: PlannerSettings, foresight: Foresight, observation: Observation
+) -> Demand | None:
+    """Return the demand of the finished interval, with the forecast lengths; None is "not known"."""
     traffic = observation.traffic
     if traffic is None or not traffic.requests:
         return None
-    seen = replace(
+    measured = replace(
         foresight.expected[0], requests=traffic.requests * foresight.interval_s / traffic.interval_s
     )
-    return demand_of(settings, foresight, seen)
+    return demand_of(settings, foresight, measured)
 
 
 def _promises(
     settings: PlannerSettings, state: PlannerState, observation: Observation, foresight: Foresight
 ) -> tuple[SlaTargets, SlaTargets, list[str]]:
-    """What is promised for now: for who is added, for who stays when others leave, and a word on that.
+    """Return the targets for added workers, the targets for workers that stay when others leave, and notes.
 
-    A worker that is not added now can be added next time: what is left must do until that one serves. Who is
-    removed now should not be wanted back before the window is over.
+    A worker that is not added now can be added next time, so the budget may be spent until the next
+    decision's workers serve. A worker that is removed now should not be wanted back before the window is
+    over.
     """
     targets, requests = settings.targets(), foresight.expected[0].requests
     if not settings.slo_window_s or not requests:
         return targets, targets, []
     soon_s = lookahead(observation.startup_s, settings.adjustment_interval_s).until_s
     rate = requests / foresight.interval_s
-    hurried = error_budget.spending(state.error_budget, targets, rate, soon_s, observation.startup_s)
-    patient = error_budget.spending(state.error_budget, targets, rate, max(soon_s, settings.slo_window_s))
-    return hurried, patient, [error_budget.in_words(state.error_budget, hurried)]
+    adding = error_budget.targets_with_spare(state.error_budget, targets, rate, soon_s, observation.startup_s)
+    removing = error_budget.targets_with_spare(
+        state.error_budget, targets, rate, max(soon_s, settings.slo_window_s)
+    )
+    return adding, removing, [error_budget.in_words(state.error_budget, adding)]
 
 
 CLOSE_ENOUGH = 1.15
-"""A correction nearer to 1 is not believed: model and measurement are never closer than that, and sizes that
+"""Factor within which a correction counts as 1. Model and measurement are never closer, and sizes that
 follow their difference would come and go under a load that does not change."""
 
 
 def effective_correction(correction: float) -> float:
-    """The factor that steps are multiplied by."""
+    """Return the factor for the step times: the correction, or 1 when it is close enough to 1."""
     return 1.0 if 1 / CLOSE_ENOUGH < correction < CLOSE_ENOUGH else correction
 
 
 def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
-    """The part by which demand may still grow before a worker that is removed now were missed.
+    """Return the part by which demand may still grow before a removed worker would be missed.
 
-    By as much as a forecast is usually too low: where load is foretold well a worker can go earlier.
+    Half of the usual error of the forecast, between ``LEAST_HEADROOM`` and ``scale-down-headroom``: where
+    load is forecast well a worker can leave earlier.
     """
     if not soonest.doubt or not soonest.requests:
         return settings.scale_down_headroom
@@ -204,11 +240,12 @@ def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
 
 
 LEAST_HEADROOM = 0.05
-"""However well load is foretold: at an edge, a few per cent more of it is all between no miss and many."""
+"""Lowest headroom, a part of the demand: at the edge of a size a few per cent separate no misses from
+many."""
 
 
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
-    """One expected interval as a demand: its requests, as long as recent ones, but for the expected mean."""
+    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means."""
     assert expected.requests is not None
     return Demand(
         expected.requests / foresight.interval_s,
@@ -219,17 +256,18 @@ def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expecte
 
 
 def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
+    """Return the lengths scaled to a mean, by 0.5 to 2; ``unseen_tokens`` where none have been seen."""
     if lengths is None or not lengths.total or not lengths.mean_tokens:
         return Lengths.fixed(mean_tokens or unseen_tokens)
     if not mean_tokens:
         return lengths
     factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
-    bounds = tuple(factor * each for each in lengths.upper_bounds_tokens)
+    bounds = tuple(factor * bound for bound in lengths.upper_bounds_tokens)
     return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
 
 
 def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
-    """No more workers of a role of which several failed for good."""
+    """Add no worker to a role of which several failed for good."""
     targets, steps = sizing.targets, []
     for role in SCALED_ROLES:
         why = guards.against_failures(observation.fleet, role)

@@ -1,4 +1,21 @@
-"""Who waits already: a backlog is demand too, on top of what is foretold."""
+"""Prompts that wait already: a backlog is demand too, on top of the forecast.
+
+The queueing model describes a steady state; a queue that a surge left behind is not in it. So what will
+wait for prefill when a worker that is asked for now could serve is added to the largest demand. With L the
+start-up time and T the adjustment interval (seconds), r the soonest demand (requests/s, no less than the
+measured one) and u the rate that one prefill worker computes:
+
+    computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
+    backlog  = waiting now + (r - computed) L               requests, when a new worker could serve
+    demand   = largest demand + backlog / (L + T)           requests/s
+
+The backlog is to be worked off in L + T seconds, by when workers of the next decision could serve. *Waiting
+now* is the depth of the prefill queue without the prompts that workers hold. u is r over the utilisation of
+one worker at its largest batch (``prefill_model.py``).
+
+Wrong for aggregated services, which have no shared queue (none is added), and where lengths of waiting
+prompts differ from those of the forecast.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +35,31 @@ def with_backlog(
     observation: Observation,
     interval_s: float,
 ) -> Demand | None:
-    """The largest demand, and with it what will wait for prefill when workers that are asked for now serve.
+    """Return the largest demand with the backlog added, or None where nothing will wait.
 
-    ``demands`` are those that are foretold, the soonest first. Nobody can help sooner: until then the queue
-    grows by what comes, no less than ``now``, and shrinks by what the workers that are there, or are
-    starting, compute. The rest is to be worked off in as long a time as it took to come: until the workers of
-    the next decision would serve.
-    None where nobody will wait.
+    ``demands`` are the forecast ones, the soonest first; ``now`` is the demand of the interval that is
+    over.
     """
-    soonest = max(demands[0], now or demands[0], key=lambda each: each.requests_per_s)
+    soonest = max(demands[0], now or demands[0], key=lambda demand: demand.requests_per_s)
     state = SteadyState(service, soonest)
     if state.is_aggregated or not soonest.requests_per_s:
         return None
     per_worker = soonest.requests_per_s / state.prefill_waiting(1).utilisation
     counts = observation.fleet.prefill
-    # Those that are starting become ready at some time until then: on average half way.
     computed_per_s = per_worker * (counts.ready + (counts.starting + counts.backoff) / 2)
     ahead_s = lookahead(observation.startup_s, interval_s)
-    waiting = _waiting(service, observation)
-    waiting += (soonest.requests_per_s - computed_per_s) * ahead_s.from_s
-    if waiting <= 0:
+    backlog = _waiting(service, observation)
+    backlog += (soonest.requests_per_s - computed_per_s) * ahead_s.from_s
+    if backlog <= 0:
         return None
-    most = max(demands, key=lambda each: each.requests_per_s)
-    return replace(most, requests_per_s=most.requests_per_s + waiting / ahead_s.until_s)
+    largest = max(demands, key=lambda demand: demand.requests_per_s)
+    return replace(largest, requests_per_s=largest.requests_per_s + backlog / ahead_s.until_s)
 
 
 def _waiting(service: ServiceModel, observation: Observation) -> float:
-    """The prompts in the queue that no worker has taken."""
+    """Return the prompts in the queue that no prefill worker holds."""
     load = observation.load
     if service.prefill is None or load.prefill_queue_last is None:
         return 0.0
-    taken = load.prefill_workers * service.prefill.concurrent_prefills
-    return max(0.0, load.prefill_queue_last - taken)
+    held = load.prefill_workers * service.prefill.concurrent_prefills
+    return max(0.0, load.prefill_queue_last - held)

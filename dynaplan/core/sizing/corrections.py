@@ -1,7 +1,29 @@
-"""What engines were measured to take, over what their profile says: for the queueing model.
+"""Corrections of the queueing model: how much longer the engines' steps take than the profile says.
 
-The factors multiply the time of every step. What is compared must be steps, not queues: a backlog makes every
-TTFT long, however fast the engines are, and factors that grew with it would ask for ever more workers.
+A factor per role multiplies the time of every step (``WorkerKind.slowed``), so 1.2 means steps of 1.2 times
+the profile's. (``sizing: formula`` has factors of another meaning, ratios of latencies: ``formula.py``.)
+
+What is compared must be steps, not queues: a backlog makes every TTFT long, however fast the engines are,
+and a factor that grew with it would ask for ever more workers.
+
+**Decode** (x: measured mean ITL, r: answers per ms of one worker, n: its batch). By Little's law n = 1 + r
+E[steps] x from measured quantities alone, in a backlog too, since r counts what was answered, not what
+arrived. Then
+
+    factor = x / D(n, n ctx)                                        decode only
+    factor = x / (D(n, n ctx) + (1 - exp(-r x)) f + r x m)          aggregated
+
+with D, ctx, f and m as in ``decode_model.py``.
+
+**Prefill**. The factor is the one with which the queueing model expects the measured mean TTFT. How much of
+a TTFT was waiting is not known exactly, so there are two such factors: *alone* takes all of the TTFT for
+computing (the most the factor can be), *with waiting* subtracts the wait that the model expects (the
+least). The old factor is moved to the nearest value between both: what lies between them is no evidence. A
+TTFT over its target comes from a backlog and corrects nothing. Aggregated workers have the decode factor
+only.
+
+**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3.
+Nothing is corrected with fewer than 20 requests, without lengths, or with a role that had no worker.
 """
 
 from __future__ import annotations
@@ -16,24 +38,27 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
 
 FEWEST_REQUESTS = 20
-"""In an interval; the mean over fewer says too little."""
+"""Requests in an interval below which its mean says too little to correct anything."""
 
 GAIN = 0.2
-"""How far a factor goes, in one interval, towards what was measured; most of the way after ten intervals.
+"""Exponent of one interval's correction: 0.2 goes most of the way (90 %) in ten intervals. A single
+measurement is off by some per cent, and sizes must not follow that."""
 
-One interval's measurement is off by some per cent, and a size must not follow that.
-"""
+LEAST = 0.5
+"""Lowest factor. A profile that is further off is that of another engine."""
 
-LEAST, MOST = 0.5, 3.0
-"""No factor is effective_correction beyond these: a profile that is further off is that of another engine."""
+
+MOST = 3.0
+"""Highest factor, likewise."""
+
 
 HALVINGS = 7
-"""Of the range between them, to within two per cent."""
+"""Halvings of the range between ``LEAST`` and ``MOST``, which find a factor to 1.4 %."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One interval: its traffic, its demand, and the workers that served."""
+class _MeasuredInterval:
+    """A finished interval: its traffic, its demand, and the workers that served."""
 
     traffic: Traffic
     demand: Demand
@@ -41,35 +66,36 @@ class _Seen:
 
     @property
     def answered_per_ms(self) -> float:
-        """Of one decode worker. What was answered, not what arrived: in a backlog these differ."""
-        seen = self.traffic.osl
-        answered = seen.total if seen and seen.total else self.traffic.requests
+        """Answers per ms of one decode worker: answered, not arrived, which differ in a backlog."""
+        lengths = self.traffic.osl
+        answered = lengths.total if lengths and lengths.total else self.traffic.requests
         assert answered
         return answered / self.traffic.interval_s / 1000 / self.serving.decode
 
 
-def corrected(
+def updated_corrections(
     service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[Corrections, str]:
-    """The corrections after an interval in which so many workers served, and why.
+    """Return the factors after an interval in which ``serving`` workers served, and why.
 
-    They move slowly, and not at all where the comparison would say more about queues than about engines.
+    They stay as they were where the comparison would say more about queues than about engines.
     """
     demand = measured_demand(traffic)
     obstacle = _obstacle(service, traffic, demand, serving)
     if obstacle or demand is None:
-        return before, f"corrections stay at {_words(before)}: {obstacle}"
-    seen = _Seen(traffic, demand, serving)
-    decode = _moved(before.decode, _decode_factor(service, seen))
+        return before, f"corrections stay at {_in_words(before)}: {obstacle}"
+    interval = _MeasuredInterval(traffic, demand, serving)
+    decode = _moved_towards(before.decode, _decode_factor(service, interval))
     if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
-        prefill, note = _prefill_factor(service.slowed(1.0, decode), seen, before.prefill, targets)
-        after = Corrections(_moved(before.prefill, prefill), decode)
-    return after, f"measured over expected: {_words(after)}{note}"
+        prefill, note = _prefill_factor(service.slowed(1.0, decode), interval, before.prefill, targets)
+        after = Corrections(_moved_towards(before.prefill, prefill), decode)
+    return after, f"measured over expected: {_in_words(after)}{note}"
 
 
 def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
+    """Say why nothing can be compared, "" when it can."""
     if traffic.requests is None:
         return traffic.missing or "nothing was measured"
     is_known = demand and traffic.isl_tokens and traffic.osl_tokens
@@ -80,17 +106,13 @@ def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, se
     return ""
 
 
-def _decode_factor(service: ServiceModel, seen: _Seen) -> float | None:
-    """How much longer the steps were than the profile says of the batch that there was.
-
-    By Little's law the batch follows from what was answered and how long that took, both measured: it is the
-    right one in a backlog too. None where nothing was decoded.
-    """
-    itl_ms, state = seen.traffic.itl_ms, SteadyState(service, seen.demand)
+def _decode_factor(service: ServiceModel, interval: _MeasuredInterval) -> float | None:
+    """Return measured over expected step time of decode workers; None where nothing was decoded."""
+    itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
     answers, kind = state.answers, service.decode
     if not itl_ms or not answers.mean_steps:
         return None
-    rate = seen.answered_per_ms
+    rate = interval.answered_per_ms
     batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
     expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
     if state.is_aggregated:
@@ -100,26 +122,21 @@ def _decode_factor(service: ServiceModel, seen: _Seen) -> float | None:
 
 
 def _prefill_factor(
-    service: ServiceModel, seen: _Seen, before: float, targets: SlaTargets
+    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
 ) -> tuple[float | None, str]:
-    """The factor that goes with the TTFT that was measured, nearest to ``before``; and an objection.
-
-    How much of the TTFT was waiting is not known exactly: between none, which makes the most of the factor,
-    and what the queueing model expects, which errs on the side of too much. What lies between is no evidence.
-    A TTFT over its target comes from a backlog, about which the model says nothing.
-    """
-    ttft_ms = seen.traffic.ttft_ms
+    """Return the factor nearest to ``before`` that agrees with the measured TTFT, and an objection."""
+    ttft_ms = interval.traffic.ttft_ms
     if not ttft_ms:
         return None, ""
     if ttft_ms > targets.ttft_ms:
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
-    with_waiting = _explaining(ttft_ms, service, seen.demand, seen.serving)
-    alone = _explaining(ttft_ms, service, seen.demand.times(0.0), seen.serving)
+    with_waiting = _factor_explaining(ttft_ms, service, interval.demand, interval.serving)
+    alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
 
 
-def _explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
-    """The factor with which the model expects that mean TTFT."""
+def _factor_explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
+    """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
@@ -131,12 +148,13 @@ def _explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: 
     return math.sqrt(low * high)
 
 
-def _moved(before: float, measured: float | None) -> float:
+def _moved_towards(before: float, measured: float | None) -> float:
+    """Return the factor moved towards the measured one by ``GAIN``, within the bounds."""
     if measured is None:
         return before
     ratio: float = (measured / before) ** GAIN
     return min(max(before * ratio, LEAST), MOST)
 
 
-def _words(corrections: Corrections) -> str:
+def _in_words(corrections: Corrections) -> str:
     return f"prefill {corrections.prefill:.3g}, decode {corrections.decode:.3g}"

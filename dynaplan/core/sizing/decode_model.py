@@ -1,8 +1,59 @@
-"""One decoding worker in the steady state: how long its steps are, and how much they vary.
+"""One decode worker in the steady state: how long its steps are, and how much an answer's ITL varies.
 
-By Little's law ``rate * steps * step time`` requests are in the batch, and the batch makes the step time. An
-aggregated worker computes prompts in the same steps: they prolong the steps of everybody in the batch, and
-whoever comes waits for the step that runs.
+There is no queue here. A worker takes every request at once and decodes all of them in each step
+(continuous batching), so load shows as longer steps, until the request slots or the KV cache are full.
+
+**Symbols.** r: requests per ms for this worker; S: decode steps of an answer (``workload.py``); ctx: mean
+context in tokens; D(n, kv): ms of a step that decodes n requests with kv tokens among them (the profile);
+x: mean ms of a step; n: mean number of requests in flight; b: variance over mean of the arrivals. On an
+aggregated worker also m, the own ms of a prompt, and f, the ms by which a step that begins prompts exceeds
+its decoding: the prefill's fixed cost less the fixed cost of decoding, T(0) - D(1, 0), at least 0.
+
+**Steady state.** By Little's law (1961) the requests in flight are n = r E[S] x. A request finds n others
+beside itself (arrivals see time averages), so its steps take
+
+    x = D(1 + n, (1 + n) ctx)                                               decode only
+    x = (D(1 + n, (1 + n) ctx) + p f) / (1 - r m)   with p = 1 - exp(-r x)  aggregated
+
+since r x prompts arrive in a step and prolong the next one by r x m, and p is the chance that there is one
+at all. The balance is found by iteration from the idle worker (x = D(1, ctx)) upwards. D rises with n, so
+the iteration rises too and stops at the smallest solution: the state that a worker reaches from empty.
+There may be further, slower ones; a worker gets there only by a surge. No solution means overload: r m >=
+1, or n beyond the request slots, or n ctx beyond the KV cache, or more prompt tokens than a step may
+compute.
+
+**Fluctuation of the batch.** Requests in flight are those of an infinite-server queue, a Poisson number
+with Poisson arrivals, so Var(n) = n (1 + (b - 1) evenness) (peakedness, ``workload.py``). Longer steps keep
+requests longer: with the feedback e = r E[S] dx/dn the variance grows by 1 / (1 - e), and the batch returns
+to its mean more slowly by the same factor (linearised around the balance). dx/dn is taken over one usual
+deviation to either side, because a measured profile has cliffs. The worker counts as overloaded too when
+slots or KV cache do not suffice for the mean plus 2.58 deviations; the deviation of the KV is that of the
+batch times sqrt(E[ctx^2]) (compound Poisson).
+
+**ITL of an answer** of s steps is the mean over its steps, so fluctuations average out:
+
+    Var(ITL | s) = slow A(s / t) + fast / s,   A(u) = 2 (u - 1 + exp(-u)) / u^2
+
+*slow* is the variance of the step by the batch. Its correlation dies away over t = E[S^2] / (2 E[S]) / (1 -
+e) steps, the mean rest of an answer; A is the variance that is left of an exponentially correlated process
+after averaging over u correlation times. *fast* is the variance of a single step by the prompts that happen
+to be in it, independent from step to step (aggregated only). Then
+
+    P(ITL > limit) = sum over answer lengths of share x NormalTail((limit - x) / (margin x deviation))
+
+where *slow* is scaled to the question: how many deviations of the batch it takes to prolong the step by
+limit - x, be the profile straight until there or a cliff.
+
+**TTFT on an aggregated worker** = wait + own computing. The own computing is one decode step for each chunk
+of the prompt, f, and its own ms. The wait is the rest of the step that runs plus the prompts that came
+during it: with L = E[step^2] / x, the length of a step as an arrival finds it, mean L/2 + r L m, and a
+gamma tail of mean and variance. The variance of a step is V = (r x E[own^2] + p (1 - p) f^2) / (1 - (r
+m)^2): a long step gathers more prompts, so the next one is long too.
+
+**Where it is wrong.** Workers that take turns (round-robin) wait less than the random splitting assumed for
+the TTFT (0.77 to 1.82 times the simulated 95th percentile; ITL 0.92 to 1.25, ``python -m tests.bench
+sla``). Preemption, requests that wait for KV blocks, and surges into the slower balance are not modelled:
+the bound of 2.58 deviations keeps away from them.
 """
 
 from __future__ import annotations
@@ -14,27 +65,36 @@ from dynaplan.core.sizing.waiting import gamma_tail, normal_tail
 from dynaplan.core.sizing.workload import Answers, Prompts, WorkerKind
 
 ROUNDS = 200
+"""Most rounds of the iteration towards the balance; near saturation it is slow."""
+
 CLOSE_ENOUGH = 1e-4
+"""Relative change of the step time below which the balance counts as found."""
+
 MOST_FEEDBACK = 0.95
+"""Largest feedback e that is counted with: at 1 the linearised variance would be infinite."""
+
 FULL = 2.58
 """Standard deviations above the mean that must fit the slots and the KV cache: all but 0.5 % of the time."""
 
 SWINGS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
-"""Standard deviations of the batch at which the time of a step is looked up."""
+"""Standard deviations of the batch at which the time of a step is looked up; between them a straight line."""
 
 CLUSTERS = 2.0
-"""How much more the prompts in a request's lifetime vary than Poisson ones: they cluster, because a long step
-gathers more of them. Measured against the engine model."""
+"""Variance of the prompts in an answer's lifetime over that of Poisson arrivals: long steps gather more of
+them, so prompts cluster. Measured against the engine model."""
 
 MARGIN = 1.1
-"""What standard deviations are multiplied by: measured likewise, the ITL is seldom underrated then."""
+"""Factor on the deviation of the ITL. Measured: with it the ITL of engine models is seldom underrated."""
 
 WAIT_MARGIN = 1.2
-"""What the waiting of a prompt on an aggregated worker is multiplied by, for the same reason."""
+"""Factor on the wait of a prompt on an aggregated worker, for the same reason."""
 
 
 class DecodeBatch:
-    """One worker and its part of the demand; aggregated when there are prompts. Times in ms."""
+    """One decode worker with its part of the demand; aggregated when ``prompts`` are given. Times in ms.
+
+    ``step_ms`` is x of the module, ``batch`` is n; ``overload`` says what does not fit, "" when all does.
+    """
 
     def __init__(
         self,
@@ -49,7 +109,7 @@ class DecodeBatch:
         self._rate = requests_per_ms
         self._prompts = prompts
         self._prompt_ms = prompts.mean_ms if prompts else 0.0
-        self._free = 1.0 - requests_per_ms * self._prompt_ms
+        self._free = 1.0 - requests_per_ms * self._prompt_ms  # the part of its time without prompts
         self._start_ms = max(prompts.fixed_ms - kind.decode_ms(1, 0.0), 0.0) if prompts else 0.0
         self.step_ms = self._decode_ms = kind.decode_ms(1, answers.context_tokens)
         self.batch = 0.0
@@ -58,32 +118,32 @@ class DecodeBatch:
         self._spread = math.sqrt(max(0.0, 1.0 + (burstiness - 1.0) * answers.evenness))
         self._feedback = 0.0
         if not self.overload:
-            self._feedback = min(MOST_FEEDBACK, self._elasticity())
+            self._feedback = min(MOST_FEEDBACK, self._find_feedback())
             self.overload = self._too_full()
 
     @property
     def prefill_share(self) -> float:
-        """The part of its time in which the worker computes prompts."""
+        """Part of its time in which the worker computes prompts, 0 to 1."""
         return self._rate * self._prompt_ms + self._chance_of_start() * self._start_ms / self.step_ms
 
     @property
     def kv_usage(self) -> float:
-        """The mean part of the KV cache that is in use."""
+        """Mean part of the KV cache that is in use, 0 to 1."""
         return self.batch * self._answers.context_tokens / self._kind.kv_tokens
 
     def chance_of_itl_over(self, limit_ms: float) -> float:
-        """The part of the requests whose mean ITL is longer than that; those of one token have none."""
+        """Return the part of the answers of 2 tokens or more whose ITL exceeds ``limit_ms``."""
         if self.overload:
             return 1.0
         room_ms = limit_ms - self.step_ms
         slow, fast = self._slow_deviation_ms(room_ms) ** 2, self._fast_variance
         return sum(
-            share * _over(room_ms, MARGIN * math.sqrt(slow * slowly + fast * quickly))
-            for share, slowly, quickly in self._averages
+            share * _chance_over(room_ms, MARGIN * math.sqrt(slow * slowly + fast * quickly))
+            for share, slowly, quickly in self._averaging
         )
 
     def chance_of_ttft_over(self, limit_ms: float) -> float:
-        """The part of the requests whose TTFT on this aggregated worker is longer than that."""
+        """Return the part of the requests whose TTFT on this aggregated worker exceeds ``limit_ms``."""
         if self.overload or not self._prompts:
             return 1.0
         mean_ms, variance = self._wait()
@@ -94,7 +154,7 @@ class DecodeBatch:
 
     @property
     def mean_ttft_ms(self) -> float:
-        """The mean TTFT on this aggregated worker."""
+        """Mean TTFT on this aggregated worker, ms; infinite when overloaded."""
         if self.overload or not self._prompts:
             return math.inf
         return self._own_ms(self._prompts.mean_tokens, self._prompt_ms) + self._wait()[0]
@@ -102,7 +162,7 @@ class DecodeBatch:
     # -- the steady state --------------------------------------------------------------------------
 
     def _settle(self) -> str:
-        """Find step time and batch, from the idle worker upwards: the first balance is the one it reaches."""
+        """Find the smallest balance of step time and batch; return what is overloaded, or ""."""
         slots, kv_tokens = self._kind.settings.request_slots, self._kind.kv_tokens
         context, steps = self._answers.context_tokens, self._rate * self._answers.mean_steps
         if self._free <= 0:
@@ -124,29 +184,26 @@ class DecodeBatch:
         return ""
 
     def _chance_of_start(self) -> float:
-        """The part of the steps in which a prompt begins."""
+        """Return p, the part of the steps in which a prompt begins."""
         return -math.expm1(-self._rate * self.step_ms) if self._prompts else 0.0
 
-    def _elasticity(self) -> float:
-        """By how many per cent one per cent more requests in the batch prolong the step.
-
-        As the batch grows and shrinks by what is usual: a measured profile has cliffs, which it crosses.
-        """
+    def _find_feedback(self) -> float:
+        """Return e: the per cent by which one per cent more requests in the batch prolongs the step."""
         deviation = self._spread * math.sqrt(self.batch)
         if deviation <= 0:
             return 0.0
-        more_ms = (self._grown_ms(1.0) - self._grown_ms(-1.0)) / (2 * deviation)
+        more_ms = (self._growth_ms(1.0) - self._growth_ms(-1.0)) / (2 * deviation)
         return max(0.0, self._rate * self._answers.mean_steps * more_ms)
 
-    def _grown_ms(self, deviations: float) -> float:
-        """By how much steps take longer with so many standard deviations more in the batch than usual."""
+    def _growth_ms(self, deviations: float) -> float:
+        """Return the ms by which a step grows with the batch ``deviations`` above its mean."""
         answers, more = self._answers, deviations * self._spread * math.sqrt(self.batch)
         batch = max(1.0, 1 + self.batch + more)
         kv_tokens = (1 + self.batch) * answers.context_tokens + more * math.sqrt(answers.context_square)
         return (self._kind.decode_ms(batch, max(kv_tokens, 1.0)) - self._decode_ms) / self._free
 
     def _too_full(self) -> str:
-        """Whether the slots or the KV cache would overflow now and then."""
+        """Say which of slots and KV cache would overflow in more than 0.5 % of the time; "" for none."""
         kind, answers = self._kind, self._answers
         clusters = CLUSTERS if self._prompts else 1.0
         spread = FULL * self._spread * math.sqrt(clusters * self.batch / (1 - self._feedback))
@@ -160,31 +217,31 @@ class DecodeBatch:
     # -- what varies -------------------------------------------------------------------------------
 
     @cached_property
-    def _averages(self) -> list[tuple[float, float, float]]:
-        """For each number of steps its share, and what is left of slow and fast variances in their mean."""
+    def _averaging(self) -> list[tuple[float, float, float]]:
+        """Each answer length: its share, A(s / t) of the slow variance, and 1 / s of the fast one."""
         answers = self._answers
         settle_steps = answers.square_steps / max(answers.mean_steps, 1e-9) / 2 / (1 - self._feedback)
         points = list(zip(answers.points.tokens, answers.points.shares, strict=True))
         known = sum(share for steps, share in points if steps > 0)
         return [
-            (share / known, _averaged(steps / settle_steps), 1 / steps)
+            (share / known, _left_after_averaging(steps / settle_steps), 1 / steps)
             for steps, share in points
             if steps > 0
         ]
 
     def _slow_deviation_ms(self, room_ms: float) -> float:
-        """Of the step time, while the batch grows and shrinks; for the question whether it grows by so much.
+        """Return the deviation of the step by the batch, scaled to the question of a growth by ``room_ms``.
 
-        That is decided by how many standard deviations of the batch it takes, be the step time a straight
-        line until there or a cliff. Long steps keep requests longer: feedback.
+        Looks for the number of deviations of the batch that prolongs the step by ``room_ms`` (shortens it,
+        below 0), and returns ``room_ms`` over that number, feedback included.
         """
         side, room_ms = math.copysign(1.0, room_ms), abs(room_ms)
-        before, grown_before_ms = SWINGS[0], abs(self._grown_ms(side * SWINGS[0]))
+        before, grown_before_ms = SWINGS[0], abs(self._growth_ms(side * SWINGS[0]))
         slope_ms = grown_before_ms
         for swing in SWINGS[1:]:
             if grown_before_ms >= room_ms:
                 break
-            grown_ms = max(grown_before_ms, abs(self._grown_ms(side * swing)))
+            grown_ms = max(grown_before_ms, abs(self._growth_ms(side * swing)))
             slope_ms = grown_ms / swing
             if grown_ms >= room_ms:
                 part = (room_ms - grown_before_ms) / (grown_ms - grown_before_ms)
@@ -194,28 +251,28 @@ class DecodeBatch:
 
     @cached_property
     def _fast_variance(self) -> float:
-        """Of one step, by the prompts that happen to be in it."""
+        """Variance of one step by the prompts in it, ms squared: by their number and by their lengths."""
         if not self._prompts:
             return 0.0
         start_ms, none = self._start_ms, 1 - self._chance_of_start()
-        of_number = self._prompt_ms**2 + 2 * start_ms * self._prompt_ms + start_ms**2 * none
-        of_prompt = self._prompts.variance_ms + self._burstiness * of_number
-        of_step = self._rate * self.step_ms * of_prompt / self._free**2
-        return CLUSTERS * of_step / (1 - self._feedback)
+        by_number = self._prompt_ms**2 + 2 * start_ms * self._prompt_ms + start_ms**2 * none
+        per_prompt = self._prompts.variance_ms + self._burstiness * by_number
+        per_step = self._rate * self.step_ms * per_prompt / self._free**2
+        return CLUSTERS * per_step / (1 - self._feedback)
 
     def _own_ms(self, tokens: float, own_ms: float) -> float:
-        """A prompt's own computing: with one step's decoding, and one more for each further chunk."""
+        """Return the ms of a prompt's own computing: a decode step for each chunk, f, and its own part."""
         budget = max(self._kind.settings.batched_tokens - self.batch, 1.0)
         return math.ceil(tokens / budget) * self._decode_ms + self._start_ms + own_ms
 
     def _wait(self) -> tuple[float, float]:
-        """Mean and variance of what passes before: the step that runs, and whoever came in it too."""
+        """Return mean (ms) and variance of the wait: the rest of the running step, and its prompts."""
         assert self._prompts
         step_ms, rate, prompts = self.step_ms, self._rate, self._prompts
         begins, share = self._chance_of_start(), rate * self._prompt_ms
         variance = rate * step_ms * prompts.square_ms + (1 - begins) * begins * self._start_ms**2
-        variance /= 1 - share * share  # a long step gathers prompts, and the next one is long too
-        found_ms = step_ms + variance / step_ms  # a step as one finds it
+        variance /= 1 - share * share  # A long step gathers prompts, and the next one is long too.
+        found_ms = step_ms + variance / step_ms
         rest_ms = found_ms / 2
         cube = step_ms**3 + 3 * step_ms * variance + rate * step_ms * prompts.cube_ms
         rest_variance = max(cube / (3 * step_ms) - rest_ms**2, found_ms**2 / 12)
@@ -223,14 +280,15 @@ class DecodeBatch:
         return WAIT_MARGIN * (rest_ms + found_ms * share), WAIT_MARGIN**2 * spread
 
 
-def _averaged(lifetimes: float) -> float:
-    """What is left of a variance that dies away exponentially, averaged over so many of its lifetimes."""
+def _left_after_averaging(lifetimes: float) -> float:
+    """Return A(u): the part of an exponentially correlated variance left after averaging over u lifetimes."""
     if lifetimes < 1e-3:
         return 1.0
     return 2 * (lifetimes - 1 + math.exp(-lifetimes)) / lifetimes**2
 
 
-def _over(room_ms: float, deviation_ms: float) -> float:
+def _chance_over(room_ms: float, deviation_ms: float) -> float:
+    """Return the chance of a normal deviation of more than ``room_ms``."""
     if deviation_ms <= 0:
         return 0.0 if room_ms >= 0 else 1.0
     return normal_tail(room_ms / deviation_ms)

@@ -1,4 +1,16 @@
-"""From the history of the traffic to what is expected of it: which forecasts a decision needs."""
+"""The forecasts that a decision needs, and the demand that they make with the measured lengths.
+
+Requests are forecast 1 interval ahead, for when workers of this decision would be needed until
+(``look_ahead.py``: ``until_s``), and half way between. Mean lengths change slowly: once, for the far end.
+
+**Lengths are drawn towards the recent mean.** The mean of few requests is mostly chance. With the forecast
+mean v, the recent mean M (half-life 5 minutes), the variance s^2 of the lengths and R forecast requests,
+the standard error is s / sqrt(R), and the mean that is used is
+
+    M + sign(v - M) max(0, |v - M| - s / sqrt(R))
+
+soft thresholding: a difference within one standard error counts as none.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +26,46 @@ from dynaplan.domain.settings.forecasting import Forecast
 
 
 class Question(NamedTuple):
-    """One forecast: of which curve of the history, and how many intervals ahead."""
+    """One forecast that is needed: the curve of the history, and the number of intervals ahead."""
 
     curve: str
     ahead: int
 
     @property
     def is_count(self) -> bool:
-        """Whether the curve is of numbers of requests."""
+        """True for the curve of numbers of requests."""
         return self.curve == REQUESTS
 
 
 REQUESTS = "requests"
+"""Name of the curve of numbers of requests."""
 
 
 def questions(startup_s: float, interval_s: float) -> list[Question]:
-    """What must be foretold for a decision.
-
-    Requests soon, when the workers that it adds are ready, and half way; lengths, which change slowly, once.
-    """
+    """Return the forecasts that a decision needs, with workers that take ``startup_s`` to start."""
     last = lookahead(startup_s, interval_s).intervals
     steps = sorted({1, -(-last // 2), last})
     lengths = [Question(curve, last) for curve in ("isl_tokens", "osl_tokens")]
-    return [*(Question(REQUESTS, each) for each in steps), *lengths]
+    return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
 
 
 def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> Foresight:
-    """The answers to ``questions``, with the lengths of the requests that were seen."""
-    lengths = {asked.curve: told for asked, told in answers.items() if not asked.is_count}
+    """Combine the answers to ``questions`` with the lengths of the requests that were seen."""
+    lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
     requests = _value(answers[Question(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
     osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
-        Expected(_value(told), isl, osl, ahead=asked.ahead, doubt=told.typical_error, why=told.why)
-        for asked, told in answers.items()
+        Expected(_value(answer), isl, osl, ahead=asked.ahead, doubt=answer.typical_error, why=answer.why)
+        for asked, answer in answers.items()
         if asked.is_count
     )
     return Foresight(history.interval_s, expected, history.isl, history.osl, history.dispersion)
 
 
-def _mean_tokens(told: Forecast, seen: Lengths | None, requests: float | None) -> float | None:
-    """The forecast, drawn towards the mean over the last minutes by what may be chance.
-
-    The mean over few requests is mostly chance: what is foretold from such means counts as far as it is
-    further off than their standard error.
-    """
-    value = _value(told)
+def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:
+    """Return the forecast mean length, drawn towards the recent mean by its standard error."""
+    value = _value(forecast)
     if value is None or seen is None or not seen.mean_tokens:
         return value
     points = points_of(seen, math.inf)
@@ -69,5 +75,6 @@ def _mean_tokens(told: Forecast, seen: Lengths | None, requests: float | None) -
     return seen.mean_tokens + math.copysign(max(0.0, abs(apart) - by_chance), apart)
 
 
-def _value(told: Forecast) -> float | None:
-    return told.value if told.is_known else None
+def _value(forecast: Forecast) -> float | None:
+    """Return the forecast value, None where nothing was ever measured."""
+    return forecast.value if forecast.is_known else None

@@ -1,8 +1,34 @@
 """The error budget: percentiles are promised over a window, so what went better than promised may be spent.
 
-A promise of 95 per cent lets one request in twenty miss its target, in an hour as in a minute. Who keeps it
-in every single minute pays for workers that are needed for a few minutes only; who keeps it over the window
-may let a short rise pass. The budget pays for that, and never for more than a few times what is promised.
+A promise of 95 % lets one request in twenty miss its target, in an hour as in a minute. Kept in every
+single minute it pays for workers that are needed for a few minutes only; kept over the window it may let a
+short rise pass. (The idea is that of Google's Site Reliability Engineering, 2016, chapter 3.)
+
+**Balance.** For each target the budget counts the requests that could have missed it without breaking
+the promise. After an interval of t seconds with R requests of which the part q missed,
+
+    budget <- budget exp(-t / window) + R (1 - percentile / 100 - q)
+
+so what is one window old counts 37 %. Below 0, too many missed. It starts at 0.
+
+**What missed**, q. Frontends report means, and histograms too coarse for a tail. So q is the queueing
+model's chance to exceed the target, with its distribution stretched until its mean is the measured one:
+P(time > target x expected mean / measured mean). Where the model is overloaded only the mean is known: q =
+1 over the target, else exp(-target / mean), an exponential tail.
+
+**Spending.** The part of the requests that may miss a target grows from 1 - percentile / 100 by
+
+    spare = (budget - kept back) / (rate x time)       between 0 and 5 times the promised part
+
+*time* is what must pass before the decision can be amended: until the workers of the next decision serve
+when a worker is added or not, a whole window when one is removed (``core/planning/sla_policy.py``). *Kept
+back*, for additions, is the expected cost of a surge that no forecast announces, in requests that are late
+until help has started:
+
+    kept back = rate x startup x min(1, startup / 1800 s)
+
+**Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
+was meant. q is modelled, not counted.
 """
 
 from __future__ import annotations
@@ -17,27 +43,27 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
 
 MOST = 6.0
-"""So many times what is promised may be missed for a while, however much is left."""
+"""Largest multiple of the promised part of the requests that may miss for a while, however much is left."""
 
-BETWEEN_RISES_S = 1800.0
-"""Between two rises of load that no forecast had told, so that for a start-up everybody is late. They are
-the likelier in that time the longer it is, and cost the more: four minutes are too long to take the risk."""
+BETWEEN_SURGES_S = 1800.0
+"""Assumed mean time between load surges that no forecast announced, s. During one, every request is late
+until new workers have started; its expected cost is rate x startup^2 / this, and at start-ups above about
+4 minutes that is all the budget there is."""
 
 
-def missed(
+def missed_shares(
     service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[float, float] | None:
-    """The parts of an interval's requests that missed the TTFT and the ITL target; None is "not known".
+    """Return the parts of an interval's requests that missed the TTFT and the ITL target; None: not known.
 
-    Frontends tell means, and histograms too coarse for this. So the queueing model's distribution is taken,
-    stretched until its mean is the one that was measured.
+    ``serving`` are the workers that served in the interval.
     """
     state = measured_steady_state(service, traffic, serving)
     if state is None or traffic.ttft_ms is None:
         return None
     expected, itl_ms = state.mean_times(serving), traffic.itl_ms or 0.0
     if expected is None:
-        return _of_mean(traffic.ttft_ms, targets.ttft_ms), _of_mean(itl_ms, targets.itl_ms)
+        return _share_over_mean(traffic.ttft_ms, targets.ttft_ms), _share_over_mean(itl_ms, targets.itl_ms)
     ttft_limit_ms = targets.ttft_ms * expected.mean_ttft_ms / max(traffic.ttft_ms, 1e-9)
     itl_limit_ms = targets.itl_ms * expected.mean_itl_ms / max(itl_ms, 1e-9)
     return (
@@ -46,21 +72,21 @@ def missed(
     )
 
 
-def _of_mean(mean_ms: float, limit_ms: float) -> float:
-    """The part over a limit where nothing but the mean is known: all, or as of times without memory."""
+def _share_over_mean(mean_ms: float, limit_ms: float) -> float:
+    """Return the part over a limit where only the mean is known: all, or an exponential tail."""
     if mean_ms >= limit_ms:
         return 1.0
     return math.exp(-limit_ms / mean_ms) if mean_ms > 0 else 0.0
 
 
-def after(
+def budget_after(
     budget: ErrorBudget,
     shares: tuple[float, float] | None,
     traffic: Traffic,
     targets: SlaTargets,
     window_s: float,
 ) -> ErrorBudget:
-    """The budget after an interval in which those parts of the requests missed their targets."""
+    """Return the budget after an interval in which ``shares`` of the requests missed TTFT and ITL."""
     fade = math.exp(-traffic.interval_s / window_s)
     ttft, itl = fade * budget.ttft_requests, fade * budget.itl_requests
     if shares and traffic.requests:
@@ -69,39 +95,39 @@ def after(
     return ErrorBudget(ttft, itl)
 
 
-def spending(
+def targets_with_spare(
     budget: ErrorBudget,
     targets: SlaTargets,
     requests_per_s: float,
     within_s: float,
     startup_s: float = 0.0,
 ) -> SlaTargets:
-    """The targets, with what may be missed on top for the budget to be spent within that time.
+    """Return the targets with the spare that spends the budget within ``within_s`` seconds.
 
-    With a ``startup_s`` that help takes to come, what a rise that nobody foretold may cost is kept back: all
-    requests until then, as often as such rises come.
+    ``startup_s`` is the time until added workers serve: what a surge may cost meanwhile is kept back; 0
+    keeps nothing back.
     """
     coming = max(requests_per_s * within_s, 1.0)
-    kept_back = requests_per_s * startup_s * min(1.0, startup_s / BETWEEN_RISES_S)
+    kept_back = requests_per_s * startup_s * min(1.0, startup_s / BETWEEN_SURGES_S)
 
-    def on_top(left: float, percentile: float) -> float:
+    def spare(left: float, percentile: float) -> float:
         return min(max((left - kept_back) / coming, 0.0), (MOST - 1) * (1 - percentile / 100))
 
     return replace(
         targets,
-        ttft_spare=on_top(budget.ttft_requests, targets.ttft_percentile),
-        itl_spare=on_top(budget.itl_requests, targets.itl_percentile),
+        ttft_spare=spare(budget.ttft_requests, targets.ttft_percentile),
+        itl_spare=spare(budget.itl_requests, targets.itl_percentile),
     )
 
 
 def in_words(budget: ErrorBudget, spent: SlaTargets) -> str:
-    """What is left, and what may be missed for now."""
-    ttft = _left("TTFT", budget.ttft_requests, spent.ttft_rest)
-    return f"error budget: {ttft}; {_left('ITL', budget.itl_requests, spent.itl_rest)}"
+    """Say what is left of the budget, and which part of the requests may miss for now."""
+    ttft = _in_words_for("TTFT", budget.ttft_requests, spent.ttft_rest)
+    return f"error budget: {ttft}; {_in_words_for('ITL', budget.itl_requests, spent.itl_rest)}"
 
 
-def _left(name: str, requests: float, rest: float) -> str:
-    may = f"{rest:.0%} may miss it for now"
+def _in_words_for(name: str, requests: float, allowed: float) -> str:
+    may_miss = f"{allowed:.0%} may miss it for now"
     if round(requests) < 0:
-        return f"{-requests:.0f} requests more than promised missed the {name} lately, {may}"
-    return f"{max(requests, 0.0):.0f} requests fewer than promised missed the {name} lately, {may}"
+        return f"{-requests:.0f} requests more than promised missed the {name} lately, {may_miss}"
+    return f"{max(requests, 0.0):.0f} requests fewer than promised missed the {name} lately, {may_miss}"

@@ -10,16 +10,16 @@ correction factors (below).
     prefill = ceil(rate ISL min(1, c_p) / P(ISL) / g)
     decode  = ceil(rate OSL / D(itl_target / c_d, ISL + OSL/2) / g)
 
-D(itl, context) is the throughput of the fullest measured point whose ITL does not exceed ``itl``, at the mean
-context of a request that is half answered.
+D(itl, context) is the throughput of the fullest measured point whose ITL does not exceed ``itl``, at the
+mean context of a request that is half answered.
 
 **Corrections**, measured over expected, replaced (not smoothed) after every interval:
 
     c_p = TTFT measured / TTFT of a prompt of mean length alone on an engine
     c_d = ITL measured / ITL of the profile at the measured concurrency
 
-The concurrency of one worker is requests/s x duration / workers (Little's law; duration is the whole time of
-a request, in seconds). A high c_p comes from queueing, which more workers cure, so only c_p < 1 counts:
+The concurrency of one worker is requests/s x duration / workers (Little's law; duration is the whole time
+of a request, in seconds). A high c_p comes from queueing, which more workers cure, so only c_p < 1 counts:
 cached prefixes make prompts cheaper.
 
 **Aggregated workers**, which compute prompts and decode: the original has no formula for them (its "Future
@@ -29,17 +29,18 @@ workers a worker spends the part
     s = rate ISL min(1, c_p) / P(ISL) / g / N
 
 of its time on prompts. During that part nobody is decoded, so tokens come at (1 - s) of the decode
-throughput, and the time between two of them is 1 / (1 - s) times the profile's. Enough is the smallest N with
+throughput, and the time between two of them is 1 / (1 - s) times the profile's. Enough is the smallest N
+with
 
     s < 1   and   rate OSL / N / g <= (1 - s) D((1 - s) itl_target / c_d, ISL + OSL/2)
 
-P is that of an engine of the aggregated worker's size. The expected ITL of c_d is likewise divided by 1 - s.
-Held against simulated aggregated workers (tests/unit/core/sizing/test_formula.py) the mean ITL keeps its
+P is that of an engine of the aggregated worker's size. The expected ITL of c_d is likewise divided by 1 -
+s. Held against simulated aggregated workers (tests/unit/core/sizing/test_formula.py) the mean ITL keeps its
 target, with at most a worker to spare: a step's fixed cost is counted for prompts and for decoding.
 
-**Where it is wrong.** Means hide heavy tails and bursts; without queues a pool at 100 % counts as enough; the
-grid of the profile is 1 % of KV usage wide. Where the original fails, this does not: no traffic is no demand,
-missing data changes nothing, a profile of zeros corrects nothing, and no budget is exceeded.
+**Where it is wrong.** Means hide heavy tails and bursts; without queues a pool at 100 % counts as enough;
+the grid of the profile is 1 % of KV usage wide. Where the original fails, this does not: no traffic is no
+demand, missing data changes nothing, a profile of zeros corrects nothing, and no budget is exceeded.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class _MeanLoad:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens per second, less those that cached prefixes save (a prefill correction below 1)."""
+        """Prompt tokens per second, without the cached ones (a prefill correction below 1)."""
         return self.requests_per_s * self.isl_tokens * min(1.0, self.corrections.prefill)
 
     @property

@@ -1,4 +1,12 @@
-"""Minimums and the GPU budget: from the workers that are wanted to those that there may be."""
+"""Minimums and the GPU budget: from the wanted numbers of workers to the allowed ones.
+
+Within the budget everything wanted is allowed. Over it, each role first gets its minimum. Then workers are
+added one by one to the role that has the smallest part of what it wants (allowed / wanted, prefill at a
+tie) while they fit: the result never exceeds the budget, and both roles are short by about the same factor.
+
+Dynamo's planner scales both numbers and rounds (0.9.1), which exceeds the budget in some cases: 18 GPUs of
+16 for 1 prefill worker of 2 GPUs and 4 decode workers of 4.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +15,13 @@ from dynaplan.domain.planning.sizing import WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 
 UNBOUNDED = 10**9
-"""GPUs of a budget that is none: first it is asked what a demand needs, then whether there is as much."""
+"""GPUs of a budget that bounds nothing: asks what a demand needs before asking whether it fits."""
 
 
 def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
-    """The most of what is wanted that the budget allows, and no less than the minimums.
+    """Return the largest part of ``wanted`` that the budget allows, no less than the minimums.
 
-    Beyond the minimums the GPUs go to whichever role has the smaller part of what it wants, one worker after
-    the other, prefill first where both have the same. Never more than the budget; None when not even the
-    minimums fit it.
+    None when not even the minimums fit the budget.
     """
     wanted = at_least(wanted, limits.least)
     if limits.gpus(wanted) <= limits.max_gpus:
@@ -29,19 +35,22 @@ def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
             key=lambda role: fitted.of(role) / wanted.of(role),
         )
         more = [fitted.plus(role, 1) for role in short]
-        affordable = [each for each in more if limits.gpus(each) <= limits.max_gpus]
+        affordable = [workers for workers in more if limits.gpus(workers) <= limits.max_gpus]
         if not affordable:
             return fitted
         fitted = affordable[0]
 
 
 def at_least(wanted: Targets, least: Targets) -> Targets:
-    """The larger number for each role."""
+    """Return the larger number for each role."""
     return Targets(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
 
 
 def limited(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
-    """What is wanted within the limits, and the steps there; ``current`` when they exclude each other."""
+    """Return what is allowed of ``wanted``, with the steps of the trail.
+
+    That is ``current`` when minimums and budget exclude each other: nothing is changed then.
+    """
     enough = at_least(wanted, limits.least)
     steps = []
     if enough != wanted:

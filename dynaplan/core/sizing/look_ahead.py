@@ -1,4 +1,25 @@
-"""Time: how far ahead demand must be known, what is already on its way, and when a worker may go."""
+"""The time that a decision is for, and one size for all the demands in it.
+
+**Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker serves L seconds
+after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
+L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
+help. Forecasts are asked for until L + T, rounded up to whole intervals.
+
+**More workers** as soon as one of these demands needs them: the size is the largest number per role over
+all demands. Workers that are starting already count as there (``current`` is what was asked for).
+
+**Fewer workers** only when the remaining ones would survive every demand grown by ``headroom`` (a
+fraction), and the demand of the interval that is over:
+
+    kept = min(current, max(wanted, needed for (1 + headroom) x each demand, needed now))
+
+Without it a worker at the edge between two sizes would come and go in turns; and a forecast of less load is
+no reason to remove a worker that is needed now.
+
+**Over the GPU budget** the demand that needs most GPUs is sized within it.
+
+Wrong where the load changes within an interval: a demand is a mean over one.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +36,10 @@ from dynaplan.domain.planning.traffic import Demand
 
 @dataclass(frozen=True)
 class Lookahead:
-    """The time that a decision is for: workers it adds serve from ``from_s`` on.
+    """The time that a decision is for, in seconds from now.
 
-    Those of the next decision serve from ``until_s`` on, that is ``intervals`` from now, rounded up.
+    Workers that the decision adds serve from ``from_s`` on, those of the next decision from ``until_s`` on.
+    ``intervals`` is ``until_s`` in adjustment intervals, rounded up.
     """
 
     from_s: float
@@ -26,7 +48,7 @@ class Lookahead:
 
 
 def lookahead(startup_s: float, interval_s: float) -> Lookahead:
-    """How far ahead demand must be foretold, with workers that take so long to start."""
+    """Return how far ahead demand must be forecast, with workers that take ``startup_s`` to start."""
     until_s = max(0.0, startup_s) + interval_s
     return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
 
@@ -40,39 +62,37 @@ def plan(
     headroom: float,
     now: Demand | None = None,
 ) -> Sizing:
-    """The workers for all of these demands, which are foretold until ``until_s``.
+    """Return the workers for all of these demands, which reach until ``until_s``; the module has the rules.
 
-    More workers as soon as one demand needs them. Fewer only as far as those who stay ``survive`` each of the
-    demands, grown by ``headroom`` (a part of it): at the edge a worker would come and go in turns. And they
-    must survive that of ``now``: a forecast is no reason to let go who is needed. Where all that is more than
-    the GPU budget has, the demand that needs most is sized within it.
+    ``size`` sizes for a worker that is added, ``survive`` for the remaining ones when one is removed: they
+    may differ in what the error budget lets miss. ``now`` is the demand of the interval that is over.
     """
     if not demands:
         why = "no data: change nothing, because no demand is known"
         return Sizing(current, (Step("demand", current, current, why),))
     unbounded = replace(limits, max_gpus=UNBOUNDED)
-    each_wants = [size(each, unbounded) for each in demands]
-    wanted = _most(each_wants, limits)
+    sizes = [size(demand, unbounded) for demand in demands]
+    wanted = _largest(sizes, limits)
     if any(wanted.targets.of(role) < current.of(role) for role in SCALED_ROLES):
-        borne = [each.times(1 + headroom) for each in demands] + ([now] if now else [])
-        grown = _most([survive(each, unbounded) for each in borne], limits)
-        wanted = _with_survivors(wanted, grown, current, headroom)
+        to_survive = [demand.times(1 + headroom) for demand in demands] + ([now] if now else [])
+        needed = _largest([survive(demand, unbounded) for demand in to_survive], limits)
+        wanted = _keep_survivors(wanted, needed, current, headroom)
     if limits.gpus(wanted.targets) <= limits.max_gpus:
         _, bounds = limited(wanted.targets, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
-    most = max(range(len(demands)), key=lambda number: limits.gpus(each_wants[number].targets))
-    return size(demands[most], limits)
+    largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
+    return size(demands[largest], limits)
 
 
 Size = Callable[[Demand, WorkerLimits], Sizing]
-"""Tells the workers that a demand needs within limits."""
+"""Computes the workers that a demand needs within limits."""
 
 
-def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: float) -> Sizing:
-    """Who leaves must not be needed by the grown demand either."""
+def _keep_survivors(wanted: Sizing, needed: Sizing, current: Targets, headroom: float) -> Sizing:
+    """Keep workers that the grown demands, or the demand of now, still need."""
     after, reasons = wanted.targets, []
     for role in SCALED_ROLES:
-        stay = min(current.of(role), max(after.of(role), grown.targets.of(role)))
+        stay = min(current.of(role), max(after.of(role), needed.targets.of(role)))
         if stay > after.of(role):
             reasons.append(f"{stay} {role.value} workers stay, not {after.of(role)}")
             after = after.plus(role, stay - after.of(role))
@@ -81,11 +101,11 @@ def _with_survivors(wanted: Sizing, grown: Sizing, current: Targets, headroom: f
     return Sizing(after, (*wanted.steps, Step("survivors", wanted.targets, after, why)), prediction)
 
 
-def _most(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
-    """The most of each role; the story is that of whoever needs most GPUs, as near as counts tell."""
-    chosen = max(sizings, key=lambda each: limits.gpus(each.targets))
+def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
+    """Return the largest number of each role, with the trail of the demand that needs most GPUs."""
+    chosen = max(sizings, key=lambda sizing: limits.gpus(sizing.targets))
     most = Targets(
-        max(each.targets.prefill for each in sizings), max(each.targets.decode for each in sizings)
+        max(sizing.targets.prefill for sizing in sizings), max(sizing.targets.decode for sizing in sizings)
     )
     if most == chosen.targets:
         return chosen

@@ -1,4 +1,7 @@
-"""An interval that is over, as the queueing model sees it."""
+"""An interval that is over, as the queueing model sees it: its measured demand in the steady state.
+
+Assumes that the interval was long against a request, so that its mean rate and lengths describe it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from dynaplan.domain.planning.traffic import Demand, Traffic
 
 
 def measured_demand(traffic: Traffic) -> Demand | None:
-    """The demand that was measured; None where there was none, or the lengths are not known."""
+    """Return the demand of a finished interval; None without requests, or where lengths are not known.
+
+    Arrivals more even than Poisson (dispersion below 1) count as Poisson: a few pulls show that by chance.
+    """
     isl, osl = traffic.isl, traffic.osl
     if not (traffic.requests and isl and osl and isl.total and osl.total):
         return None
@@ -17,7 +23,10 @@ def measured_demand(traffic: Traffic) -> Demand | None:
 
 
 def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:
-    """What to expect of it; None also where a role had no workers."""
+    """Return the queueing model's view of a finished interval: its measured demand on that service.
+
+    None if demand or lengths are not known, or if a role had no worker (``serving``).
+    """
     demand = measured_demand(traffic)
     if demand is None or not serving.decode or (service.prefill and not serving.prefill):
         return None

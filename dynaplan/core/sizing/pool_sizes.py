@@ -1,7 +1,22 @@
-"""How many workers a demand needs, by the queueing model: distributions instead of means, percentiles.
+"""The number of workers that a demand needs, by the queueing model (``sizing: queueing``).
 
-The smallest numbers of workers with which both targets hold. A target that not even a request alone would
-meet counts as met where the times come near to those of a request alone.
+**Criterion.** The smallest numbers with which both targets hold: P(ITL > target) and P(TTFT > target) are
+at most the allowed parts (1 - percentile / 100, plus what the error budget spares).
+
+1. *Decode workers first*: the smallest number that keeps the ITL, and that leaves the TTFT reachable with
+   any number of prefill workers, that is without waiting for one.
+2. *Prefill workers* then: the smallest number, with these decode workers, that keeps the TTFT.
+
+Aggregated services need step 1 only, with the TTFT of the aggregated workers. More workers are never worse
+in the model, so the search may halve (``search.py``).
+
+**A target that nobody can meet**, because a request alone on an engine exceeds it, is replaced by 1.1 times
+what a request alone gets: otherwise the whole budget would be spent for nothing.
+
+**More than the GPUs.** Cutting both numbers by the same factor would not do: the fewer workers a role
+needs, the more of its capacity is reserve, so half of them carry less than half of the demand. So the
+largest part of the demand is sought (by halving) whose workers fit the budget: these come first, and what
+is left goes to the role that lacks most (``gpu_budget.py``).
 """
 
 from __future__ import annotations
@@ -17,16 +32,16 @@ from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand
 
 HALVINGS = 6
-"""Of the demand, until the part of it that the budget can carry is known to two per cent."""
+"""Halvings of the demand, until the part of it that the budget can carry is known to 1.6 %."""
 
 NEAR_ALONE = 1.1
-"""How near an unreachable target's replacement is to what a request alone gets."""
+"""Factor on a request's time alone that replaces an unreachable target."""
 
 
-def size(
+def size_pools(
     service: ServiceModel, demand: Demand, targets: SlaTargets, limits: WorkerLimits, current: Targets
 ) -> Sizing:
-    """The workers that the demand needs, within the limits, and why.
+    """Return the workers that the demand needs within the limits, and why.
 
     No requests need the minimums. A demand that is not known (no lengths, not a number) changes nothing.
     """
@@ -58,7 +73,7 @@ def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current
 
 
 def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
-    """The fewest with which both targets hold."""
+    """Return the fewest workers with which both targets hold."""
     decode = smallest_enough(lambda workers: _decode_meets(state, targets, workers), 1)
     if state.is_aggregated:
         return Targets(0, decode)
@@ -72,7 +87,7 @@ def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
 
 
 def _least_prefill(state: SteadyState) -> int:
-    """As many as prompts are computed by as fast as they come."""
+    """Return the fewest prefill workers that compute prompts as fast as they come."""
     return max(1, math.ceil(state.prefill_waiting(1).utilisation))
 
 
@@ -80,6 +95,7 @@ def _least_prefill(state: SteadyState) -> int:
 
 
 def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
+    """Tell whether the wanted workers exceed the budget while the minimums do not."""
     enough = at_least(wanted, limits.least)
     return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.least)
 
@@ -87,11 +103,7 @@ def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
 def _largest_share_minimums(
     state: SteadyState, targets: SlaTargets, limits: WorkerLimits
 ) -> tuple[WorkerLimits, str]:
-    """Limits whose minimums keep the promises to the largest part of the demand, and a word on that.
-
-    Of what is wanted the same part for each role would not do: the fewer workers a role needs, the more of
-    its capacity is reserve, so that half of them carry less than half of the demand.
-    """
+    """Return limits whose minimums keep the promises to the largest part of the demand, and say so."""
     low, high, least = 0.0, 1.0, limits.least
     for _ in range(HALVINGS):
         part = (low + high) / 2
@@ -105,7 +117,7 @@ def _largest_share_minimums(
 
 
 def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool:
-    """Whether so many decoding workers keep the ITL, and leave the TTFT within reach."""
+    """Tell whether that many decode workers keep the ITL, and leave the TTFT within reach."""
     decoding = state.decode_batch(workers)
     if decoding.overload:
         return False
@@ -115,7 +127,7 @@ def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool
 
 
 def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
-    """The targets, those replaced that no number of workers meets, and a word on each of these."""
+    """Return the targets, with those replaced that no number of workers meets, and a note on each."""
     idle, one = state.idle(), Targets(1, 1)
     is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
     is_itl = idle.decode_batch(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
@@ -132,6 +144,7 @@ def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, lis
 
 
 def _prediction(state: SteadyState, targets: SlaTargets, workers: Targets) -> Prediction | None:
+    """Return what is expected of these workers; None where a role has none."""
     is_served = workers.decode > 0 and (state.is_aggregated or workers.prefill > 0)
     return state.predict(workers, targets) if is_served else None
 
@@ -140,6 +153,7 @@ def _prediction(state: SteadyState, targets: SlaTargets, workers: Targets) -> Pr
 
 
 def _unknown(demand: Demand) -> str:
+    """Say what is missing of a demand, "" when nothing is."""
     if not (math.isfinite(demand.requests_per_s) and demand.requests_per_s >= 0):
         return "the expected number of requests is not known"
     if demand.requests_per_s and not (demand.isl.total and demand.osl.total):

@@ -1,4 +1,35 @@
-"""What a number of workers makes of a demand, by the queueing model, disaggregated or aggregated."""
+"""The queueing model: TTFT and ITL that a number of workers gives a demand, disaggregated or aggregated.
+
+**Assumptions.** The service is in a steady state. Requests arrive independently at a constant rate; the
+number of arrivals has variance over mean b (``Demand.burstiness``; 1 is Poisson). Prompt and answer lengths
+are independent draws from the measured histograms. Workers of a role are alike; their step times are those
+of the profile, times the corrections (``corrections.py``).
+
+**Disaggregated.** The prefill pool is a multi-server queue with batches (``prefill_model.py``), each of N
+decode workers the infinite-server model of ``decode_model.py`` with 1/N of the requests. The two are taken
+to be independent, and
+
+    TTFT = wait for a prefill worker + own prefill + transfer + 2.5 decode steps
+    transfer = a fixed part (ms) + a part for each token of the prompt
+
+The percentile of the TTFT comes from the distributions of the wait and of the prompt lengths; the transfer
+of its tokens is part of a prompt's own time, the decode steps count with their mean. Where decode workers
+take turns (round-robin) each gets every N-th request, which smooths bursts: b counts as b/N. Where each
+request draws a worker at random it stays b.
+
+**Aggregated.** One pool does both: TTFT and ITL are those of ``decode_model.py`` with prompts.
+
+**Percentiles.** The chance P(time > limit) is computed directly; ``predict`` inverts it by doubling and
+halving to 0.5 %.
+
+**Sources.** Little's law, Erlang's C, Kingman's bound, Allen and Cunneen are named where they are used;
+steps are those of ``core/engine/timing.py``; the transfer is that of Dynamo's mocker. Their combination is
+this project's own: Dynamo's planner works with means (``formula.py``).
+
+**Where it is wrong.** It knows no transients: a backlog after a surge lasts longer than the steady state
+says (``backlog.py`` adds what waits). Requests that no engine can serve (longer than the context) distort
+it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and ``decode_model.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +48,25 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand
 
 FIRST_TOKEN_STEPS = 2.5
-"""Decode steps from a hand-off to the first token: the rest of one, the one that admits it, and its own."""
+"""Decode steps from a hand-off to the first token: half of the running one, the one that admits, its own."""
 
 LEAST_PER_MS = 1e-12
-"""Fewer requests count as so many, one in thirty years: the smallest numbers would divide badly."""
+"""Lowest rate that is computed with, requests per ms (one in thirty years): no division by 0."""
 
 LONGEST_MS = 3_600_000.0
+"""Longest percentile that is looked for, ms (an hour); beyond it a time counts as infinite."""
+
 PRECISION = 5e-3
-"""Relative, of the percentiles."""
+"""Relative precision of the percentiles."""
 
 
 @dataclass(frozen=True)
 class ServiceModel:
-    """What the workers of a service are like; without a prefill kind it is aggregated.
+    """The workers of a service; without a ``prefill`` kind it is aggregated.
 
-    ``is_evenly_routed`` says that decode workers take turns (round-robin), so that none gets several requests
-    in a row; without it they come to each as they happen to. A hand-off takes ``transfer_ms`` and so much
-    more for each token of the prompt; by default as simulations count it.
+    ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
+    hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each token of the prompt; the defaults
+    are those of ``core/engine``, as simulations count it.
     """
 
     decode: WorkerKind
@@ -43,7 +76,7 @@ class ServiceModel:
     transfer_ms_per_token: float = 1000 * HAND_OFF_S_PER_TOKEN
 
     def slowed(self, prefill_factor: float, decode_factor: float) -> ServiceModel:
-        """The same with steps that take that many times as long; aggregated workers by the second factor."""
+        """Return the service with longer steps (corrections). Aggregated workers use ``decode_factor``."""
         return replace(
             self,
             decode=self.decode.slowed(decode_factor),
@@ -52,7 +85,7 @@ class ServiceModel:
 
 
 class MeanTimes(NamedTuple):
-    """Mean times in ms, and the part of its time that who computes prompts does so."""
+    """Mean TTFT and ITL in ms, and the part of its time in which a worker computes prompts, 0 to 1."""
 
     mean_ttft_ms: float
     mean_itl_ms: float
@@ -60,56 +93,59 @@ class MeanTimes(NamedTuple):
 
 
 class SteadyState:
-    """One demand on one service: asks what any number of workers would make of it."""
+    """One demand on one service in the steady state, for any number of workers.
+
+    Numbers of workers are at least 1 of each role that the service has. Each pool is computed once.
+    """
 
     def __init__(self, service: ServiceModel, demand: Demand) -> None:
         self.service = service
         self.demand = demand
         self._rate_per_ms = max(demand.requests_per_s / 1000, LEAST_PER_MS)
         self._prefill_kind = service.prefill or service.decode
-        self._queues: dict[int, PrefillWaiting] = {}
-        self._decodings: dict[int, DecodeBatch] = {}
+        self._prefill_pools: dict[int, PrefillWaiting] = {}
+        self._decode_workers: dict[int, DecodeBatch] = {}
 
     @property
     def is_aggregated(self) -> bool:
-        """Whether the decode workers compute the prompts."""
+        """True when the decode workers compute the prompts."""
         return self.service.prefill is None
 
     @cached_property
     def prompts(self) -> Prompts:
-        """What the prompts cost."""
+        """The cost of the prompts."""
         return prompts_of(self.demand, self._prefill_kind)
 
     @cached_property
     def answers(self) -> Answers:
-        """What the answers cost."""
+        """The cost of the answers."""
         return answers_of(self.demand, self.service.decode)
 
     def prefill_waiting(self, workers: int) -> PrefillWaiting:
-        """The prefill pool with so many workers."""
-        if workers not in self._queues:
-            self._queues[workers] = PrefillWaiting(
+        """Return the wait in a prefill pool of ``workers``."""
+        if workers not in self._prefill_pools:
+            self._prefill_pools[workers] = PrefillWaiting(
                 self.prompts, self._prefill_kind, workers, self._rate_per_ms, self.demand.burstiness
             )
-        return self._queues[workers]
+        return self._prefill_pools[workers]
 
     def decode_batch(self, workers: int) -> DecodeBatch:
-        """One of so many decoding workers."""
-        if workers not in self._decodings:
+        """Return the steady state of one decode worker when ``workers`` of them share the demand."""
+        if workers not in self._decode_workers:
             burstiness = self.demand.burstiness
             if self.service.is_evenly_routed:
                 burstiness /= workers
-            self._decodings[workers] = DecodeBatch(
+            self._decode_workers[workers] = DecodeBatch(
                 self.answers,
                 self.prompts if self.is_aggregated else None,
                 self.service.decode,
                 self._rate_per_ms / workers,
                 burstiness,
             )
-        return self._decodings[workers]
+        return self._decode_workers[workers]
 
     def chance_of_ttft_over(self, limit_ms: float, workers: Targets) -> float:
-        """The part of the requests whose TTFT is longer than that."""
+        """Return the part of the requests whose TTFT exceeds ``limit_ms``, 0 to 1."""
         decoding = self.decode_batch(workers.decode)
         if self.is_aggregated:
             return decoding.chance_of_ttft_over(limit_ms)
@@ -119,33 +155,33 @@ class SteadyState:
         return self.prefill_waiting(workers.prefill).chance_over(room_ms, self.service.transfer_ms_per_token)
 
     def least_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
-        """The same with as many prefill workers as one could want: nobody queues for one."""
+        """Return the part that any number of prefill workers leaves: no prompt waits for one."""
         decoding = self.decode_batch(decode_workers)
         if self.is_aggregated:
             return decoding.chance_of_ttft_over(limit_ms)
         room_ms = limit_ms - self._hand_off_ms(decoding)
-        return self._no_queue.chance_over(room_ms, self.service.transfer_ms_per_token)
+        return self._without_waiting.chance_over(room_ms, self.service.transfer_ms_per_token)
 
     @cached_property
-    def _no_queue(self) -> PrefillWaiting:
+    def _without_waiting(self) -> PrefillWaiting:
         return PrefillWaiting(self.prompts, self._prefill_kind, 1, 0.0, 1.0)
 
     def mean_times(self, workers: Targets) -> MeanTimes | None:
-        """Means, and how busy who computes prompts is, with at least one of each; None: it is too much."""
+        """Return the mean times with that many workers; None when they are overloaded."""
         decoding = self.decode_batch(workers.decode)
         if decoding.overload:
             return None
         if self.is_aggregated:
             return MeanTimes(decoding.mean_ttft_ms, decoding.step_ms, decoding.prefill_share)
-        queue = self.prefill_waiting(workers.prefill)
-        if queue.is_overloaded:
+        prefill = self.prefill_waiting(workers.prefill)
+        if prefill.is_overloaded:
             return None
         transfer_ms = self.prompts.mean_tokens * self.service.transfer_ms_per_token
-        ttft_ms = queue.mean_ms + self._hand_off_ms(decoding) + transfer_ms
-        return MeanTimes(ttft_ms, decoding.step_ms, queue.utilisation)
+        ttft_ms = prefill.mean_ms + self._hand_off_ms(decoding) + transfer_ms
+        return MeanTimes(ttft_ms, decoding.step_ms, prefill.utilisation)
 
     def predict(self, workers: Targets, targets: SlaTargets) -> Prediction:
-        """Times at the targets' percentiles, means, and how busy workers are; at least one of each."""
+        """Return times at the targets' percentiles, means and utilisation with that many workers."""
         decoding, means = self.decode_batch(workers.decode), self.mean_times(workers)
         if means is None:
             busy = (
@@ -169,11 +205,11 @@ class SteadyState:
         )
 
     def idle(self) -> SteadyState:
-        """Next to no demand, of the same lengths: what a request gets that is alone."""
+        """Return the same lengths at a rate of nearly 0: the times of a request that is alone."""
         return self.part(0.0)
 
     def part(self, factor: float) -> SteadyState:
-        """So many times the requests, of the same lengths."""
+        """Return the same lengths at ``factor`` times the rate."""
         part = SteadyState(self.service, self.demand.times(factor))
         part.prompts, part.answers = self.prompts, self.answers
         return part
@@ -183,16 +219,16 @@ class SteadyState:
 
 
 def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms: float) -> float:
-    """The time that all but the rest of the requests stay below."""
-    rest = 1 - percent / 100
+    """Return the ms that ``percent`` of the requests do not exceed, from the chance to exceed a time."""
+    allowed = 1 - percent / 100
     low_ms, high_ms = 0.0, guess_ms
-    while chance_over(high_ms) > rest:
+    while chance_over(high_ms) > allowed:
         low_ms, high_ms = high_ms, 1.5 * high_ms
         if high_ms > LONGEST_MS:
             return math.inf
     while high_ms - low_ms > PRECISION * high_ms:
         middle_ms = (low_ms + high_ms) / 2
-        if chance_over(middle_ms) > rest:
+        if chance_over(middle_ms) > allowed:
             low_ms = middle_ms
         else:
             high_ms = middle_ms

@@ -1,7 +1,6 @@
 """The smallest number of workers that is enough: doubling and halving instead of trying each.
 
-Assumes that more workers are never less enough. The queueing model and the formula ask about the same
-number several times, so both keep what they have computed.
+Assumes that more workers are never worse. Both ways of sizing use it.
 """
 
 from __future__ import annotations

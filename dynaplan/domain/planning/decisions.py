@@ -1,4 +1,4 @@
-"""What the planner decides, the memory it keeps between decisions, and the record of one decision."""
+"""The planner's decision, its memory between decisions, and the record of one decision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 @dataclass(frozen=True)
 class Decision:
-    """``current`` is what was asked for until now, ``desired`` what is asked for now, ``steps`` the story.
+    """The numbers of workers asked for until now (``current``) and from now on (``desired``), with the trail.
 
-    ``prediction`` is what is expected of it, where targets were planned for and it is known.
+    ``prediction`` is what the model expects of ``desired``, where targets were planned for and it is known.
     """
 
     current: Targets
@@ -29,12 +29,12 @@ class Decision:
 
     @property
     def is_change(self) -> bool:
-        """Whether there is anything to carry out."""
+        """True when there is anything to carry out."""
         return self.desired != self.current
 
     @property
     def reason(self) -> str:
-        """Why, in one line: the stages that changed something, or else the one that held everything."""
+        """Why, in one line: the steps that changed something, or else the last one."""
         changes = [step.why for step in self.steps if step.before != step.after]
         return "; ".join(changes or [step.why for step in self.steps[-1:]])
 
@@ -45,8 +45,8 @@ class Decision:
             Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
             for each in document["steps"]
         )
-        told = document.get("prediction")
-        prediction = Prediction(**told) if told else None
+        expected = document.get("prediction")
+        prediction = Prediction(**expected) if expected else None
         return cls(Targets(**document["current"]), Targets(**document["desired"]), steps, prediction)
 
 
@@ -55,10 +55,10 @@ class PlannerState:
     """All memory between two decisions.
 
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
-    ``pending_id`` is the decision that nobody had acknowledged when it was last looked at, first seen so at
-    ``pending_since_s``; -1 when there is none. ``corrections`` are what the engines were measured to take
-    over what their profile says. ``error_budget`` is what may still be missed. ``wanted`` are the numbers of
-    workers that the targets asked for in the last intervals, the newest last.
+    ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
+    ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
+    profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
+    asked for in the last intervals, the newest last.
     """
 
     decode_grace_left: int = 0
@@ -77,7 +77,7 @@ class PlannerState:
         return cls(**{**document, "corrections": corrections, "error_budget": budget, "wanted": wanted})
 
     def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
-        """This, having seen at that time which decision is pending."""
+        """Return the state after a look at ``at_s`` at which decision is pending."""
         if not desired.is_pending:
             return replace(self, pending_id=-1, pending_since_s=0.0)
         if desired.decision_id == self.pending_id:
@@ -85,16 +85,16 @@ class PlannerState:
         return replace(self, pending_id=desired.decision_id, pending_since_s=at_s)
 
     def one_interval_on(self) -> PlannerState:
-        """This, one interval of grace used up."""
+        """Return the state with one interval of grace used up."""
         return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
 
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """One interval as it is written down: enough to decide it again, and to tell it in words.
+    """One interval as it is written down: enough to decide it again, and to explain it.
 
-    ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives
-    ``(next_state, decision)``.
+    ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives ``(next_state,
+    decision)``.
     """
 
     wall_time: str
@@ -105,7 +105,7 @@ class DecisionRecord:
     next_state: PlannerState = field(default_factory=PlannerState)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that ``from_json`` reads back; the settings' fingerprint is added."""
+        """Return plain data that ``from_json`` reads back; the settings' fingerprint is added."""
         return {
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
@@ -118,7 +118,7 @@ class DecisionRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
-        """Read ``to_json``'s form; raises KeyError, TypeError or ConfigError when it is not one."""
+        """Read the form of ``to_json``; raises KeyError, TypeError or ConfigError when it is not one."""
         return cls(
             wall_time=document["wall_time"],
             settings=PlannerSettings.from_options(document["settings"]),
@@ -130,6 +130,6 @@ class DecisionRecord:
 
 
 def fingerprint(settings: PlannerSettings) -> str:
-    """Twelve hexadecimal digits that differ whenever an option differs."""
+    """Return twelve hexadecimal digits that differ whenever an option differs."""
     text = json.dumps(settings.to_options(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What the planner sees. What is not here, a decision cannot depend on."""
+"""The observation: everything that a decision may depend on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dynaplan.domain.planning.traffic import Foresight, Traffic
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """The workers of one role, by state (``dynaplan.domain.lifecycle.WorkerState``), and the GPUs of one.
+    """The workers of one role by state (``dynaplan.domain.lifecycle.WorkerState``).
 
-    ``startup_s`` is how long the last one took from its start to ready; 0 when that is not known.
+    ``gpus`` are the GPUs of one worker. ``startup_s`` is the time from start to ready of the last one that
+    started, 0 when not known.
     """
 
     starting: int = 0
@@ -28,12 +29,12 @@ class WorkerCounts:
 
     @property
     def present(self) -> int:
-        """Those that count towards the desired number: everything but leaving."""
+        """Workers that count towards the desired number: all but the draining ones."""
         return self.starting + self.ready + self.backoff + self.failed
 
     @property
     def holding(self) -> int:
-        """Those present that hold GPUs: a failed worker holds none."""
+        """Present workers that hold GPUs: a failed worker holds none."""
         return self.starting + self.ready + self.backoff
 
     @classmethod
@@ -47,7 +48,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True)
 class FleetCounts:
-    """The workers of a deployment. ``gpus_total`` is what the box has, 0 when that is not known."""
+    """The workers of a deployment. ``gpus_total`` are the GPUs of the box, 0 when not known."""
 
     prefill: WorkerCounts = field(default_factory=WorkerCounts)
     decode: WorkerCounts = field(default_factory=WorkerCounts)
@@ -55,7 +56,7 @@ class FleetCounts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FleetCounts:
-        """Read what the supervisor publishes; raises ValueError, and nothing else, when it is not that."""
+        """Read the published fleet; raises ValueError, and nothing else, when it is not one."""
         roles = object_field(document, "roles", {})
         gpus = object_field(document, "gpus_per_worker", {})
         startup_s = object_field(document, "startup_s", {})
@@ -72,8 +73,9 @@ class FleetCounts:
 class Sample:
     """One metric pull. None is "no data"; ``..._missing`` says why there is none.
 
-    ``kv_usage`` is the mean over the decode workers that answered, waiting requests included;
-    ``prefill_queue`` is the depth of the whole queue. The numbers of workers are of those registered.
+    ``at_s`` is monotonic seconds. ``kv_usage`` is the mean over the decode workers that answered, 0 to 1
+    and above with waiting requests; ``prefill_queue`` is the depth of the whole queue in prompts. Numbers
+    of workers are of the registered ones.
     """
 
     at_s: float
@@ -88,9 +90,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Load:
-    """The pulls of one interval, averaged. The numbers of workers are those registered at the last pull.
+    """The pulls of one interval, averaged. Numbers of workers are of the registered ones at the last pull.
 
-    ``changed`` tells how the numbers of workers changed in the interval; empty when they did not.
+    ``changed`` tells how the numbers of workers changed in the interval; "" when they did not.
     """
 
     pulls: int = 0
@@ -107,12 +109,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Observation:
-    """One adjustment interval. ``at_s`` is monotonic.
+    """One adjustment interval; ``at_s`` is monotonic seconds.
 
-    ``traffic`` and ``foresight`` are there for the policies that plan for targets; ``startup_s`` is how long
-    a worker takes from its start to ready, the slower role's. ``unknown`` says why the fleet and the desired
-    counts could not be read; ``failure`` says why the decision before this one was not carried out. Both are
-    empty when all is well.
+    ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
+    time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
+    counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
+    all is well.
     """
 
     at_s: float
@@ -126,12 +128,12 @@ class Observation:
     startup_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that ``from_json`` reads back."""
+        """Return plain data that ``from_json`` reads back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
-        """Read ``to_json``'s form."""
+        """Read the form of ``to_json``."""
         fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
         return cls(
             at_s=document["at_s"],

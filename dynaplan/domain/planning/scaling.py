@@ -1,8 +1,8 @@
 """The desired counts, and the keys they travel under: the virtual-connector protocol.
 
-Keys ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id,
-scaled_decision_id}``, decimal text. The first three are written in one transaction; whoever carries the
-decision out writes the last. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
+Keys ``v1/{namespace}/planner/{num_prefill_workers, num_decode_workers, decision_id, scaled_decision_id}``,
+decimal text. The planner writes the first three in one transaction; the executor of the decision writes the
+last as its acknowledgement. -1 means not set. Source: Dynamo's ``VirtualConnectorClient``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SCALED_ROLES = tuple(COUNT_KEYS)
 
 
 def planner_prefix(namespace: str) -> str:
-    """The prefix under which the desired counts of a namespace live."""
+    """Return the prefix of the keys of the desired counts of a namespace."""
     return f"v1/{namespace}/planner/"
 
 
 def fleet_key(namespace: str) -> str:
-    """The key of the published fleet: JSON with ``{role: {state: count}}`` as its ``roles``."""
+    """Return the key of the published fleet: JSON with ``{role: {state: count}}`` as its ``roles``."""
     return f"v1/{namespace}/fleet"
 
 
@@ -56,7 +56,7 @@ class DesiredCounts:
         )
 
     def of(self, role: Role) -> int:
-        """The number for ``Role.PREFILL`` or ``Role.DECODE``; -1 when it is not set."""
+        """Return the number for ``Role.PREFILL`` or ``Role.DECODE``; -1 when it is not set."""
         return self.num_prefill_workers if role is Role.PREFILL else self.num_decode_workers
 
     @property
@@ -66,5 +66,5 @@ class DesiredCounts:
 
     @property
     def is_pending(self) -> bool:
-        """A decision was written that nobody has acknowledged yet."""
+        """True while a written decision has not been acknowledged."""
         return self.decision_id > self.scaled_decision_id

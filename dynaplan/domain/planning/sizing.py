@@ -1,4 +1,4 @@
-"""What the SLA planner sizes with and what comes out: promises, limits, corrections, budgets, predictions."""
+"""Inputs and results of sizing for targets: promises, limits, corrections, error budget, prediction."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dynaplan.domain.planning.targets import Step, Targets
 
 @dataclass(frozen=True)
 class SlaTargets:
-    """What was promised: TTFT and ITL in ms, and the per cent of requests that get it.
+    """The promise: TTFT and ITL in ms, and the per cent of the requests that get each.
 
-    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are the
-    parts of the requests that may miss on top, because fewer did before; see ``ErrorBudget``.
+    The ITL of a request is the mean over its tokens after the first. ``ttft_spare`` and ``itl_spare`` are
+    parts of the requests (0 to 1) that may miss on top, because fewer did before: see ``ErrorBudget``.
     """
 
     ttft_ms: float = 500.0
@@ -24,20 +24,20 @@ class SlaTargets:
 
     @property
     def ttft_rest(self) -> float:
-        """The part of the requests whose TTFT may be longer."""
+        """Part of the requests, 0 to 1, whose TTFT may exceed the target."""
         return 1 - self.ttft_percentile / 100 + self.ttft_spare
 
     @property
     def itl_rest(self) -> float:
-        """The part of the requests whose ITL may be longer."""
+        """Part of the requests, 0 to 1, whose ITL may exceed the target."""
         return 1 - self.itl_percentile / 100 + self.itl_spare
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What bounds the numbers of workers, whatever the demand: GPUs together and of one worker, minimums.
+    """The bounds of the numbers of workers: GPUs in all, GPUs of one worker, and minimums.
 
-    An aggregated deployment has no prefill workers: its minimum of them is 0.
+    An aggregated service has no prefill workers: its minimum of them is 0.
     """
 
     max_gpus: int = 8
@@ -46,13 +46,18 @@ class WorkerLimits:
     least: Targets = field(default_factory=lambda: Targets(1, 1))
 
     def gpus(self, workers: Targets) -> int:
-        """The GPUs of so many workers."""
+        """Return the GPUs that these numbers of workers need."""
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """What was measured over what the profile says: of TTFT and of ITL."""
+    """Factors by which the engines differ from their profile. Their meaning depends on ``sizing``.
+
+    ``queueing``: how many times as long a step takes, of prefill and of decode (aggregated: decode only);
+    smoothed over intervals (``core/sizing/corrections.py``). ``formula``: mean TTFT and mean ITL measured
+    over the profile's, waiting included, anew in each interval (``core/sizing/formula.py``).
+    """
 
     prefill: float = 1.0
     decode: float = 1.0
@@ -60,9 +65,10 @@ class Corrections:
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """How many more requests could have missed each target lately without breaking the promise.
+    """Requests that could have missed each target lately without breaking the promise.
 
-    Below 0 that many too many did. What is long past counts less and less: in the promise's window to 37 %.
+    Below 0, that many too many missed. The past fades: what is one ``slo-window`` old counts 37 %
+    (``core/sizing/error_budget.py``).
     """
 
     ttft_requests: float = 0.0
@@ -71,12 +77,11 @@ class ErrorBudget:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a number of workers makes of a demand. Times in ms, at the targets' percentiles and as means.
+    """The times that a number of workers gives a demand: at the targets' percentiles, and means; in ms.
 
-    ``prefill_utilisation`` is the part of its time that a prefill worker (or an aggregated one) computes
-    prompts, ``kv_usage`` that of the KV cache which is in use on average, ``batch`` the mean number of
-    requests that one worker decodes at once. ``overload`` says what does not fit, however long one waits;
-    the times are then infinite.
+    ``prefill_utilisation`` is the part of its time in which a prefill (or aggregated) worker computes
+    prompts, ``kv_usage`` the mean part of the KV cache in use, ``batch`` the mean number of requests that
+    one worker decodes at once. ``overload`` says what does not fit; the times are then infinite.
     """
 
     ttft_ms: float
@@ -91,9 +96,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Sizing:
-    """How many workers a demand needs, what they are expected to make of it, and the story.
+    """The workers that a demand needs, what is expected of them, and the steps of the trail.
 
-    ``prediction`` is None where the formulas predict nothing.
+    ``prediction`` is None with ``sizing: formula``, which predicts nothing.
     """
 
     targets: Targets

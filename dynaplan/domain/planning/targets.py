@@ -9,17 +9,17 @@ from dynaplan.domain.lifecycle import Role
 
 @dataclass(frozen=True)
 class Targets:
-    """How many workers of each kind: current, proposed and desired alike."""
+    """Numbers of prefill and decode workers: current, proposed or desired."""
 
     prefill: int = 0
     decode: int = 0
 
     def of(self, role: Role) -> int:
-        """The number for ``Role.PREFILL`` or ``Role.DECODE``."""
+        """Return the number for ``Role.PREFILL`` or ``Role.DECODE``."""
         return self.prefill if role is Role.PREFILL else self.decode
 
     def plus(self, role: Role, workers: int) -> Targets:
-        """These with so many workers of the role more, or fewer."""
+        """Return a copy with ``workers`` more of the role; fewer when negative."""
         if role is Role.PREFILL:
             return replace(self, prefill=self.prefill + workers)
         return replace(self, decode=self.decode + workers)
@@ -30,7 +30,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a decision: what it was given, what it passed on, and why. Unchanged is a result too."""
+    """One stage of a decision: the numbers before and after it, and why. "Unchanged" is a result too."""
 
     stage: str
     before: Targets

@@ -1,4 +1,4 @@
-"""Traffic: what was seen of it, how long requests are, and what is expected of it."""
+"""Traffic: measured, its lengths, and its forecast."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 INPUT_TOKENS = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
+"""Bucket bounds of the frontends' histogram of prompt lengths, tokens. Dynamo's."""
+
 OUTPUT_TOKENS = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
-"""The bounds of the frontends' histograms of lengths."""
+"""Bucket bounds of the frontends' histogram of answer lengths, tokens. Dynamo's."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long prompts or answers are, as a histogram over tokens.
+    """Lengths of prompts or answers in tokens, as a histogram.
 
-    ``counts[i]`` of them are longer than bound ``i - 1`` (the first: 0) and no longer than bound ``i``; one
-    count more than there are bounds is of those longer than the last. The counts may be shares.
-    ``mean_tokens`` is the exact mean where it is known: coarse buckets are read so that it comes out.
+    ``counts[i]`` requests are longer than bound ``i - 1`` (the first: 0) and no longer than bound ``i``;
+    the last of the counts, one more than there are bounds, is of those above the last bound. Counts may be
+    shares. ``mean_tokens`` is the exact mean where it is known: coarse buckets are read so that it comes
+    out.
     """
 
     upper_bounds_tokens: tuple[float, ...]
@@ -26,12 +29,12 @@ class Lengths:
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
-        """All of the same length."""
+        """Return the histogram of requests that are all ``tokens`` long."""
         return cls((tokens - min(1.0, tokens / 2), tokens), (0.0, 1.0), tokens)
 
     @classmethod
     def of(cls, tokens: Sequence[float], buckets_per_doubling: int = 2) -> Lengths:
-        """The histogram of these lengths, in buckets that grow evenly."""
+        """Return the histogram of these lengths, in buckets whose bounds grow by a constant factor."""
         if not tokens:
             return cls((), ())
         growth = 2 ** (1 / buckets_per_doubling)
@@ -39,13 +42,13 @@ class Lengths:
         while bounds[-1] < max(tokens):
             bounds.append(bounds[-1] * growth)
         counts = [0.0] * len(bounds)
-        for each in tokens:
-            counts[next(index for index, bound in enumerate(bounds) if each <= bound)] += 1
+        for length in tokens:
+            counts[next(index for index, bound in enumerate(bounds) if length <= bound)] += 1
         return cls(tuple(bounds), tuple(counts), sum(tokens) / len(tokens))
 
     @property
     def total(self) -> float:
-        """The sum of the counts."""
+        """Sum of the counts."""
         return sum(self.counts)
 
     @property
@@ -57,7 +60,7 @@ class Lengths:
         return sum(high * count for high, count in zip(highest, self.counts, strict=True)) / self.total
 
     def __add__(self, other: Lengths) -> Lengths:
-        """Both histograms as one; they have the same bounds. The mean stays exact if both are."""
+        """Add two histograms of the same bounds. The mean stays exact if both are."""
         counts = tuple(mine + others for mine, others in zip(self.counts, other.counts, strict=True))
         total, mean = self.total + other.total, None
         if total and self.mean_tokens is not None and other.mean_tokens is not None:
@@ -67,10 +70,11 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Demand:
-    """What comes in: requests per second and their lengths.
+    """Requests per second, and their lengths.
 
-    ``prefix_hit_rate`` is the part of the prompts' tokens that need not be computed. ``burstiness`` is the
-    variance of the number of arrivals over its mean: 1 for independent clients (Poisson), 0 for a metronome.
+    ``prefix_hit_rate`` is the part of the prompts' tokens (0 to 1) that need not be computed.
+    ``burstiness`` is the variance of the number of arrivals over its mean: 1 for independent clients
+    (Poisson), 0 for a metronome.
     """
 
     requests_per_s: float
@@ -80,17 +84,17 @@ class Demand:
     burstiness: float = 1.0
 
     def times(self, factor: float) -> Demand:
-        """So many times the requests, alike otherwise."""
+        """Return the demand with ``factor`` times the requests per second."""
         return replace(self, requests_per_s=self.requests_per_s * factor)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was seen in one interval: means over its requests, times in ms. None is "no data", 0 is not.
+    """Measured traffic of one interval: means over its requests, times in ms. None is "no data", 0 is not.
 
     ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
-    ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent clients.
-    ``missing`` says why there is no data.
+    ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent
+    clients. ``missing`` says why there is no data.
     """
 
     interval_s: float
@@ -113,10 +117,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of one coming interval: its requests, and their mean lengths; None is "not known".
+    """The forecast of one coming interval: its requests, and their mean lengths; None is "not known".
 
-    ``ahead`` is how many intervals after the newest one that was seen; ``why`` tells how it was found out.
-    ``doubt`` is how far the number of requests was off on average, foretold as far ahead; 0: not known.
+    ``ahead`` counts intervals after the newest measured one; ``why`` names the method. ``doubt`` is the
+    mean absolute error, in requests, of earlier forecasts as far ahead; 0: not known.
     """
 
     requests: float | None = None
@@ -129,10 +133,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Foresight:
-    """What is expected of the traffic, made from what was seen: some coming intervals, the soonest first.
+    """The forecast of the traffic of some coming intervals, the soonest first.
 
     ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` as
-    in ``Traffic``, over all that was seen lately.
+    in ``Traffic``, averaged over the last minutes.
     """
 
     interval_s: float

@@ -11,7 +11,7 @@ from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.settings.fields import given_values, option, option_name
 
 SIZINGS = ("queueing", "formula")
-"""How the SLA planner sizes: by the queueing model, or by the formulas of Dynamo's planner."""
+"""Ways of sizing: the queueing model, or the formulas of Dynamo's planner."""
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,5 @@ class SlaSettings:
             )
 
     def targets(self) -> SlaTargets:
-        """What was promised."""
+        """Return the promise."""
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)

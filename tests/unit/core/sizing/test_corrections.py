@@ -6,7 +6,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from dynaplan.core.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, corrected
+from dynaplan.core.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, updated_corrections
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.sizing import Corrections, SlaTargets
 from dynaplan.domain.planning.targets import Targets
@@ -40,7 +40,7 @@ def corrections_after(
     service: ServiceModel = DISAGGREGATED,
     serving: Targets = ONE_EACH,
 ) -> Corrections:
-    return corrected(service, before, traffic, serving, PROMISE)[0]
+    return updated_corrections(service, before, traffic, serving, PROMISE)[0]
 
 
 def aimed_at(
@@ -122,7 +122,7 @@ def test_no_factor_is_believed_beyond_the_bounds() -> None:
 
 def test_a_backlog_says_nothing_of_how_fast_prompts_are_computed() -> None:
     backlog = replace(measured(10.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms + 1)
-    after, why = corrected(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
+    after, why = updated_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
     assert after.prefill == 1.2
     assert "prefill stays: a TTFT of 2001 ms tells of a backlog, not of engines" in why
 
@@ -150,16 +150,20 @@ def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what
 def test_what_says_too_little_changes_nothing(change: dict[str, object], serving: Targets, why: str) -> None:
     before = Corrections(1.3, 0.8)
     slow = replace(measured(8.0, DISAGGREGATED.slowed(1.6, 1.4)), **change)  # type: ignore[arg-type]
-    after, words = corrected(DISAGGREGATED, before, slow, serving, PROMISE)
+    after, words = updated_corrections(DISAGGREGATED, before, slow, serving, PROMISE)
     assert after == before
     assert words == f"corrections stay at prefill 1.3, decode 0.8: {why}"
 
 
 def test_times_that_were_not_measured_change_only_what_they_do_not_tell() -> None:
     slow = measured(8.0, DISAGGREGATED.slowed(1.6, 1.4))
-    without_itl, _ = corrected(DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), ONE_EACH, PROMISE)
+    without_itl, _ = updated_corrections(
+        DISAGGREGATED, Corrections(), replace(slow, itl_ms=None), ONE_EACH, PROMISE
+    )
     assert without_itl.decode == 1.0 < without_itl.prefill
-    without_ttft, _ = corrected(DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), ONE_EACH, PROMISE)
+    without_ttft, _ = updated_corrections(
+        DISAGGREGATED, Corrections(), replace(slow, ttft_ms=None), ONE_EACH, PROMISE
+    )
     assert without_ttft.prefill == 1.0 < without_ttft.decode
 
 

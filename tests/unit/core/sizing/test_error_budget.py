@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.core.planning.sla_policy import plan_for_targets
 from dynaplan.core.sizing import error_budget
-from dynaplan.core.sizing.error_budget import MOST, after, in_words, missed, spending
+from dynaplan.core.sizing.error_budget import MOST, budget_after, in_words, missed_shares, targets_with_spare
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
@@ -52,7 +52,7 @@ def test_where_the_means_are_the_expected_ones_so_is_what_was_missed(
     state = expected(14.0, serving, service)
     means = state.mean_times(serving)
     assert means
-    shares = missed(service, seen(14.0, means.mean_ttft_ms, means.mean_itl_ms), serving, PROMISE)
+    shares = missed_shares(service, seen(14.0, means.mean_ttft_ms, means.mean_itl_ms), serving, PROMISE)
     assert shares == pytest.approx(
         (
             state.chance_of_ttft_over(PROMISE.ttft_ms, serving),
@@ -63,7 +63,7 @@ def test_where_the_means_are_the_expected_ones_so_is_what_was_missed(
 
 def test_the_longer_the_means_the_more_was_missed_from_nothing_to_everything() -> None:
     shares = [
-        missed(DISAGGREGATED, seen(10.0, 20.0 * factor, factor), Targets(1, 1), PROMISE)
+        missed_shares(DISAGGREGATED, seen(10.0, 20.0 * factor, factor), Targets(1, 1), PROMISE)
         for factor in (0.01, 1, 2, 5, 10, 20, 40, 80, 1000)
     ]
     assert shares[0] == pytest.approx(NOTHING_MISSED)
@@ -74,14 +74,14 @@ def test_the_longer_the_means_the_more_was_missed_from_nothing_to_everything() -
 
 def test_a_backlog_is_everything_missed() -> None:
     """More came than could be computed: the model knows no distribution, but the mean says it all."""
-    backlog = missed(DISAGGREGATED, seen(100.0, 5000.0, 5.0), Targets(1, 1), PROMISE)
+    backlog = missed_shares(DISAGGREGATED, seen(100.0, 5000.0, 5.0), Targets(1, 1), PROMISE)
     assert backlog
     assert backlog[0] == 1.0
     assert backlog[1] == pytest.approx(math.exp(-20.0 / 5.0))
 
 
 def test_more_than_fits_that_was_answered_in_time_all_the_same_counts_by_its_mean() -> None:
-    shares = missed(DISAGGREGATED, seen(100.0, 100.0, 0.0), Targets(1, 1), PROMISE)
+    shares = missed_shares(DISAGGREGATED, seen(100.0, 100.0, 0.0), Targets(1, 1), PROMISE)
     assert shares == pytest.approx((math.exp(-5.0), 0.0))
 
 
@@ -100,11 +100,11 @@ def test_more_than_fits_that_was_answered_in_time_all_the_same_counts_by_its_mea
 def test_what_was_missed_is_not_known_without_data_or_without_workers(
     change: dict[str, float | None], serving: Targets
 ) -> None:
-    assert missed(DISAGGREGATED, replace(situations.traffic(10.0), **change), serving, PROMISE) is None  # type: ignore[arg-type]
+    assert missed_shares(DISAGGREGATED, replace(situations.traffic(10.0), **change), serving, PROMISE) is None  # type: ignore[arg-type]
 
 
 def test_an_interval_in_which_nothing_was_decoded_missed_no_itl() -> None:
-    shares = missed(DISAGGREGATED, seen(10.0, 100.0, None), Targets(1, 1), PROMISE)
+    shares = missed_shares(DISAGGREGATED, seen(10.0, 100.0, None), Targets(1, 1), PROMISE)
     assert shares
     assert shares[1] == 0.0
 
@@ -112,40 +112,42 @@ def test_an_interval_in_which_nothing_was_decoded_missed_no_itl() -> None:
 # -- the budget ----------------------------------------------------------------------------------------------
 
 
-def budget_after(budget: ErrorBudget, shares: tuple[float, float] | None, requests: float) -> ErrorBudget:
-    return after(budget, shares, replace(situations.traffic(1.0), requests=requests), PROMISE, WINDOW_S)
+def after(budget: ErrorBudget, shares: tuple[float, float] | None, requests: float) -> ErrorBudget:
+    return budget_after(
+        budget, shares, replace(situations.traffic(1.0), requests=requests), PROMISE, WINDOW_S
+    )
 
 
 def test_what_was_not_missed_is_left_and_what_was_missed_is_owed() -> None:
-    assert astuple(budget_after(ErrorBudget(), NOTHING_MISSED, 100.0)) == pytest.approx((5.0, 5.0))
-    assert astuple(budget_after(ErrorBudget(), EVERYTHING_MISSED, 100.0)) == pytest.approx((-95.0, -95.0))
-    kept = budget_after(ErrorBudget(), (PROMISED, PROMISED), 100.0)
+    assert astuple(after(ErrorBudget(), NOTHING_MISSED, 100.0)) == pytest.approx((5.0, 5.0))
+    assert astuple(after(ErrorBudget(), EVERYTHING_MISSED, 100.0)) == pytest.approx((-95.0, -95.0))
+    kept = after(ErrorBudget(), (PROMISED, PROMISED), 100.0)
     assert kept.ttft_requests == pytest.approx(0.0)
 
 
 def test_each_target_has_a_budget_of_its_own() -> None:
-    left = budget_after(ErrorBudget(), (1.0, 0.0), 100.0)
+    left = after(ErrorBudget(), (1.0, 0.0), 100.0)
     assert left.ttft_requests < 0 < left.itl_requests
 
 
 def test_what_is_long_past_fades_whether_it_was_left_or_owed() -> None:
     budget = ErrorBudget(100.0, -100.0)
     for _ in range(360):
-        budget = budget_after(budget, None, 0.0)
+        budget = after(budget, None, 0.0)
     assert astuple(budget) == pytest.approx((100 / math.e, -100 / math.e))
 
 
 def test_nothing_but_time_counts_where_it_is_not_known_what_was_missed() -> None:
     faded = 100.0 * math.exp(-10.0 / WINDOW_S)
     for shares, requests in ((None, 50.0), (NOTHING_MISSED, 0.0)):
-        left = budget_after(ErrorBudget(100.0, 0.0), shares, requests)
+        left = after(ErrorBudget(100.0, 0.0), shares, requests)
         assert astuple(left) == pytest.approx((faded, 0.0))
 
 
 def test_the_budget_of_a_steady_load_without_misses_is_that_of_one_window() -> None:
     budget = ErrorBudget()
     for _ in range(5000):
-        budget = budget_after(budget, NOTHING_MISSED, 100.0)
+        budget = after(budget, NOTHING_MISSED, 100.0)
     assert budget.ttft_requests == pytest.approx(PROMISED * 100.0 * WINDOW_S / 10.0, rel=0.01)
 
 
@@ -154,13 +156,13 @@ def test_the_budget_of_a_steady_load_without_misses_is_that_of_one_window() -> N
 
 def test_nothing_left_leaves_the_promise_as_it_is() -> None:
     for budget in (ErrorBudget(), ErrorBudget(-1e6, -1e6)):
-        assert spending(budget, PROMISE, 10.0, 60.0) == PROMISE
+        assert targets_with_spare(budget, PROMISE, 10.0, 60.0) == PROMISE
 
 
 def test_what_is_left_is_spread_over_the_requests_of_that_time() -> None:
-    spent = spending(ErrorBudget(30.0, 60.0), PROMISE, 10.0, 60.0)
+    spent = targets_with_spare(ErrorBudget(30.0, 60.0), PROMISE, 10.0, 60.0)
     assert (spent.ttft_rest, spent.itl_rest) == pytest.approx((0.05 + 0.05, 0.05 + 0.10))
-    slowly = spending(ErrorBudget(30.0, 60.0), PROMISE, 10.0, 600.0)
+    slowly = targets_with_spare(ErrorBudget(30.0, 60.0), PROMISE, 10.0, 600.0)
     assert (slowly.ttft_rest, slowly.itl_rest) == pytest.approx((0.05 + 0.005, 0.05 + 0.01))
 
 
@@ -170,7 +172,7 @@ def test_never_more_than_six_times_the_promise_is_missed_however_much_is_left(
     percentile: float, requests_per_s: float
 ) -> None:
     promise = replace(PROMISE, ttft_percentile=percentile)
-    spent = spending(ErrorBudget(1e9, 0.0), promise, requests_per_s, 60.0)
+    spent = targets_with_spare(ErrorBudget(1e9, 0.0), promise, requests_per_s, 60.0)
     assert MOST == 6.0
     assert spent.ttft_rest == pytest.approx(6 * (1 - percentile / 100))
     assert (spent.itl_spare, spent.ttft_ms, spent.ttft_percentile) == (0.0, 500.0, percentile)
@@ -184,9 +186,9 @@ def test_who_misses_no_more_than_may_be_spent_keeps_the_promise_over_all_request
     budget, came, late = ErrorBudget(), 0.0, 0.0
     for index in range(500):
         coming = requests[index % len(requests)]
-        rest = spending(budget, PROMISE, coming / 10.0, 10.0).ttft_rest if index > 100 else 0.0
+        rest = targets_with_spare(budget, PROMISE, coming / 10.0, 10.0).ttft_rest if index > 100 else 0.0
         came, late = came + coming, late + rest * coming
-        budget = budget_after(budget, (rest, rest), coming)
+        budget = after(budget, (rest, rest), coming)
         assert budget.ttft_requests > -1.0  # a little fades in the interval in which it is spent
     assert 0.04 < late / came <= PROMISED
 
@@ -194,7 +196,10 @@ def test_who_misses_no_more_than_may_be_spent_keeps_the_promise_over_all_request
 def test_the_longer_help_takes_the_less_is_spent() -> None:
     """A rise that nobody foretold costs all requests until then, and is the likelier in a longer time."""
     budget = ErrorBudget(300.0, 300.0)
-    spare = [spending(budget, PROMISE, 10.0, 600.0, startup_s).ttft_spare for startup_s in (0, 60, 120, 240)]
+    spare = [
+        targets_with_spare(budget, PROMISE, 10.0, 600.0, startup_s).ttft_spare
+        for startup_s in (0, 60, 120, 240)
+    ]
     assert spare == sorted(spare, reverse=True)
     assert spare[0] > spare[1] > spare[2] > 0
     assert spare[3] == 0
@@ -202,7 +207,7 @@ def test_the_longer_help_takes_the_less_is_spent() -> None:
 
 def test_the_words_say_what_is_left_and_what_may_be_missed_for_now() -> None:
     budget = ErrorBudget(30.0, -4.0)
-    assert in_words(budget, spending(budget, PROMISE, 10.0, 60.0)) == (
+    assert in_words(budget, targets_with_spare(budget, PROMISE, 10.0, 60.0)) == (
         "error budget: 30 requests fewer than promised missed the TTFT lately, 10% may miss it for now; "
         "4 requests more than promised missed the ITL lately, 5% may miss it for now"
     )
@@ -292,7 +297,7 @@ def test_the_budget_counts_who_was_served_by_the_workers_that_there_were(
         asked.append(serving)
         return NOTHING_MISSED
 
-    monkeypatch.setattr(error_budget, "missed", noted)
+    monkeypatch.setattr(error_budget, "missed_shares", noted)
     observation = situations.planned_interval(1, 1, [EDGE])
     plan_for_targets(MODEL, situations.SETTINGS, PlannerState(), observation, Targets(4, 4))
     assert asked == [Targets(1, 1)]

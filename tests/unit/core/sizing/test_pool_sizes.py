@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.pool_sizes import size
+from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
@@ -29,7 +29,7 @@ def meets(prediction: Prediction, targets: SlaTargets) -> bool:
 
 def sized(demand: Demand, promise: SlaTargets = PROMISE, service: ServiceModel = DISAGGREGATED) -> Sizing:
     least = Targets(1, 1) if service.prefill else Targets(0, 1)
-    return size(service, demand, promise, replace(LIMITS, least=least), CURRENT)
+    return size_pools(service, demand, promise, replace(LIMITS, least=least), CURRENT)
 
 
 @pytest.mark.parametrize("service", [DISAGGREGATED, AGGREGATED])
@@ -132,7 +132,7 @@ def test_no_requests_need_the_minimums() -> None:
     ],
 )
 def test_a_demand_that_is_not_known_changes_nothing(demand: Demand) -> None:
-    sizing = size(DISAGGREGATED, demand, PROMISE, LIMITS, Targets(3, 5))
+    sizing = size_pools(DISAGGREGATED, demand, PROMISE, LIMITS, Targets(3, 5))
     assert sizing.targets == Targets(3, 5)
     assert "no data: change nothing" in sizing.steps[0].why
 
@@ -150,16 +150,18 @@ def test_slower_engines_need_more_workers() -> None:
 
 def test_the_minimums_and_the_budget_hold() -> None:
     limits = WorkerLimits(max_gpus=4, least=Targets(1, 2))
-    sizing = size(DISAGGREGATED, LIKE_CHATS.times(10), PROMISE, limits, CURRENT)
+    sizing = size_pools(DISAGGREGATED, LIKE_CHATS.times(10), PROMISE, limits, CURRENT)
     assert limits.gpus(sizing.targets) == 4
     assert sizing.targets.decode >= 2
     assert sizing.prediction
     assert not meets(sizing.prediction, PROMISE)
-    assert size(DISAGGREGATED, LIKE_CHATS.times(0.01), PROMISE, limits, CURRENT).targets == Targets(1, 2)
+    assert size_pools(DISAGGREGATED, LIKE_CHATS.times(0.01), PROMISE, limits, CURRENT).targets == Targets(
+        1, 2
+    )
 
 
 def test_limits_that_exclude_each_other_change_nothing() -> None:
     limits = WorkerLimits(max_gpus=1, least=Targets(1, 1))
-    sizing = size(DISAGGREGATED, LIKE_CHATS, PROMISE, limits, Targets(4, 4))
+    sizing = size_pools(DISAGGREGATED, LIKE_CHATS, PROMISE, limits, Targets(4, 4))
     assert sizing.targets == Targets(4, 4)
     assert "the minimums need 2 GPUs, the budget has 1" in sizing.steps[-1].why
