@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
     from dynaplan.adapters.recorders.gauges import GaugesRecorder
     from dynaplan.adapters.stores.etcd import EtcdStore
-    from dynaplan.core.engine.settings import SimOptions
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.engine import EngineContext
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.domain.settings.worker import SimOptions
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
         Clock,
@@ -94,16 +94,6 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     module.check(options, gpus)
     check_installed(name, options)
     return warnings
-
-
-def engine_sizes(name: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Request slots, tokens of a step, of the KV cache and of the context, where the engine's options tell.
-
-    By the simulated engine's names of these options.
-    """
-    from dynaplan.adapters.engines.common.sizes import sizes_of
-
-    return sizes_of(name, options)
 
 
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.fields import WRITTEN, kebab
+from dynaplan.domain.settings.worker import SIMULATED, engine_of
+from dynaplan.options.service_config import COMMON, section_options
+from dynaplan.options.stock import agreed_with
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -15,20 +19,6 @@ if TYPE_CHECKING:
     from dynaplan.sdk.graph import Graph
 
 Options = Mapping[str, Any]
-
-SAME_ON_BOTH_SIDES = ("engine", "model", "served-model-name")
-"""What a decode worker and the prefill worker whose KV entries it takes over have in common."""
-
-PATHS = {"profile", "profile-results-dir", "load-predictor-warmup-trace"}
-"""Options that name a file or directory, or else something that is shipped."""
-
-WRITTEN = {"record-traffic", "log-dir"}
-"""Options that name a file or directory that will be written."""
-
-SAME_WITH: Mapping[str, tuple[str, ...]] = {
-    "llamacpp": ("max-num-seqs", "parallel", "cache-type-k", "cache-type-v"),
-}
-"""What they also have in common with that engine: llama.cpp restores only what a server like it has saved."""
 
 
 def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]:
@@ -43,7 +33,7 @@ def check_settings(graph: Graph, spec: GraphSpec, config: Sections) -> list[str]
         if check is None or not graph.service(each.name).options:
             continue
         try:
-            found = check(_options(config, each.name), each, spec)
+            found = check(section_options(config, each.name), each, spec)
         except ConfigError as error:
             raise ConfigError(f"{each.name}: {error.args[0]}", hint=error.hint) from error
         warnings += (f"{each.name}: {warning}" for warning in found)
@@ -61,9 +51,10 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
 
     located = dict(config)
     for service in graph.services():
-        options = _options(config, service.name)
-        for key in (PATHS | WRITTEN) & options.keys():
-            if found := _found(options[key], directory, key in WRITTEN):
+        options = section_options(config, service.name)
+        paths = {key: each.path for key, each in (service.options or {}).items() if each.path}
+        for key in paths.keys() & options.keys():
+            if found := _found(options[key], directory, paths[key] == WRITTEN):
                 located[service.name] = {
                     **located.get(service.name, {}),
                     _spelling(key, config.get(service.name, {})): found,
@@ -85,25 +76,14 @@ def _found(value: object, directory: Path, is_new: bool) -> str:
     return str(path.absolute()) if value and (is_new or path.exists()) else ""
 
 
-def _options(config: Sections, service: str) -> dict[str, Any]:
-    """The service's options as its process will see them."""
-    from dynaplan.options.service_config import ServiceConfig, kebab_keys
-
-    return kebab_keys(ServiceConfig(config).get_parsed_config(service))
-
-
 def _frontend_name(config: Sections) -> str:
     """What the Frontend calls the model when its workers do not say; it reads this of Common unasked."""
-    from dynaplan.options.service_config import COMMON
-
-    sections = (_options(config, name) for name in ("Frontend", COMMON))
+    sections = (section_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
 
 
 def _spelling(key: str, section: Options) -> str:
     """The key as the section writes it, that no option is there twice."""
-    from dynaplan.options.tables import kebab
-
     return next((each for each in section if kebab(each) == key), key)
 
 
@@ -113,12 +93,13 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
         return
     from dynaplan import wiring
 
-    both = [_options(config, each.name) for each in (decode, prefill)]
-    engines = {_engine(options) for options in both}
-    if engines == {"sim"} or not engines <= set(wiring.ENGINES):
+    both = [section_options(config, each.name) for each in (decode, prefill)]
+    engines = {engine_of(options) for options in both}
+    real = sorted(engines - {SIMULATED})
+    if not real or not engines <= set(wiring.ENGINES):
         return
-    for key in (*SAME_ON_BOTH_SIDES, *SAME_WITH.get(min(engines), ())):
-        values = [_engine(options) if key == "engine" else options.get(key) for options in both]
+    for key in agreed_with(real[0]):
+        values = [engine_of(options) if key == "engine" else options.get(key) for options in both]
         if values[0] != values[1]:
             raise ConfigError(
                 f"{decode.name}.{key} is {values[0]!r}, but {prefill.name}.{key} is {values[1]!r}",
@@ -127,20 +108,17 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
             )
 
 
-def _engine(options: Options) -> str:
-    return str(options.get("engine") or "sim")
-
-
 def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
     from dynaplan import wiring
 
-    return wiring.check_engine(_engine(options), options, service.gpus)
+    return wiring.check_engine(engine_of(options), options, service.gpus)
 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.planner.assembly import check_sources, settings_of
+    from dynaplan.options.planner import in_namespace, settings_of
+    from dynaplan.planner.assembly import check_sources
 
-    check_sources(settings_of({**options, "namespace": graph.namespace}))
+    check_sources(settings_of(in_namespace(options, graph.namespace)))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]
@@ -151,7 +129,7 @@ def _check_frontend(options: Options, _service: ServiceSpec, _graph: GraphSpec) 
     if recording and (Path(recording).is_dir() or not Path(recording).parent.is_dir()):
         raise ConfigError(
             f"record-traffic is {recording!r}",
-            hint="expected a file in a directory that is there: a new one, or a recording to go on with",
+            hint="Expected a file in a directory that is there: a new one, or a recording to go on with.",
         )
     return []
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import click
-
-from dynaplan.domain.errors import ConfigError
 
 
 class OverridingCommand(click.Command):
@@ -23,15 +18,3 @@ class OverridingCommand(click.Command):
         overrides, rest = split_overrides(args)
         ctx.obj = list(overrides)
         return super().parse_args(ctx, list(rest))
-
-
-def sections_of(arguments: Sequence[str], known: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``--Section.key=value`` by section, values read as YAML; ConfigError for an unknown section."""
-    from dynaplan.options.overrides import parse_overrides
-
-    sections: dict[str, dict[str, Any]] = {name: {} for name in known}
-    for service, section in parse_overrides(arguments).items():
-        if service not in sections:
-            raise ConfigError(f"--{service}.…: unknown section", hint=f"expected {' or '.join(sections)}")
-        sections[service] |= section
-    return sections

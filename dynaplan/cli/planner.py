@@ -6,25 +6,21 @@ import asyncio
 import logging
 import os
 import signal
-from dataclasses import fields
 from typing import Any
 
 import click
 
-from dynaplan.domain.settings.fields import option_name, option_type
+from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.planner import PlannerSettings
 
 
 def _with_options(command: click.Command) -> click.Command:
-    for setting in fields(PlannerSettings):
-        name, kind = option_name(setting), option_type(setting)
-        about = str(setting.metadata["about"])
-        if kind is bool:
-            declared = [f"--{name}/--no-{name}"] if setting.default else [f"--{name}"]
-            option = click.Option(declared, default=None, is_flag=True, help=about)
+    for name, each in options_of(PlannerSettings).items():
+        if each.kind is bool:
+            declared = [f"--{name}/--no-{name}"] if each.default else [f"--{name}"]
+            option = click.Option(declared, default=None, is_flag=True, help=each.help)
         else:
-            shown = "" if setting.default in (None, "") else f"  [default: {setting.default}]"
-            option = click.Option([f"--{name}"], default=None, help=about + shown)
+            option = click.Option([f"--{name}"], default=None, help=each.help)
         command.params.append(option)
     return command
 
@@ -35,9 +31,7 @@ def command(**options: Any) -> None:
     from dynaplan.cli.deployment import connect
     from dynaplan.planner.assembly import run_planner
 
-    settings = PlannerSettings.from_options(
-        {key.replace("_", "-"): value for key, value in options.items() if value is not None}
-    )
+    settings = PlannerSettings.from_options(options)
     if "ETCD_ENDPOINTS" not in os.environ:
         found = connect(settings.namespace)
         os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))

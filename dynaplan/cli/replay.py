@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand, sections_of
+from dynaplan.cli.overriding import OverridingCommand
 
 if TYPE_CHECKING:
     from dynaplan.domain.planning.decisions import Decision
@@ -36,6 +36,8 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
     from dynaplan.planner.replay import replay
 
     path = decisions / "decisions.jsonl" if decisions.is_dir() else decisions
+    from dynaplan.options.overrides import sections_of
+
     replayed = replay(path, sections_of(context.obj, ("Planner",))["Planner"])
     shown = [each for each in replayed if is_all or not each.is_same]
     if is_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.domain.settings.worker import ProcessSettings
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 @click.option(
     "--leave-timeout",
     type=click.FloatRange(0.0),
-    default=600.0,
+    default=ProcessSettings.drain_deadline_s,
     show_default=True,
     help="Seconds that a worker may take to finish its requests when it leaves.",
 )

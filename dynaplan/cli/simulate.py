@@ -170,7 +170,7 @@ DEFAULT_STARTUP_S = 60.0
 
 def _without_startup(engine: dict[str, Any]) -> float:
     """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
-    from dynaplan.core.engine.settings import SimOptions
+    from dynaplan.domain.settings.worker import SimOptions
 
     startup_s = SimOptions.from_options(engine).startup_time_s
     engine.pop("startup-time", None)
@@ -179,10 +179,11 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     from dynaplan.domain.planning.targets import Targets
+    from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 
     if text is None:
-        prefill = graph.workers("PrefillWorker") if mode == "disagg" else 0
-        return Targets(prefill, graph.workers("VllmWorker"))
+        prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0
+        return Targets(prefill, graph.workers(DECODE_COMPONENT))
     numbers = text.split(",")
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
         raise ConfigError(f"--start: {text!r}", hint="expected P,D, or N with --mode agg")

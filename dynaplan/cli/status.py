@@ -135,14 +135,12 @@ def _usual_start_s(found: Deployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan import wiring
     from dynaplan.core.fleet.startup_times import startup_key, usual_s
-    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
+    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
     times = wiring.startup_times(found.statefile).read()
     return {
-        worker.name: usual_s(
-            times, startup_key(worker, kebab_keys(config.get_parsed_config(worker.component)))
-        )
+        worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers
     }
 

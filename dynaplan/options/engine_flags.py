@@ -3,46 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OURS = frozenset(
-    {
-        "engine",
-        "common-configs",
-        "ServiceArgs",
-        # the simulated engine's
-        "speedup-ratio",
-        "startup-time",
-        "profile",
-        "kv-total-tokens",
-        "jitter",
-        "max-concurrent-prefills",
-        # routing and disaggregation
-        "router",
-        "router-num-threads",
-        "min-workers",
-        "kv-overlap-score-weight",
-        "remote-prefill",
-        "conditional-disagg",
-        "max-local-prefill-length",
-        "max-prefill-queue-size",
-        "decode-component",
-        "prefill-component",
-        # the worker process
-        "drain-deadline",
-        "hang-timeout",
-        "start-timeout",
-        "vllm-command",
-        "sglang-command",
-        "trtllm-command",
-        "llama-server",
-        # a secret: the adapters put it into the engine's environment
-        "hf-token",
-    }
-)
-"""Options that no engine gets as a flag."""
+from dynaplan.options.stock import OURS, gone_from, names_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +27,18 @@ class FlagStyle:
     word: str = "-"
 
 
+def flag_style(
+    engine: str, handled: Iterable[str], also: Mapping[str, str] | None = None, **more: Any
+) -> FlagStyle:
+    """The style of a known engine: its own names and what it does not take come from the options' table.
+
+    ``also`` are further names, ``more`` are fields of ``FlagStyle``.
+    """
+    ready = frozenset(handled)
+    names = {name: own[0] for name, own in names_of(engine).items() if name not in OURS | ready}
+    return FlagStyle(ready, {**names, **(also or {})}, gone_from(engine), **more)
+
+
 def engine_flags(options: Mapping[str, Any], style: FlagStyle) -> tuple[str, ...]:
     """The command-line words of every option that is the engine's to read, in the order they were given.
 
@@ -79,11 +56,6 @@ def engine_flags(options: Mapping[str, Any], style: FlagStyle) -> tuple[str, ...
 def gone_options(options: Mapping[str, Any], style: FlagStyle) -> dict[str, str]:
     """The options that are set and that the engine takes no more, each with what came of it."""
     return {key: why for key, why in style.gone.items() if options.get(key) not in (None, False)}
-
-
-def flag_name(option: str, style: FlagStyle) -> str:
-    """``max-model-len`` as the engine writes it: ``--max-model-len`` or ``--max_model_len``."""
-    return "--" + style.renamed.get(option, option).replace("-", style.word)
 
 
 def memory_fraction(gpus: float, whole_gpu: float) -> float | None:

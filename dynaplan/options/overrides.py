@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.options.tables import kebab
+from dynaplan.domain.settings.fields import kebab
 
 OVERRIDE = re.compile(r"--[^=.\s-][^=.\s]*\.[^=]*(=.*)?", re.DOTALL)
 DIGITS = re.compile(r"-?[0-9]{1,300}", re.ASCII)
@@ -98,6 +98,16 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         merged[key] = deep_merge(old, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+def sections_of(arguments: Sequence[str], known: Sequence[str]) -> Sections:
+    """``--Section.key=value`` by section, values read as YAML; ConfigError for an unknown section."""
+    sections: Sections = {name: {} for name in known}
+    for service, section in parse_overrides(arguments).items():
+        if service not in sections:
+            raise ConfigError(f"--{service}.…: unknown section", hint=f"Expected {' or '.join(sections)}.")
+        sections[service] |= section
+    return sections
 
 
 def _value_after(token: str, waiting: list[str]) -> str:

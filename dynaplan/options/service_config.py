@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.options.tables import kebab
+from dynaplan.domain.settings.fields import kebab
 
 CONFIG_VARIABLE = "DYNAMO_SERVICE_CONFIG"
 COMMON = "Common"
@@ -62,10 +62,7 @@ class ServiceConfig(dict[str, dict[str, Any]]):
 
     def get_parsed_config(self, service_name: str) -> dict[str, Any]:
         """The options of a service, those it takes from ``Common`` first; keys as they were written."""
-        section = self.get(service_name, {})
-        return common_values(self, section) | {
-            key: value for key, value in section.items() if kebab(key) not in (SERVICE_ARGS, COMMON_CONFIGS)
-        }
+        return _parsed(self, service_name)
 
     def as_args(self, service_name: str, prefix: str = "") -> list[str]:
         """The options of a service as command-line tokens; with a prefix, those that have it, without it."""
@@ -74,6 +71,11 @@ class ServiceConfig(dict[str, dict[str, Any]]):
             if key.startswith(prefix):
                 arguments += _tokens(key.removeprefix(prefix), value)
         return arguments
+
+
+def section_options(config: Mapping[str, Mapping[str, Any]], service_name: str) -> dict[str, Any]:
+    """The options of a service with what it takes from ``Common``, keys in kebab-case."""
+    return kebab_keys(_parsed(config, service_name))
 
 
 def common_values(config: Mapping[str, Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +94,12 @@ def names_of_common(section: Mapping[str, Any]) -> list[str]:
 def kebab_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings with every key in kebab-case, however it was written."""
     return {kebab(key): value for key, value in settings.items()}
+
+
+def _parsed(config: Mapping[str, Mapping[str, Any]], service_name: str) -> dict[str, Any]:
+    section = config.get(service_name) or {}
+    own = {key: value for key, value in section.items() if kebab(key) not in (SERVICE_ARGS, COMMON_CONFIGS)}
+    return common_values(config, section) | own
 
 
 def _tokens(key: str, value: Any) -> list[str]:

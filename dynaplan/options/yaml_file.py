@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.options.tables import kebab
+from dynaplan.domain.settings.fields import kebab
 
 if TYPE_CHECKING:
     import yaml

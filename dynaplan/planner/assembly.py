@@ -9,17 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.core.routing.choosing import MODES
 from dynaplan.domain.discovery import public_urls
-from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.options.service_config import ServiceConfig
+from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
-from dynaplan.planner.graph_settings import with_deployed
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observer import Observer
 
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WITHOUT_EFFECT = frozenset({"backend"})
-"""Options of the original that are accepted and mean nothing here."""
-
 
 async def start_planner(runtime: WorkerRuntime) -> None:
     """Plan in the background for as long as the process lives; raises ConfigError for a wrong option."""
@@ -41,30 +35,6 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
-
-
-def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSettings:
-    """The settings of a Planner section that ``serve`` runs, what it has to know of the workers filled in."""
-    return settings_of(with_deployed(options, ServiceConfig.get_instance()) | {"namespace": namespace})
-
-
-def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
-    """The settings of a Planner section; raises ConfigError for a wrong one.
-
-    A section written for a cluster means this box when ``serve`` runs it.
-    """
-    known = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT}
-    if known.get("environment") == "kubernetes":
-        log.info("environment: kubernetes means local here: this planner scales this box")
-        known["environment"] = "local"
-    settings = PlannerSettings.from_options(known)
-    _check_router(settings)
-    return settings
-
-
-def _check_router(settings: PlannerSettings) -> None:
-    if settings.router is not None and settings.router not in MODES:
-        raise ConfigError(f"Planner.router: {settings.router!r}", hint=f"expected one of {', '.join(MODES)}")
 
 
 def check_sources(settings: PlannerSettings) -> None:
@@ -84,7 +54,6 @@ async def run_planner(settings: PlannerSettings) -> None:
     """Plan until cancelled, in a process of its own: ``ETCD_ENDPOINTS`` and ``NATS_SERVER`` say where."""
     from dynaplan.runtime.discovery import Discovery
 
-    _check_router(settings)
     async with AsyncExitStack() as stack:
         store = wiring.connect_store()
         stack.push_async_callback(store.close)

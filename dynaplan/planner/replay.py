@@ -16,7 +16,7 @@ from dynaplan.core.sizing.demand_forecast import foresight, questions
 from dynaplan.domain.errors import ConfigError, UserError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.settings.fields import option_name
+from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.forecasting import ForecastSettings
 from dynaplan.domain.settings.planner import PlannerSettings
 
@@ -129,7 +129,7 @@ def _with(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSetti
 
 
 def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
-    names = {option_name(each) for each in ForecastSettings.__dataclass_fields__.values()}
+    names = set(options_of(ForecastSettings))
     options = settings.to_options()
     return (settings.startup_time_s, *(options.get(name) for name in sorted(names)))
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR
+from dynaplan.domain.settings.fields import kebab
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.domain.settings.worker import engine_of
 from dynaplan.options.overrides import Sections, merge_sections
-from dynaplan.options.service_config import ServiceConfig, kebab_keys
-from dynaplan.options.tables import kebab
+from dynaplan.options.service_config import section_options
 
-WORKER, PREFILL_WORKER = "VllmWorker", "PrefillWorker"
+WORKER, PREFILL_WORKER = DECODE_COMPONENT, PREFILL_COMPONENT
 LEFT_OUT = ("Router", PREFILL_WORKER)
 """Services that the aggregated graph does not have."""
 
@@ -35,7 +37,7 @@ class Kind(Enum):
 
 def engine_name(config: Mapping[str, Mapping[str, Any]]) -> str:
     """The engine of the configuration's decode worker."""
-    return str(_worker_options(config).get("engine") or "sim")
+    return engine_of(section_options(config, WORKER))
 
 
 def worker_gpus(config: Mapping[str, Mapping[str, Any]]) -> float | None:
@@ -94,11 +96,6 @@ def measured_config(
         WORKER: settings,
     }
     return merge_sections(sections, changes)
-
-
-def _worker_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    sections = {name: dict(section) for name, section in config.items()}
-    return kebab_keys(ServiceConfig(sections).get_parsed_config(WORKER))
 
 
 def _without(section: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dynaplan.core.profiling.sweep import (
 from dynaplan.domain.errors import ConfigError, DynaplanError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from dynaplan.options.overrides import Sections
-from dynaplan.options.service_config import ServiceConfig, kebab_keys
+from dynaplan.options.service_config import section_options
 from dynaplan.profiler.configuration import (
     WORKER,
     Kind,
@@ -278,8 +278,7 @@ def _decode_points(result: StageResult) -> tuple[DecodeMeasurement, ...]:
 
 def _files(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, int, int]]:
     """Size and time of the files that the worker's options name: another model makes another engine."""
-    sections = {name: dict(section) for name, section in config.items()}
-    options = kebab_keys(ServiceConfig(sections).get_parsed_config(WORKER))
+    options = section_options(config, WORKER)
     files = []
     for key in ("model", "profile"):
         path = Path(str(options.get(key) or "")).expanduser()

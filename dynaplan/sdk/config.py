@@ -14,7 +14,7 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
-from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, kebab_keys
+from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.resolve import resolve_graph
@@ -27,7 +27,6 @@ __all__ = [
     "dry_run_text",
     "export_config",
     "find_config_file",
-    "kebab_keys",
     "read_config",
     "resolve_graph",
     "split_overrides",

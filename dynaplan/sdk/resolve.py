@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +10,18 @@ from dynaplan.domain.errors import ConfigError, GraphError
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
+from dynaplan.domain.settings.fields import options_of
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.service_args import Resources, ServiceArgs
 from dynaplan.options.overrides import deep_merge
-from dynaplan.options.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
+from dynaplan.options.service_config import SERVICE_ARGS, section_options
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.service import Service
 from dynaplan.sdk.validation import validate_config
 
 __all__ = ["DEFAULT_NAMESPACE", "resolve_graph", "validate_config"]
 
-DEFAULT_NAMESPACE = "dynamo"
+DEFAULT_NAMESPACE = PlannerSettings.namespace
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """The form of a namespace, which becomes part of file names, queue names and keys."""
 
@@ -97,11 +99,10 @@ def _without_nulls(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _workers(where: str, value: Any) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    read = options_of(ServiceArgs)["workers"].read(value, is_text=isinstance(value, str))
+    if read is None:
         raise ConfigError(f"{where} = {value!r}: expected a whole number of at least 1")
-    return value
+    return int(read)
 
 
 def _gpus_of(
@@ -128,11 +129,8 @@ def _gpus_of(
 
 
 def _gpus(where: str, value: Any) -> float:
-    try:
-        gpus = float(value if value is not None else 0)
-    except (TypeError, ValueError):
-        gpus = math.nan
-    if isinstance(value, bool) or not math.isfinite(gpus) or gpus < 0:
+    gpus = options_of(Resources)["gpu"].read(Resources.gpu if value is None else value, is_text=True)
+    if gpus is None:
         raise ConfigError(f"{where} = {value!r}: expected a number of GPUs, 0 or more")
     if gpus > 1 and gpus != int(gpus):
         raise ConfigError(
@@ -148,5 +146,4 @@ def _engine_options(
     """Return the options of a service that is an engine's worker; None for any other service."""
     if service.options is None or "tensor-parallel-size" not in service.options:
         return None
-    sections = {name: dict(section) for name, section in config.items()}
-    return kebab_keys(ServiceConfig(sections).get_parsed_config(service.name))
+    return section_options(config, service.name)

@@ -16,7 +16,7 @@ from dynaplan.sdk.endpoints import Endpoint, Hook, endpoints_of, hooks_of
 from dynaplan.sdk.errors import InterfaceError, LinkError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.options.tables import Options
+    from dynaplan.domain.settings.fields import Options
 
 T = TypeVar("T")
 

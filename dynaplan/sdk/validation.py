@@ -9,6 +9,9 @@ from types import NoneType
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.fields import Options, kebab, options_of
+from dynaplan.domain.settings.service_args import Resources, ServiceArgs
+from dynaplan.domain.settings.worker import SIMULATED, engine_of
 from dynaplan.options.overrides import parse_overrides
 from dynaplan.options.service_config import (
     COMMON,
@@ -18,7 +21,6 @@ from dynaplan.options.service_config import (
     kebab_keys,
     names_of_common,
 )
-from dynaplan.options.tables import Options, kebab
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.service import Service
@@ -32,12 +34,6 @@ STOCK_SERVICES = frozenset(
     }
 )  # fmt: skip
 """Names of our stock services and of Dynamo's. A YAML may have a section for one that the graph lacks."""
-
-SERVICE_ARGS_KEYS = ("workers", "resources", "envs", "dynamo")
-RESOURCE_KEYS = ("gpu", "cpu", "memory")
-
-SIMULATED = "sim"
-"""The engine whose every option is known here."""
 
 FLAG = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 NEARLY_THE_SAME = 0.85
@@ -112,10 +108,10 @@ def _check_section(
 
 def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
     """Return the real engine that these options choose; empty for the simulated one and for no engine."""
-    engine = kebab_keys(values).get("engine")
-    if service.options is None or "engine" not in service.options or engine == SIMULATED:
+    if service.options is None or "engine" not in service.options:
         return ""
-    return engine if isinstance(engine, str) else ""
+    engine = engine_of(kebab_keys(values))
+    return "" if engine == SIMULATED else engine
 
 
 def _passed_on(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
@@ -132,7 +128,7 @@ def _check_option(where: str, key: str, value: Any, options: Options) -> None:
     if option is None:
         raise ConfigError(f"{where}: unknown option", hint=_near_option(key, options))
     if not option.accepts(value):
-        raise ConfigError(f"{where} = {value!r}: expected {option.expected()}", hint=option.about)
+        raise ConfigError(f"{where} = {value!r}: expected {option.expected}", hint=option.about)
 
 
 def _near_option(key: str, options: Options) -> str:
@@ -152,9 +148,9 @@ def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, An
 
 def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:
     where = f"{service.name}.{SERVICE_ARGS}"
-    _check_keys(where, value, SERVICE_ARGS_KEYS)
+    _check_keys(where, value, options_of(ServiceArgs))
     arguments = value or {}
-    _check_keys(f"{where}.resources", arguments.get("resources"), RESOURCE_KEYS)
+    _check_keys(f"{where}.resources", arguments.get("resources"), options_of(Resources))
     _check_envs(f"{where}.envs", arguments.get("envs"))
     if "dynamo" in arguments:
         yield f"{where}.dynamo has no effect; use --namespace"
@@ -162,7 +158,7 @@ def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:
         yield f"{where} has no effect: {service.name} runs in {service.in_process_of}'s process"
 
 
-def _check_keys(where: str, value: Any, known: tuple[str, ...]) -> None:
+def _check_keys(where: str, value: Any, known: Options) -> None:
     if not isinstance(value, Mapping | NoneType):
         raise ConfigError(f"{where} = {value!r}: expected a mapping", hint=f"Keys: {', '.join(known)}.")
     for key in value or ():

@@ -5,7 +5,7 @@ Each service's implementation is imported when its process starts, so that a gra
 
 from __future__ import annotations
 
-from dynaplan.options.stock import FRONTEND, PREFILL_WORKER, PROCESSOR, ROUTER, VLLM_WORKER
+from dynaplan.options.stock import FRONTEND, PROCESSOR, ROUTER, WORKER
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.dependency import depends
 from dynaplan.sdk.endpoints import async_on_start
@@ -13,7 +13,7 @@ from dynaplan.sdk.interfaces import PlannerInterface
 from dynaplan.sdk.service import ComponentType, service
 
 
-@service(dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=PREFILL_WORKER)
+@service(dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=WORKER)
 class PrefillWorker:
     """Pulls prompts from the prefill queue, computes their KV blocks and hands them to a decode worker."""
 
@@ -25,7 +25,7 @@ class PrefillWorker:
         await start_prefill_worker(dynamo_context["runtime"])
 
 
-@service(dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=VLLM_WORKER)
+@service(dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=WORKER)
 class VllmWorker:
     """Decodes; with no prefill worker it prefills as well. Serves the engine's own OpenAI API."""
 

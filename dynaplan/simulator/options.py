@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.simulator.outcome import Slo
 
 ANY_QUEUE = 1_000_000

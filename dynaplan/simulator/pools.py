@@ -12,9 +12,10 @@ from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.simulator.engines import SimulatedEngine, Told
 
-NAMES: Mapping[Role, str] = {Role.PREFILL: "PrefillWorker", Role.DECODE: "VllmWorker"}
+NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECODE_COMPONENT}
 
 
 @dataclass

@@ -16,15 +16,17 @@ from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.hand_off import hand_off_s
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
-from dynaplan.core.engine.settings import CONCURRENT_PREFILLS, EngineSettings
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.core.routing.choosing import MODES, Candidate, Inputs
-from dynaplan.core.routing.disaggregation import DisaggregationSettings, PrefillPlace, place_prefill
+from dynaplan.core.routing.disaggregation import PrefillPlace, place_prefill
 from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.outcome import Outcome, Slo
@@ -51,7 +53,7 @@ class ServiceSettings:
     router: str = "round-robin"
     overlap_weight: float = 1.0
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
-    concurrent_prefills: int = CONCURRENT_PREFILLS
+    concurrent_prefills: int = WorkerSettings.max_concurrent_prefills
     max_waiting_requests: int | None = None
     slo: Slo = field(default_factory=Slo)
     seed: int = 0

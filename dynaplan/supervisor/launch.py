@@ -11,20 +11,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role
-from dynaplan.options.service_config import ServiceConfig, kebab_keys
+from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.options.service_config import section_options
 
 LAUNCH_FILE = "launch.json"
 ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
-
-HANG_TIMEOUT_S = 30.0
-"""A worker's process that has said nothing for so long, though it has lost its registration, stands still."""
-
-LEAVE_TIMEOUT_S = 600.0
-"""A worker that leaves while others serve is in nobody's way: the longest answers may finish."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +46,26 @@ class Launch:
     scratch_dir: Path = Path("/nonexistent")
     is_protected: bool = False
     drain_timeout_s: float = 30.0
-    leave_timeout_s: float = LEAVE_TIMEOUT_S
+    leave_timeout_s: float = ProcessSettings.drain_deadline_s
 
     def leave_timeout_of(self, component: str) -> float:
-        """How long a worker of this service may take to leave: its ``drain-deadline``, if it has one."""
-        return self._seconds(component, "drain-deadline", 0.0) or self.leave_timeout_s
+        """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
+        return self._process(component).drain_deadline_s or self.leave_timeout_s
 
-    def hang_timeout_of(self, component: str) -> float:
-        """After how long without an answer a worker of this service is ended; 0 is "never"."""
-        return self._seconds(component, "hang-timeout", HANG_TIMEOUT_S)
+    def health_timeout_of(self, component: str) -> float:
+        """The seconds without an answer after which a worker of this service is ended; 0 is "never"."""
+        return self._process(component).health_timeout_s
 
     def settings_of(self, component: str) -> dict[str, Any]:
         """The configuration of a service as its workers read it, keys in kebab-case."""
-        return kebab_keys(ServiceConfig(self.config).get_parsed_config(component))
+        return section_options(self.config, component)
 
-    def _seconds(self, component: str, key: str, default: float) -> float:
-        value = self.settings_of(component).get(key)
+    def _process(self, component: str) -> ProcessSettings:
+        given = {key: value for key, value in self.settings_of(component).items() if value is not None}
         try:
-            return default if value is None else float(value)
-        except (TypeError, ValueError):
-            return default  # Of a service of the user's own, for which it means something else.
+            return ProcessSettings.from_options({"drain-deadline": self.leave_timeout_s, **given})
+        except ConfigError:  # Of a service of the user's own, for which these keys mean something else.
+            return ProcessSettings(drain_deadline_s=self.leave_timeout_s)
 
     @property
     def namespace(self) -> str:

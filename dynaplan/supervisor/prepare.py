@@ -33,6 +33,7 @@ from dynaplan.domain.errors import (
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
+from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
 from dynaplan.supervisor.embedded import (
     ServerSpec,
@@ -43,7 +44,7 @@ from dynaplan.supervisor.embedded import (
 )
 from dynaplan.supervisor.fleet.document import new_document
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, LEAVE_TIMEOUT_S, Launch
+from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.supervisor.runtime_dir import (
     CLIENTS_FILE,
     hold_port,
@@ -75,7 +76,7 @@ class ServeOptions:
     circus_tcp: bool = False
     api_key: str | None = None
     drain_timeout_s: float = 30.0
-    leave_timeout_s: float = LEAVE_TIMEOUT_S
+    leave_timeout_s: float = ProcessSettings.drain_deadline_s
     log_dir: Path | None = None
     state_dir: Path | None = None
 

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.lifecycle import EXIT_NEVER
+from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
 if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
     from dynaplan.sdk.service import Service
-
-DRAIN_DEADLINE_S = 600.0
-"""How long requests may take to finish once a worker was told to leave; its ``drain-deadline`` wins."""
 
 CLOSE_S = 3.0
 """How long closing connections may take in the end; servers may be away."""
@@ -58,7 +56,9 @@ class Surroundings:
             host=environment.get("DYNAMO_HOST", "127.0.0.1"),
             port=int(_number(environment, "DYNAMO_PORT", 8000)),
             api_key=environment.get("DYNAPLAN_API_KEY", ""),
-            drain_deadline_s=_number(environment, "DYNAPLAN_DRAIN_DEADLINE_S", DRAIN_DEADLINE_S),
+            drain_deadline_s=_number(
+                environment, "DYNAPLAN_DRAIN_DEADLINE_S", ProcessSettings.drain_deadline_s
+            ),
             gpus=_number(environment, "DYNAPLAN_GPUS", 0),
             scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
         )
@@ -140,7 +140,7 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 
 async def _runtime(service: Service[Any], surroundings: Surroundings, url: str) -> WorkerRuntime:
     from dynaplan import wiring
-    from dynaplan.options.service_config import ServiceConfig, kebab_keys
+    from dynaplan.options.service_config import ServiceConfig, section_options
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 
@@ -157,7 +157,7 @@ async def _runtime(service: Service[Any], surroundings: Surroundings, url: str) 
         leases=store,
         clock=wiring.system_clock(),
         discovery=discovery,
-        settings=kebab_keys(ServiceConfig.get_instance().get_parsed_config(service.name)),
+        settings=section_options(ServiceConfig.get_instance(), service.name),
         connect_messenger=wiring.connect_messenger,
         gpus=surroundings.gpus,
         scratch_dir=surroundings.scratch_dir,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import uvloop
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.profiler.streaming import CompletionClient
 from dynaplan.profiler.sweep import DecodeMeter
 from tests.bench.deployments import serving

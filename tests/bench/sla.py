@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.worker import SimOptions
 from tests.bench.table import Row
 from tests.unit.core.sizing.engine_pools import (
     Arrival,
@@ -36,7 +37,7 @@ def rows(_: int) -> Iterator[Row]:
     for profile in PROFILES:
         options = SimOptions(profile=profile, block_tokens=64)
         timing, kv_tokens = timing_for(options)
-        kind = WorkerKind(timing, options.settings(kv_tokens))
+        kind = WorkerKind(timing, EngineSettings.of(options, kv_tokens))
         for shape in SHAPES:
             for workers in WORKERS:
                 for load in LOADS:

@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from dynaplan import wiring
+from dynaplan.adapters.engines.common import holds
+from dynaplan.adapters.engines.sim import handoff
 from dynaplan.adapters.engines.sim.handoff import HandOffs
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.engine import EngineContext
@@ -253,6 +255,10 @@ async def test_stopping_waits_until_hand_offs_are_taken(start_worker: StartWorke
     async with prefill.session.post(f"{prefill.url}/kv/{params['remote_request_id']}/take") as response:
         assert response.status == 200
     await stopping
+
+
+def test_a_hand_off_is_held_as_long_as_any_engine_holds_one() -> None:
+    assert handoff.HOLD_S == holds.HOLD_S == 60
 
 
 async def test_a_hand_off_that_nobody_takes_expires(

@@ -15,11 +15,11 @@ from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.options.frontend import read_settings
 from dynaplan.ports import Messenger
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.serving.frontend.server import Frontend
-from dynaplan.serving.frontend.settings import read_settings
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 
 

@@ -1,6 +1,6 @@
 """``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
 
-Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' hang-timeout); and,
+Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' health-timeout); and,
 with any value: never (the decode worker can never start), loads (it never gets ready), engine (it has
 processes of its own and a file in the scratch directory), tcp (circus on TCP).
 """
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
             "never-starts": "never" in given,
             "has-engine": "engine" in given,
             "loads-for-ever": "loads" in given,
-            "hang-timeout": float(given.get("hang", 30)),
+            "health-timeout": float(given.get("hang", 30)),
         },
         "PrefillWorker": {"ServiceArgs": {"workers": int(given.get("prefill", 1))}},
     }

@@ -32,8 +32,8 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.options.engine_flags import (
-    FlagStyle,
     engine_flags,
+    flag_style,
     gone_options,
     memory_fraction,
 )
@@ -59,30 +59,13 @@ SET_HERE = frozenset(
 )
 """Flags without which we could not reach the engine. SGLang reads one ``--config`` file: it holds the key."""
 
-STYLE = FlagStyle(
-    handled=frozenset(
-        {
-            *(*TENSOR, "model", "served-model-name", "sglang-command", "enable-metrics"),
-            *("enable-prefix-caching", "enable-chunked-prefill", "max-num-batched-tokens"),
-            *(TRANSFER_BACKEND, *SET_HERE),
-        }
+STYLE = flag_style(
+    "sglang",
+    handled=(
+        *(*TENSOR, "model", "served-model-name", "enable-metrics", TRANSFER_BACKEND, *SET_HERE),
+        *("enable-prefix-caching", "enable-chunked-prefill", "max-num-batched-tokens"),
     ),
-    renamed={
-        "max-model-len": "context-length",
-        "block-size": "page-size",
-        "gpu-memory-utilization": "mem-fraction-static",
-        "max-num-seqs": "max-running-requests",
-        "enforce-eager": "disable-cuda-graph",
-        "tokenizer": "tokenizer-path",
-        "seed": "random-seed",
-    },
-    gone={
-        "kv-transfer-config": "it is vLLM's; SGLang's are the disaggregation- options",
-        "num-gpu-blocks-override": "it is vLLM's; SGLang's is max-total-tokens",
-        "swap-space": "SGLang has none",
-    },
 )
-"""vLLM's names for what SGLang has under another one; SGLang's own names are passed on as they are."""
 
 SIGNALS = SignalNames(
     running=("sglang:num_running_reqs",),

@@ -34,8 +34,8 @@ from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.parallelism import DATA, TENSOR, tensor_parallel_size
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.options.engine_flags import (
-    FlagStyle,
     engine_flags,
+    flag_style,
     gone_options,
     memory_fraction,
 )
@@ -68,28 +68,14 @@ IN_FILE: Mapping[str, tuple[str, str]] = {
 }
 """Options that go into the file: where it has a ``kv_cache_config``, the flags for it may not count."""
 
-STYLE = FlagStyle(
-    handled=frozenset(
-        {
-            *(*TENSOR, *DATA, "model", "served-model-name", "trtllm-command", "backend", EXTRA, "dtype"),
-            *(*IN_FILE, *SET_HERE),
-        }
+STYLE = flag_style(
+    "trtllm",
+    handled=(
+        *(*TENSOR, *DATA, "model", "served-model-name", "backend", EXTRA, "dtype"),
+        *(*IN_FILE, *SET_HERE),
     ),
-    renamed={
-        "max-model-len": "max-seq-len",
-        "max-num-seqs": "max-batch-size",
-        "max-num-batched-tokens": "max-num-tokens",
-        "pipeline-parallel-size": "pp-size",
-    },
-    gone={
-        "kv-transfer-config": "it is vLLM's; TensorRT-LLM's is cache_transceiver_config",
-        "enforce-eager": "it is vLLM's; set cuda_graph_config: null in extra-llm-api-options",
-        "num-gpu-blocks-override": "it is vLLM's; set max_tokens of kv_cache_config instead",
-        **dict.fromkeys(("seed", "swap-space", "cpu-offload-gb"), "trtllm-serve has none"),
-    },
     word="_",
 )
-"""vLLM's names for what trtllm-serve has under another one; its own names are passed on, with underscores."""
 
 SIGNALS = SignalNames(
     running=("trtllm_num_requests_running",),

@@ -36,6 +36,7 @@ from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_paral
 from dynaplan.options.engine_flags import (
     FlagStyle,
     engine_flags,
+    flag_style,
     gone_options,
     memory_fraction,
 )
@@ -107,48 +108,13 @@ GUARD_DIRECTORY = Path(dynaplan.__file__).parent / "data" / "vllm"
 SET_HERE = frozenset({"host", "port", "api-key", "uds", "headless", "grpc", "disable-log-stats"})
 """Flags without which we could not reach the engine, or would not see its load."""
 
-GONE = {
-    **dict.fromkeys(
-        (
-            *("block-manager", "use-v2-block-manager", "preemption-mode", "priority-queue", "swap-space"),
-            *("num-scheduler-steps", "multi-step-stream-outputs", "num-lookahead-slots"),
-            *("scheduler-delay-factor", "disable-async-output-proc", "worker-use-ray", "calculate-kv-scales"),
-            *("enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
-            *("tokenizer-pool-size", "tokenizer-pool-type", "tokenizer-pool-extra-config"),
-            *("max-num-partial-prefills", "max-long-partial-prefills", "lora-extra-vocab-size"),
-            *("long-lora-scaling-factors", "qlora-adapter-name-or-path", "logits-processor-pattern"),
-            *("override-neuron-config", "disable-mm-preprocessor-cache"),
-        ),
-        "vLLM has it no more",
+FLAGS = flag_style(
+    "vllm",
+    handled=(
+        *("model", "served-model-name", "shutdown-timeout", *TENSOR, "middleware"),
+        *("gpu-memory-utilization", "kv-transfer-config", "disable-uvicorn-access-log", *SET_HERE),
     ),
-    "device": "vLLM finds the device itself",
-    "disable-log-requests": "vLLM logs no requests unless enable-log-requests is set",
-    "enable-reasoning": "reasoning-parser alone says it",
-    "guided-decoding-backend": "use structured-outputs-config",
-    "rope-scaling": "use hf-overrides",
-    "rope-theta": "use hf-overrides",
-    "task": "use runner and convert",
-    "override-pooler-config": "use pooler-config",
-    "cuda-graph-sizes": "use compilation-config",
-    "max-seq-len-to-capture": "use compilation-config",
-    "show-hidden-metrics": "use show-hidden-metrics-for-version",
-}
-"""Options of configurations of 2025 that today's vLLM would end on with exit code 2."""
-
-FLAGS = FlagStyle(
-    handled=frozenset(
-        {
-            *("model", "served-model-name", "vllm-command", "shutdown-timeout", *TENSOR, "middleware"),
-            *(
-                "gpu-memory-utilization",
-                "kv-transfer-config",
-                "disable-uvicorn-access-log",
-                *SET_HERE,
-            ),
-        }
-    ),
-    renamed={"pp-size": "pipeline-parallel-size", "dp-size": "data-parallel-size"},
-    gone=GONE,
+    also={"pp-size": "pipeline-parallel-size", "dp-size": "data-parallel-size"},
     negatable=frozenset(
         {
             *("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "use-tqdm-on-load"),

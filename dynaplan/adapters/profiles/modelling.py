@@ -9,13 +9,14 @@ from typing import Any
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.adapters.profiles.opening import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
-from dynaplan.core.engine.settings import SimOptions, concurrent_prefills
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import FITTED
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.core.sizing.workload import WorkerKind
-from dynaplan.domain.settings.planner import DECODE_SIZES, PREFILL_SIZES, PlannerSettings
+from dynaplan.domain.settings.planner import PlannerSettings, worker_sizes
+from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 
 WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are a formula: there is nothing to interpolate between."""
@@ -30,14 +31,15 @@ def model_of(
     ``prefill_engine`` those of the prefill workers. What the settings say of them comes first. Raises
     ConfigError.
     """
-    engine = _told(engine, settings, DECODE_SIZES)
-    prefill_engine = _told(
-        prefill_engine, settings, {**PREFILL_SIZES, "max-model-len": DECODE_SIZES["max-model-len"]}
-    )
+    decode_sizes = worker_sizes("decode")
+    engine = _told(engine, settings, decode_sizes)
+    prefill_sizes = {**worker_sizes("prefill"), "max-model-len": decode_sizes["max-model-len"]}
+    prefill_engine = _told(prefill_engine, settings, prefill_sizes)
     router = settings.router or router
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
     prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
-    prefill = replace(prefill, concurrent_prefills=concurrent_prefills(prefill_engine))
+    at_once = WorkerSettings.from_options(prefill_engine).max_concurrent_prefills
+    prefill = replace(prefill, concurrent_prefills=at_once)
     service = ServiceModel(decode, prefill, is_evenly_routed=router == "round-robin")
     return SlaModel(service, _formula(settings) if settings.sizing == "formula" else None)
 
@@ -51,7 +53,7 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
         profile = open_profile(name, gpus)
         options = SimOptions.from_options({**engine, "profile": None})
         timing, kv_tokens = profile.timing(), profile.max_kv_tokens
-    held = replace(options, context_tokens=0).settings(kv_tokens)
+    held = EngineSettings.of(replace(options, context_tokens=0), kv_tokens)
     longest = min(options.context_tokens or held.context_tokens, held.total_blocks * held.block_tokens)
     return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
 

@@ -130,7 +130,7 @@ def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[s
 def hung(
     workers: Workers, silent_s: Mapping[str, float], hang_timeout_s: Callable[[str], float]
 ) -> tuple[Worker, ...]:
-    """The suspects that have not answered for their component's ``hang-timeout``."""
+    """The suspects that have not answered for their component's ``health-timeout``."""
     return tuple(
         workers[name]
         for name in suspects(workers, hang_timeout_s)

@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.settings.worker import engine_of
 
 Times = dict[str, list[float]]
 """The last durations, in seconds, oldest first, of every key that was met."""
 
 KEPT = 5
-DEFAULT_ENGINE = "sim"
 
 
 def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
@@ -23,8 +23,7 @@ def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
     """
     if worker.role not in (Role.DECODE, Role.PREFILL) or not settings.get("model"):
         return None
-    engine = settings.get("engine") or DEFAULT_ENGINE
-    return json.dumps([str(engine), str(settings["model"]), worker.gpu_request])
+    return json.dumps([engine_of(settings), str(settings["model"]), worker.gpu_request])
 
 
 def learnt(times: Times, key: str, seconds: float) -> Times:

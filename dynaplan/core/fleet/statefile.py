@@ -21,6 +21,7 @@ from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.domain.masking import mask_all, mask_secrets
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 
 VERSION = 1
 """Of the fields that we add; a document without one is the original's."""
@@ -30,8 +31,8 @@ Document = dict[str, Any]
 _ORIGINAL_ROLES = {
     "Frontend": Role.FRONTEND,
     "Planner": Role.PLANNER,
-    "VllmWorker": Role.DECODE,
-    "PrefillWorker": Role.PREFILL,
+    DECODE_COMPONENT: Role.DECODE,
+    PREFILL_COMPONENT: Role.PREFILL,
 }
 """The roles of the original's stock services, whose entries do not tell theirs."""
 

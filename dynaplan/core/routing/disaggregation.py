@@ -7,16 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dynaplan.domain.documents import whole_number
-
-
-@dataclass(frozen=True)
-class DisaggregationSettings:
-    """``is_on``: remote prefill is wanted. ``is_conditional``: only for prompts that are long enough."""
-
-    is_on: bool = False
-    is_conditional: bool = False
-    max_local_prefill_length_tokens: int = 1000
-    max_prefill_queue_size: int = 2
+from dynaplan.domain.settings.routing import DisaggregationSettings
 
 
 class PrefillPlace(Enum):

@@ -1,106 +1,273 @@
-"""Options as fields of a dataclass: what they are called outside, their types and their bounds."""
+"""Options: each one is a field of a frozen dataclass, declared once by ``option()``.
+
+A section of a configuration is such a dataclass. Its keys, their types, bounds and defaults, the names that
+engines have for them, the flags of a command and the tables of the guide all derive from its fields.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from dynaplan.domain.errors import ConfigError, nearest
 
-
-def option(
-    default: Any,
-    about: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    kind: type | None = None,
-) -> Any:
-    """A field that is an option; ``least`` and ``above`` bound a number from below.
-
-    ``kind`` is its type where the default does not tell it: text where there is none.
-    """
-    return field(default=default, metadata={"about": about, "least": least, "above": above, "kind": kind})
-
-
-def given_values(settings: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Field -> value of the options as the user wrote them, keys in kebab or snake case.
-
-    Text is read as the option's type. None means "not set". Raises ConfigError naming the key, its value and
-    what was expected; for an unknown key, the nearest known one.
-    """
-    known = {option_name(each): each for each in fields(settings)}
-    values: dict[str, Any] = {}
-    for key, value in options.items():
-        name = key.replace("_", "-")
-        if name not in known:
-            raise ConfigError(f"Planner has no option {key!r}", hint=nearest(name, known))
-        if value is not None:
-            values[known[name].name] = _checked(known[name], key, value)
-    return values
-
-
+NO_EFFECT = "Of the original; has no effect"
 UNITS = ("_ms", "_s", "_tokens")
-"""How the names of settings end; users leave it out."""
+"""Units that fields' names end with. Users leave them out."""
+
+MOST = 1e300
+"""The largest number that an option takes: one that a float holds."""
+
+READ, WRITTEN = "read", "written"
+"""The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
 
-def option_name(setting: Field[Any]) -> str:
-    """A setting's name outside: kebab-case, without its unit."""
+@dataclass(frozen=True)
+class Option:
+    """What is known of one option.
+
+    - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
+    - ``least`` and ``most`` bound a number and are allowed themselves; ``above`` and ``below`` are not
+    - ``shown`` is the default in words, where the value does not tell it
+    - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
+      it; ``usual`` is an engine's default, where that is its own; ``gone`` says for an engine that does not
+      take it (any more) what came of it
+    - ``agreed`` are the engines whose decode and prefill workers must have the same value
+    - ``is_flag`` is False for what no engine gets on its command line
+    - ``same_as`` is, for a setting of the planner, the role and the option of its workers that say the same
+    """
+
+    about: str = ""
+    default: Any = None
+    name: str = ""
+    kind: type = object
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    shown: str = ""
+    path: str = ""
+    engine: str = ""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
+    agreed: tuple[str, ...] = ()
+    is_flag: bool = True
+    same_as: tuple[str, str] | None = None
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        bounds = {
+            "{:g} or more": self.least,
+            "more than {:g}": self.above,
+            "{:g} or less": self.most,
+            "less than {:g}": self.below,
+        }
+        known = (words.format(bound) for words, bound in bounds.items() if bound is not None)
+        return ", ".join((_WORDS[self.kind], *known))
+
+    @property
+    def usually(self) -> str:
+        """The default in words; empty where there is none."""
+        return self.shown or ("" if self.default in (None, "") else _json_word(self.default))
+
+    @property
+    def help(self) -> str:
+        """What a command's ``--help`` says of it."""
+        choices = f": {', '.join(self.choices)}" if self.choices else ""
+        default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
+        return f"{self.about}{choices}{default}"
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value of a file has the type and keeps the bounds. None means "not set"."""
+        return value is None or self.read(value) is not None
+
+    def read(self, value: Any, is_text: bool = False) -> Any:
+        """The value as the option's type; None when it is not one. ``is_text``: numbers may come as text."""
+        if is_text:
+            value = _of_text(value, self.kind)
+        if self.choices and isinstance(value, str):
+            value = kebab(value)
+        if not _FITS[self.kind](value) or (self.choices and value not in self.choices):
+            return None
+        value = float(value) if self.kind is float else value
+        return value if self._is_within(value) else None
+
+    def _is_within(self, value: Any) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+
+Options = Mapping[str, Option]
+"""Name in kebab-case -> option."""
+
+
+def option(default: Any, about: str, **more: Any) -> Any:
+    """Declare a field as an option; ``more`` are fields of ``Option``.
+
+    The key is the field's name in kebab-case without its unit, and the type is the annotation's, unless
+    ``name`` and ``kind`` say otherwise.
+    """
+    return field(default=default, metadata={"option": Option(about, default, **more)})
+
+
+def part(settings: type[Any]) -> Any:
+    """Declare a field that holds a group of options, which are the section's own."""
+    return field(default_factory=settings, metadata={"part": settings})
+
+
+_KNOWN: dict[Any, Options] = {}
+
+
+def options_of(settings: type[Any]) -> Options:
+    """The options of a dataclass, those of its parts included, in the order of its fields."""
+    if settings not in _KNOWN:
+        found: dict[str, Option] = {}
+        for each in fields(settings):
+            if "part" in each.metadata:
+                found |= options_of(each.metadata["part"])
+            elif "option" in each.metadata:
+                found[key_of(each)] = _completed(each, settings)
+        _KNOWN[settings] = found
+    return _KNOWN[settings]
+
+
+def _completed(setting: Field[Any], settings: type[Any]) -> Option:
+    """The option with what its field and its dataclass say of it."""
+    declared: Option = setting.metadata["option"]
+    kind = declared.kind
+    if kind is object:
+        annotation = str(setting.type).partition(" ")[0].partition("[")[0]  # of "int | None" it is "int"
+        kind = str if declared.choices else _KINDS.get(annotation, object)
+    return replace(declared, name=key_of(setting), kind=kind, engine=declared.engine or settings.ENGINE)
+
+
+def table(*settings: type[Any]) -> Options:
+    """The options of several dataclasses together."""
+    return {name: each for one in settings for name, each in options_of(one).items()}
+
+
+def key_of(setting: Field[Any]) -> str:
+    """The key of a field that is an option."""
     name = setting.name
     for unit in UNITS:
         name = name.removesuffix(unit)
+    return setting.metadata["option"].name or kebab(name)
+
+
+def kebab(name: str) -> str:
+    """The spelling in which keys are compared: ``max_model_len`` is ``max-model-len``."""
     return name.replace("_", "-")
 
 
-def option_type(setting: Field[Any]) -> type:
-    """The type of a setting's value: bool, int, float or str."""
-    kind = setting.metadata["kind"]
-    if kind is not None:
-        return kind  # type: ignore[no-any-return]  # of a mapping of anything
-    return str if setting.default is None or setting.default is MISSING else type(setting.default)
+class Settings:
+    """The base of a dataclass of options.
+
+    ``SECTION`` is named in errors, and where there is one an unknown key is an error; without one the keys
+    are those of a larger section. ``READS_TEXT``: flags of a command give the values too, so that numbers and
+    ``true`` may come as text. ``ENGINE`` is the only engine that has these options.
+    """
+
+    ENGINE: ClassVar[str] = ""
+    SECTION: ClassVar[str] = ""
+    READS_TEXT: ClassVar[bool] = False
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Self:
+        """Check options as the user wrote them, keys in kebab or snake case. None means "not set".
+
+        Raises ConfigError naming the key (as ``places`` has it, where it does), its value and what was
+        expected; for an unknown key of a section, the nearest known one.
+        """
+        known = options_of(cls)
+        given = {kebab(key): (key, value) for key, value in options.items()}
+        if cls.SECTION and (unknown := given.keys() - known):
+            key = given[min(unknown)][0]
+            raise ConfigError(f"{cls.SECTION} has no option {key!r}", hint=nearest(kebab(key), known))
+        values = {
+            name: _checked(cls, known[name], (places or {}).get(name, key), value)
+            for name, (key, value) in given.items()
+            if name in known and value is not None
+        }
+        settings = _built(cls, values)
+        settings.check(frozenset(values))
+        return settings  # type: ignore[no-any-return]  # of a class that is only known as a dataclass
+
+    def check(self, given: frozenset[str] = frozenset()) -> None:
+        """Raise ConfigError for options that contradict each other; ``given`` are the keys that are set."""
+
+    def to_options(self) -> dict[str, Any]:
+        """Option -> value, as ``from_options`` reads it; without those that are not set."""
+        values = ((key_of(each), getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        return {name: value for name, value in values if value is not None}
 
 
-def _checked(setting: Field[Any], key: str, value: Any) -> Any:
-    kind = option_type(setting)
-    read = _READERS[kind](value)
-    least, above = setting.metadata["least"], setting.metadata["above"]
-    bound = ""
-    if least is not None:
-        bound = f", {least} or more"
-    if above is not None:
-        bound = f", more than {above}"
-    is_fitting = read is not None and (least is None or read >= least) and (above is None or read > above)
-    if not is_fitting:
-        raise ConfigError(f"Planner.{key}: {value!r}", hint=f"expected {_EXPECTED[kind]}{bound}")
+def _built(settings: type[Any], values: Mapping[str, Any]) -> Any:
+    arguments: dict[str, Any] = {}
+    for each in fields(settings):
+        if "part" in each.metadata:
+            arguments[each.name] = _built(each.metadata["part"], values)
+        elif "option" in each.metadata and key_of(each) in values:
+            arguments[each.name] = values[key_of(each)]
+    return settings(**arguments)
+
+
+def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
+    read = option.read(value, settings.READS_TEXT)
+    is_blank = isinstance(read, str) and not read.strip() and read != option.default
+    if read is None or is_blank:
+        where = f"{settings.SECTION}.{key}" if settings.SECTION else key
+        raise ConfigError(f"{where} is {value!r}", hint=f"Expected {option.expected}.")
     return read
 
 
-def _read_bool(value: Any) -> bool | None:
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.strip().lower())
-    return value if isinstance(value, bool) else None
+def _of_text(value: Any, kind: type) -> Any:
+    """What text says for an option that is no text; ``4.0`` is a whole number."""
+    if isinstance(value, str) and kind in (bool, int, float):
+        try:
+            value = _TRUTH.get(value.strip().lower()) if kind is bool else float(value)
+        except ValueError:
+            return value
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _read_float(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def _json_word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _read_int(value: Any) -> int | None:
-    number = _read_float(value)
-    return int(number) if number is not None and number == int(number) else None
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= MOST
 
 
-def _read_str(value: Any) -> str | None:
-    return value if isinstance(value, str) and value.strip() else None
+_TRUTH = {"true": True, "false": False}
+_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "Mapping": dict, "list": list}
 
+_WORDS: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a mapping, or its JSON text",
+    list: "a list",
+    object: "anything",
+}
 
-_READERS = {bool: _read_bool, int: _read_int, float: _read_float, str: _read_str}
-_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_FITS: Mapping[type, Callable[[Any], bool]] = {
+    str: lambda value: isinstance(value, str),
+    int: lambda value: type(value) is int,
+    float: _is_number,
+    bool: lambda value: isinstance(value, bool),
+    dict: lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
+    list: lambda value: isinstance(value, list | str),
+    object: lambda value: True,
+}

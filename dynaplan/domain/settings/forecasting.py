@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.fields import given_values, option, option_name
+from dynaplan.domain.settings.fields import READ, Settings, option
 
 PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
 """The values of ``load-predictor``. The first four are the original's."""
@@ -37,16 +35,21 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class ForecastSettings:
-    """Every option of forecasting, by the original's names; ``option_name`` gives them as users write them.
+class ForecastSettings(Settings):
+    """Every option of forecasting, by the original's names.
 
     The variances of the Kalman filter are per interval, in the square of the curve's unit (of its logarithm
     with ``load_predictor_log1p``).
     """
 
-    load_predictor: str = option("auto", f"How load is foretold: {', '.join(PREDICTORS)}")
+    SECTION: ClassVar[str] = "Planner"
+    READS_TEXT: ClassVar[bool] = True
+
+    load_predictor: str = option("auto", "How the load is forecast", choices=PREDICTORS)
     load_predictor_log1p: bool = option(False, "Forecast the logarithm of the load: for load that multiplies")
-    load_predictor_warmup_trace: str | None = option(None, "A trace file that the history begins with")
+    load_predictor_warmup_trace: str | None = option(
+        None, "A trace file that the history begins with", path=READ
+    )
     load_predictor_deadline_s: float = option(
         10.0, "Seconds that arima and prophet may take; then the last value stands in", above=0
     )
@@ -55,27 +58,3 @@ class ForecastSettings:
     kalman_q_trend: float = option(0.1, "Variance by which the load's trend moves in an interval", least=0)
     kalman_r: float = option(10.0, "Variance of one measurement", above=0)
     kalman_min_points: int = option(5, "Measurements before which the last one is the forecast", least=1)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> ForecastSettings:
-        """Check options as the user wrote them, keys in kebab or snake case.
-
-        Text is read as the option's type. None means "not set". Raises ConfigError naming the key, its
-        value and what was expected; for an unknown key, the nearest known one.
-        """
-        settings = cls(**given_values(cls, options))
-        settings.check_forecasting()
-        return settings
-
-    def check_forecasting(self) -> None:
-        """Raise ConfigError for what the type of an option does not tell."""
-        if self.load_predictor not in PREDICTORS:
-            raise ConfigError(
-                f"Planner.load-predictor: {self.load_predictor!r}",
-                hint=f"expected one of {', '.join(PREDICTORS)}",
-            )
-
-    def to_options(self) -> dict[str, Any]:
-        """Option -> value, as ``from_options`` reads it; without those that are not set."""
-        settings = {option_name(each): getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in settings.items() if value is not None}

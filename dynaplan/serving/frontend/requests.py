@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
 from dynaplan.serving.frontend.answering import Exchange
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
-from dynaplan.serving.frontend.settings import FrontendSettings
 from dynaplan.serving.frontend.stream_tokens import usage_in
 from dynaplan.serving.openai_api import (
     CHAT_COMPLETIONS,

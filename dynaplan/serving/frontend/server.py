@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import StreamReader, web
@@ -18,7 +19,9 @@ from dynaplan.domain.documents import parse_object
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
+from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.runtime.server import bind
 from dynaplan.serving.frontend.forwarding import Forwarder
@@ -26,7 +29,6 @@ from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.requests import FrontendRequests
-from dynaplan.serving.frontend.settings import FrontendSettings, gathered_settings
 from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.prefix_watch import follow_prefix
@@ -74,9 +76,10 @@ class Frontend:
         self._settings = settings
         self.is_worker_coming = False
         file = settings.record_traffic
-        self._recording = TrafficRecording(file, runtime.clock.now_s) if file else None
+        self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
-        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, settings.shared_metrics)
+        shared = Path(settings.shared_metrics) if settings.shared_metrics else None
+        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared)
         self._upstream = Upstream(runtime.worker_token)
         self._background = BackgroundTasks()
         self._router = WorkerRouter(

@@ -8,9 +8,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue
 
@@ -45,7 +45,7 @@ class PrefillPuller:
         clock: Clock,
         namespace: str,
         worker_name: str,
-        most_at_once: int = CONCURRENT_PREFILLS,
+        most_at_once: int = WorkerSettings.max_concurrent_prefills,
     ) -> None:
         self._messenger = messenger
         self._engine = engine

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from dynaplan.core.routing.disaggregation import (
-    DisaggregationSettings,
     PrefillPlace,
     live_settings_prefix,
     place_prefill,
@@ -21,6 +20,7 @@ from dynaplan.core.routing.disaggregation import (
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery

@@ -6,9 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from dynaplan import wiring
-from dynaplan.core.engine.settings import CONCURRENT_PREFILLS
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.worker import WorkerSettings, engine_of
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
 
@@ -37,7 +36,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
     Draining, it stops pulling, finishes and acknowledges what it holds, and waits until its hand-offs
     have been taken or have expired.
     """
-    most_at_once = _most_at_once(runtime)
+    most_at_once = WorkerSettings.from_options(runtime.settings).max_concurrent_prefills
     engine = await _start_engine(runtime, "prefill")
     puller = PrefillPuller(
         runtime.messenger,
@@ -90,7 +89,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         gpus=runtime.gpus,
         scratch_dir=runtime.scratch_dir,
     )
-    engine = wiring.make_engine(str(runtime.settings.get("engine", "sim")), runtime.settings, context)
+    engine = wiring.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     await engine.start()
     runtime.add_routes(engine.routes())
@@ -100,11 +99,3 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.add_metrics(engine.metrics)
     runtime.spawn(engine.died(), "engine")
     return engine
-
-
-def _most_at_once(runtime: WorkerRuntime) -> int:
-    value = runtime.settings.get("max-concurrent-prefills", CONCURRENT_PREFILLS)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        key = f"{runtime.component}.max-concurrent-prefills"
-        raise ConfigError(f"{key}: {value!r}", hint="Expected a whole number, 1 or more.")
-    return value

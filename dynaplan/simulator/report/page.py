@@ -12,9 +12,9 @@ from typing import Any
 import dynaplan
 from dynaplan import wiring
 from dynaplan.core.drawing.svg import STYLE, colour_class
-from dynaplan.core.engine.settings import SimOptions
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.simulator.options import ANY_QUEUE, SimulateOptions
 from dynaplan.simulator.report.charts import axis_of, lanes_of, panels_of, told
 from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw

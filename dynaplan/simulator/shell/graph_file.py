@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 
-SECTIONS = ("Planner", "VllmWorker", "PrefillWorker", "Frontend", "Router", "Processor")
+SECTIONS = ("Planner", DECODE_COMPONENT, PREFILL_COMPONENT, "Frontend", "Router", "Processor")
 Section = Mapping[str, Any]
 
 
@@ -32,14 +33,14 @@ class SimulatedGraph:
 
     def engines(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The engine options of decode workers and of prefill workers."""
-        decode = self._engine("VllmWorker")
-        prefill = self._engine("PrefillWorker")
+        decode = self._engine(DECODE_COMPONENT)
+        prefill = self._engine(PREFILL_COMPONENT)
         return decode, prefill if self.is_served and prefill else {**decode, **prefill}
 
     def routing(self) -> dict[str, Any]:
         """Options of a simulation: the router, where prompts are computed, and how many may wait."""
-        from dynaplan.planner.graph_settings import ROUTED_BY
-        from dynaplan.serving.frontend.settings import read_settings
+        from dynaplan.options.frontend import SECTIONS as ROUTED_BY
+        from dynaplan.options.frontend import read_settings
         from dynaplan.simulator.options import ANY_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
@@ -79,12 +80,12 @@ class SimulatedGraph:
 
 def read_graph(file: Path | None, overrides: Sequence[str]) -> SimulatedGraph:
     """The graph of a file, and of ``--Section.key=value``; ConfigError for what cannot be read."""
-    from dynaplan.cli.overriding import sections_of
-    from dynaplan.options.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys
+    from dynaplan.options.overrides import sections_of
+    from dynaplan.options.service_config import SERVICE_ARGS, kebab_keys, section_options
     from dynaplan.sdk.config import read_config
 
     given = sections_of(overrides, SECTIONS)
-    config = ServiceConfig(given if file is None else read_config(file, overrides))
-    sections = {name: kebab_keys(config.get_parsed_config(name)) for name in SECTIONS}
+    config = given if file is None else read_config(file, overrides)
+    sections = {name: section_options(config, name) for name in SECTIONS}
     arguments = {name: kebab_keys(config.get(name) or {}).get(SERVICE_ARGS) or {} for name in SECTIONS}
     return SimulatedGraph(sections, arguments, is_served=file is not None)

@@ -8,18 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan import wiring
-from dynaplan.core.engine.settings import EngineSettings, SimOptions, concurrent_prefills
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.core.routing.choosing import MODES
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.routing import ROUTERS
+from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.planner.assembly import settings_of
+from dynaplan.options.planner import settings_of
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
 from dynaplan.simulator.policies import PlannerPolicy
@@ -89,10 +90,11 @@ Trace = Callable[[], Iterator[TracedRequest]]
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
     """The deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
-    if options.router not in MODES:
-        raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(MODES)}")
+    if options.router not in ROUTERS:
+        raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(ROUTERS)}")
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
+    prefills = WorkerSettings.from_options(options.engine_of(Role.PREFILL))
     return ServiceSettings(
         engines={role: _engine(each) for role, each in checked.items()},
         gpus=options.gpus,
@@ -101,7 +103,7 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         router=options.router,
         overlap_weight=options.overlap_weight,
         disaggregation=replace(options.disaggregation, is_on=options.is_disaggregated),
-        concurrent_prefills=concurrent_prefills(options.engine_of(Role.PREFILL)),
+        concurrent_prefills=prefills.max_concurrent_prefills,
         max_waiting_requests=options.max_waiting_requests,
         slo=options.slo,
         seed=options.seed,
@@ -117,7 +119,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     timing, kv_tokens = wiring.engine_timing(checked)
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
-    return checked.settings(kv_tokens), timing.sped_up(checked.speedup_ratio)
+    return EngineSettings.of(checked, kv_tokens), timing.sped_up(checked.speedup_ratio)
 
 
 def _trace(options: SimulateOptions) -> Trace:

@@ -187,7 +187,7 @@ class FleetKeeper:
 
     def _kill_hung_workers(self) -> None:
         """Kill workers that answer no question any more; that is then a crash like any other."""
-        timeout_of = self._launch.hang_timeout_of
+        timeout_of = self._launch.health_timeout_of
         self._health.watch(suspects(self._workers, timeout_of))
         for worker in hung(self._workers, self._health.silent_s, timeout_of):
             departure = self._departures[worker.name]

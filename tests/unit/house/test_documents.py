@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import click
 
 from dynaplan.cli.main import COMMANDS, group
 from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
-from dynaplan.domain.settings.fields import option_name
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.options import stock as options
-from dynaplan.options.tables import kebab
-from dynaplan.planner.service import PLANNER
+from dynaplan.domain.settings.fields import kebab
+from dynaplan.options import stock
 from tests.unit.house.source import DOCUMENTS, GUIDES, MODULES, REPOSITORY, short, text_of, tree
 
 
@@ -49,12 +45,8 @@ def test_every_decision_is_linked_and_numbered_once() -> None:
 
 def known_options() -> set[str]:
     """Every option that there is: of services, of the planner, of the commands."""
-    of_services = {
-        kebab(name)
-        for table in vars(options).values()
-        if isinstance(table, dict) and table and all(isinstance(each, str) for each in table)
-        for name in table
-    }
+    of_services = {*stock.FRONTEND, *stock.PROCESSOR, *stock.ROUTER, *stock.PLANNER, *stock.WORKER}
+    of_engines = {own for each in stock.WORKER.values() for names in each.names.values() for own in names}
     commands = [group.get_command(click.Context(group), name) for name in COMMANDS]
     of_commands = {
         name.lstrip("-")
@@ -63,8 +55,7 @@ def known_options() -> set[str]:
         for parameter in command.params
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
-    planner = {option_name(each) for each in fields(PlannerSettings)} | set(PLANNER)
-    return of_services | of_commands | planner | {"help", "version"}
+    return of_services | of_engines | of_commands | {"help", "version"}
 
 
 def test_every_option_in_a_guide_exists() -> None:

@@ -5,15 +5,12 @@ import pytest
 from dynaplan.adapters.engines.llamacpp.options import HANDLED
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
-from dynaplan.options import stock as tables
-from dynaplan.options.engine_flags import (
-    OURS,
-    FlagStyle,
-    engine_flags,
-    flag_name,
-    gone_options,
-    memory_fraction,
-)
+from dynaplan.domain.settings.engines import LlamaCppOptions
+from dynaplan.domain.settings.fields import options_of, table
+from dynaplan.domain.settings.routing import RoutingSettings
+from dynaplan.domain.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
+from dynaplan.options.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
+from dynaplan.options.stock import OURS
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,6 @@ def test_false_is_said_only_where_the_engine_knows_how() -> None:
 def test_names_follow_the_engine() -> None:
     style = FlagStyle(renamed={"max-model-len": "max-seq-len"}, word="_")
     assert engine_flags({"max-model-len": 5, "new-one": True}, style) == ("--max_seq_len", "5", "--new_one")
-    assert flag_name("max-model-len", style) == "--max_seq_len"
 
 
 def test_what_is_ours_or_handled_or_gone_is_not_passed_on() -> None:
@@ -130,14 +126,14 @@ def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
     assert gpus_needed(options, usual) == gpus
 
 
-def test_what_the_services_know_as_ours_is_no_flag_of_an_engine() -> None:
-    ours = {
-        **tables.SIMULATION,
-        **tables.ROUTING,
-        **tables.DISAGGREGATION,
-        **tables.PROCESS,
-        **tables.ENGINES,
-    }
-    commands = {name for name in tables.SERVERS if name.endswith("-command")}
-    assert not (set(ours) | commands) - OURS
-    assert not set(tables.LLAMACPP) - OURS - HANDLED
+def test_what_dynaplan_reads_itself_is_no_flag_of_an_engine() -> None:
+    assert set(table(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OURS
+    assert "hf-token" in OURS
+    assert not set(options_of(LlamaCppOptions)) - OURS - HANDLED
+
+
+def test_a_known_engine_has_its_own_names_but_for_what_its_adapter_handles() -> None:
+    style = flag_style("sglang", handled=("max-num-batched-tokens",))
+    assert style.renamed["max-num-seqs"] == "max-running-requests"
+    assert not {"max-num-batched-tokens", "kv-total-tokens"} & set(style.renamed)
+    assert set(style.gone) == {"kv-transfer-config", "num-gpu-blocks-override", "swap-space"}

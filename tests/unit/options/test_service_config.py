@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.options.service_config import kebab_keys, section_options
 from dynaplan.sdk import ServiceConfig
-from dynaplan.sdk.config import kebab_keys
 
 CONFIG = ServiceConfig(
     {
@@ -43,7 +43,9 @@ def test_both_spellings_name_one_common_key() -> None:
         {"Common": {"max_len": 1, "b-s": 2}, "W": {"common-configs": ["max-len", "b-s"], "b_s": 3}}
     )
     assert config.get_parsed_config("W") == {"max_len": 1, "b_s": 3}
-    assert kebab_keys(config.get_parsed_config("W")) == {"max-len": 1, "b-s": 3}
+    assert (
+        kebab_keys(config.get_parsed_config("W")) == section_options(config, "W") == {"max-len": 1, "b-s": 3}
+    )
 
 
 def test_arguments_are_written_as_the_original_writes_them() -> None:

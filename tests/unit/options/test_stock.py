@@ -9,6 +9,10 @@ import pytest
 
 import graphs
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.engines import LlamaCppOptions, VllmOptions
+from dynaplan.domain.settings.fields import options_of
+from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
+from dynaplan.options.stock import WORKER
 from dynaplan.sdk import Graph, ServiceConfig, load_graph
 from dynaplan.sdk.config import find_config_file, read_config, resolve_graph, validate_config
 
@@ -82,12 +86,9 @@ def test_stock_services_resolve_to_processes_roles_and_gpus() -> None:
     }
 
 
-def test_every_option_of_the_simulated_engine_is_known_to_both_workers() -> None:
-    from dynaplan.core.engine.settings import ENGINE_OPTIONS
-    from dynaplan.options.stock import PREFILL_WORKER, VLLM_WORKER
-
-    assert set(VLLM_WORKER) >= ENGINE_OPTIONS
-    assert set(PREFILL_WORKER) >= ENGINE_OPTIONS
+def test_every_option_of_an_engine_is_known_to_its_workers() -> None:
+    for settings in (SimOptions, VllmOptions, LlamaCppOptions, WorkerSettings):
+        assert set(WORKER) >= set(options_of(settings))
 
 
 async def test_hello_world_answers_through_all_three_services() -> None:

@@ -13,12 +13,12 @@ import pytest
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.adapters.profiles.opening import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
-from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import Measurements
+from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.profiler.results import write_results
 from tests.unit.core.profiling.known import TIMINGS, recommended, swept
 

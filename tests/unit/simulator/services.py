@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.service import ServiceSettings

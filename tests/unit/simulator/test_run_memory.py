@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan import wiring
-from dynaplan.planner.assembly import settings_of
+from dynaplan.options.planner import settings_of
 from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.policies import PlannerPolicy

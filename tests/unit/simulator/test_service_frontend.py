@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.run import StaticPolicy, simulate
 from dynaplan.simulator.service import SimulatedService

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.runtime_dir import make_runtime_directory, runtime_directory, write_private
@@ -124,3 +126,17 @@ def test_an_unusable_xdg_runtime_dir_is_passed_over(base: str) -> None:
 def test_a_long_namespace_still_gets_a_path_short_enough_for_sockets() -> None:
     directory = runtime_directory("n" * 90, {})
     assert len(os.fsencode(directory / "circus-events.sock")) <= 107
+
+
+def test_an_engine_that_may_take_long_does_not_make_its_process_wait_longer_for_an_answer() -> None:
+    worker = {"hang-timeout": 600, "drain-deadline": 20}
+    launch = replace(LAUNCH, config={"VllmWorker": worker, "Backend": {"health-timeout": 5}})
+    assert launch.health_timeout_of("VllmWorker") == ProcessSettings.health_timeout_s == 30
+    assert launch.health_timeout_of("Backend") == 5
+    assert launch.leave_timeout_of("VllmWorker") == 20
+    assert launch.leave_timeout_of("Backend") == ProcessSettings.drain_deadline_s == 600
+
+
+def test_what_a_service_of_the_users_own_means_by_our_keys_is_its_own_affair() -> None:
+    launch = replace(LAUNCH, config={"Backend": {"drain-deadline": "soon"}})
+    assert launch.leave_timeout_of("Backend") == 600

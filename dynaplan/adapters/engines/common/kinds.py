@@ -13,9 +13,8 @@ from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.parallelism import DATA
 from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.ports import HandOver
-
-DRAIN_DEADLINE_S = 600.0
 
 EXIT_USAGE = 2
 """The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
@@ -140,11 +139,7 @@ def check_common(options: Options, engine: str, set_here: frozenset[str]) -> Non
             raise ConfigError(
                 f"{option} cannot be set with engine {engine}", hint="dynaplan sets it: leave it out"
             )
-    for option in ("hang-timeout", "start-timeout", "drain-deadline"):
-        value = options.get(option, 0)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (is_number and value >= 0):
-            raise ConfigError(f"{option} is {value!r}", hint="expected seconds, 0 or more")
+    WorkerSettings.from_options(options)
 
 
 def check_two_names(options: Options, renamed: Mapping[str, str]) -> None:
@@ -201,6 +196,5 @@ def real_gpus(environ: Mapping[str, str]) -> list[str]:
 
 def drain_deadline_s(options: Options, environ: Mapping[str, str]) -> float:
     """How long the worker's requests may take to finish when it leaves."""
-    return float(
-        options.get("drain-deadline") or environ.get("DYNAPLAN_DRAIN_DEADLINE_S") or DRAIN_DEADLINE_S
-    )
+    own = options.get("drain-deadline") or environ.get("DYNAPLAN_DRAIN_DEADLINE_S")
+    return float(own or WorkerSettings.drain_deadline_s)

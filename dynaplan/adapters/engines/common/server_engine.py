@@ -24,13 +24,12 @@ from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFa
 from dynaplan.domain.masking import mask_secrets
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
+from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)
 
-HANG_TIMEOUT_S = 120.0
-START_TIMEOUT_S = 1800.0
 LAST_LOOK_S = 1.0
 """The longest that an engine which is to end may take to say that it has no requests."""
 
@@ -53,7 +52,7 @@ class ServerEngine:
         self._holds = Holds()
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
-        hang_timeout_s = number_option(options, "hang-timeout", HANG_TIMEOUT_S)
+        hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
         self._watch = EngineWatch(
             self._read,
             SystemClock(),
@@ -232,7 +231,7 @@ class ServerEngine:
 
     async def _is_up(self, child: EngineChild) -> bool:
         """True when it answers, False when it has ended; TemporaryError when it takes too long."""
-        timeout_s = number_option(self._options, "start-timeout", START_TIMEOUT_S)
+        timeout_s = WorkerSettings.from_options(self._options).start_timeout_s
         return await is_up(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
 
     async def _first_model(self) -> Mapping[str, Any]:
@@ -291,9 +290,3 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def number_option(options: Options, key: str, default: float) -> float:
-    """A number of seconds that was checked already."""
-    value = options.get(key)
-    return default if value is None else float(value)

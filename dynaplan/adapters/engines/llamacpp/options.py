@@ -12,13 +12,13 @@ from dynaplan.adapters.engines.common.kinds import Options, check_common, check_
 from dynaplan.adapters.engines.common.model_files import public_name
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
-from dynaplan.options.engine_flags import OURS, FlagStyle, engine_flags
+from dynaplan.options.engine_flags import FlagStyle, engine_flags
+from dynaplan.options.stock import OURS, WORKER
 
-SLOTS = 4
+SLOTS, STEP, BLOCK = "max-num-seqs", "max-num-batched-tokens", "block-size"
+
 SLOT_TOKENS = 4096
-BLOCK_TOKENS = 64
-BATCH_TOKENS = 512
-"""Prompt tokens of one step. More would only delay the tokens of others, and let a slow CPU look hung."""
+"""Context of one slot where no option says it."""
 
 HTTP_THREADS = 1024
 """Every request that waits for a slot holds one, and so does asking for the load.
@@ -39,14 +39,12 @@ SET_HERE = frozenset(
 class Knob:
     """One option: the field of xllamacpp's ``CommonParams`` (dotted), and llama-server's flag.
 
-    ``kind`` is what a value must be: ``count`` (a whole number, at least ``least``), ``text``, ``switch``
-    (true or false), or the name of xllamacpp's enum, whose members are named ``prefix`` + VALUE.
+    ``enum`` is the name of xllamacpp's enum of its values, whose members are named ``prefix`` + VALUE.
     """
 
     attribute: str
     flag: str
-    kind: str = "count"
-    least: int = 1
+    enum: str = ""
     prefix: str = ""
 
 
@@ -61,16 +59,16 @@ KNOBS: Mapping[str, Knob] = {
     "batch-size": Knob("n_batch", "batch-size"),
     "max-num-batched-tokens": Knob("n_batch", "batch-size"),
     "ubatch-size": Knob("n_ubatch", "ubatch-size"),
-    "n-gpu-layers": Knob("n_gpu_layers", "n-gpu-layers", least=-1),
-    "main-gpu": Knob("main_gpu", "main-gpu", least=0),
+    "n-gpu-layers": Knob("n_gpu_layers", "n-gpu-layers"),
+    "main-gpu": Knob("main_gpu", "main-gpu"),
     "split-mode": Knob("split_mode", "split-mode", "llama_split_mode", prefix="LLAMA_SPLIT_MODE_"),
     "flash-attn": Knob("flash_attn_type", "flash-attn", "llama_flash_attn_type", prefix=FLASH_PREFIX),
     "cache-type-k": Knob("cache_type_k", "cache-type-k", "ggml_type", prefix="GGML_TYPE_"),
     "cache-type-v": Knob("cache_type_v", "cache-type-v", "ggml_type", prefix="GGML_TYPE_"),
-    "cache-ram": Knob("cache_ram_mib", "cache-ram", least=-1),
-    "enable-prefix-caching": Knob("cache_prompt", "cache-prompt", "switch"),
-    "chat-template": Knob("chat_template", "chat-template", "text"),
-    "seed": Knob("sampling.seed", "seed", least=0),
+    "cache-ram": Knob("cache_ram_mib", "cache-ram"),
+    "enable-prefix-caching": Knob("cache_prompt", "cache-prompt"),
+    "chat-template": Knob("chat_template", "chat-template"),
+    "seed": Knob("sampling.seed", "seed"),
 }  # fmt: skip
 """The options that both hosts take. Every other one is passed on by its own name."""
 
@@ -123,7 +121,9 @@ class LlamaOptions:
         others = dict(words)
         model, name, slots, context_tokens = (others.pop(field) for field in OWN_FIELDS)
         knobs = {option: others.pop(option) for option in KNOBS if option in others}
-        return cls(model, name, slots, context_tokens, BLOCK_TOKENS, knobs=knobs, others=others)
+        return cls(
+            model, name, slots, context_tokens, WORKER[BLOCK].usual["llamacpp"], knobs=knobs, others=others
+        )
 
 
 def read_options(options: Options, gpus: float) -> LlamaOptions:
@@ -131,10 +131,10 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
     check_common(options, "llamacpp", SET_HERE)
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
-    slots = _one_of(options, ("parallel", "max-num-seqs", "n-parallel"), SLOTS)
+    slots = _one_of(options, (*WORKER[SLOTS].names["llamacpp"], SLOTS), WORKER[SLOTS].usual["llamacpp"])
     server = options.get("llama-server", "")
     if server is not None and not isinstance(server, str | bool):
-        raise ConfigError(f"llama-server is {server!r}", hint="expected true, or the program's path")
+        raise ConfigError(f"llama-server is {server!r}", hint="Expected true, or the program's path.")
     return LlamaOptions(
         model=options["model"],
         name=str(
@@ -142,7 +142,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         ),
         slots=slots,
         context_tokens=_context_tokens(options, slots),
-        block_tokens=_count("block-size", options.get("block-size"), BLOCK_TOKENS),
+        block_tokens=_one_of(options, (BLOCK,), WORKER[BLOCK].usual["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(options.get("remote-prefill")),
         knobs=_knobs(options),
@@ -161,7 +161,7 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
     for name, value in options.knobs.items():
         knob = KNOBS[name]
-        if knob.kind == "switch":
+        if isinstance(value, bool):
             words.append(f"--{knob.flag}" if value else f"--no-{knob.flag}")
         else:
             words += [f"--{knob.flag}", str(value)]
@@ -205,13 +205,17 @@ def _knobs(options: Options) -> dict[str, Any]:
     for name, knob in KNOBS.items():
         if options.get(name) is None:
             continue
-        value = _checked(name, knob, options[name])
+        value = _checked(name, options[name])
         other = by_attribute.setdefault(knob.attribute, name)
         if other == name:
             knobs[name] = value
         elif knobs[other] != value:
             raise _contradiction(options, other, name)
-    defaults = {"threads": default_threads(), "threads-http": HTTP_THREADS, "batch-size": BATCH_TOKENS}
+    defaults = {
+        "threads": default_threads(),
+        "threads-http": HTTP_THREADS,
+        "batch-size": WORKER[STEP].usual["llamacpp"],
+    }
     return knobs | {
         name: value for name, value in defaults.items() if KNOBS[name].attribute not in by_attribute
     }
@@ -225,16 +229,15 @@ def default_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def _checked(name: str, knob: Knob, value: Any) -> Any:
-    if name == "flash-attn" and isinstance(value, bool):
-        value = FLASH_ATTENTION[value]
-    if knob.kind == "count":
-        return _count(name, value, 0, knob.least)
-    expected, kind = ("true or false", bool) if knob.kind == "switch" else ("a text", str)
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} is {value!r}", hint=f"expected {expected}")
-    if name == "flash-attn" and value not in FLASH_ATTENTION_MEMBERS:
-        raise ConfigError(f"{name} is {value!r}", hint="expected on, off or auto")
+def _checked(name: str, value: Any, known_as: str = "") -> Any:
+    """A value that fits the option; ``known_as`` is the option that this name means the same as."""
+    option = WORKER[known_as or name]
+    if name == "flash-attn":
+        value = FLASH_ATTENTION[value] if isinstance(value, bool) else value
+        if value not in FLASH_ATTENTION_MEMBERS:
+            raise ConfigError(f"{name} is {value!r}", hint="Expected on, off or auto.")
+    elif not option.accepts(value):
+        raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
     return value
 
 
@@ -243,48 +246,40 @@ def _context_tokens(options: Options, slots: int) -> int:
     total = _one_of(options, ("ctx-size", "n-ctx"), 0)
     if options.get("max-model-len") is None:
         return total or SLOT_TOKENS * slots
-    needed = _count("max-model-len", options["max-model-len"], 0) * slots
+    needed = _checked("max-model-len", options["max-model-len"]) * slots
     if total and total != needed:
         raise ConfigError(
             f"ctx-size is {total}, but max-model-len times {slots} slots is {needed}",
-            hint="leave ctx-size out: it follows from max-model-len and parallel",
+            hint="Leave ctx-size out: it follows from max-model-len and parallel.",
         )
-    return needed
+    return int(needed)
 
 
 def _one_of(options: Options, names: Sequence[str], default: int) -> int:
-    """The value of options that mean the same."""
+    """The value of options that mean the same; the first of them is in the table."""
     given = [name for name in names if options.get(name) is not None]
-    values = [_count(name, options[name], default) for name in given]
+    values = [_checked(name, options[name], names[0]) for name in given]
     if len(set(values)) > 1:
         raise _contradiction(options, given[0], given[1])
     return values[0] if values else default
 
 
-def _count(name: str, value: Any, default: int, least: int = 1) -> int:
-    if value is None:
-        return default
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{name} is {value!r}", hint=f"expected a whole number, at least {least}")
-    return value
-
-
 def _contradiction(options: Options, first: str, second: str) -> ConfigError:
     return ConfigError(
         f"{first} is {options[first]!r}, but {second} is {options[second]!r}",
-        hint="both say the same to llama.cpp: leave one out",
+        hint="Both say the same to llama.cpp: leave one out.",
     )
 
 
 def _member(enums: Any, name: str, knob: Knob, value: str) -> Any:
     """The member of xllamacpp's enum; ConfigError naming those that there are."""
-    enum = getattr(enums, knob.kind)
+    enum = getattr(enums, knob.enum)
     wanted = FLASH_ATTENTION_MEMBERS[value] if name == "flash-attn" else value.upper()
     try:
         return enum[knob.prefix + wanted]
     except KeyError:
         names = [each.removeprefix(knob.prefix).lower() for each in enum.__members__]
-        raise ConfigError(f"{name} is {value!r}", hint=f"expected one of: {', '.join(names)}") from None
+        raise ConfigError(f"{name} is {value!r}", hint=f"Expected one of: {', '.join(names)}.") from None
 
 
 def _set(params: Any, name: str, attribute: str, value: Any) -> None:
@@ -298,7 +293,7 @@ def _set(params: Any, name: str, attribute: str, value: Any) -> None:
         setattr(target, last, value)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         expected = type(getattr(target, last)).__name__
-        raise ConfigError(f"{name} is {value!r}: {error}", hint=f"expected {expected}") from error
+        raise ConfigError(f"{name} is {value!r}: {error}", hint=f"Expected {expected}.") from error
 
 
 def _nearest_field(params: Any, name: str) -> str:
@@ -306,4 +301,4 @@ def _nearest_field(params: Any, name: str) -> str:
 
     fields = {each.replace("_", "-") for each in dir(params) if not each.startswith("_")}
     near = nearest(name, fields | HANDLED)
-    return near if near.startswith("did you") else "xllamacpp takes the fields of its CommonParams"
+    return near if near.startswith("did you") else "xllamacpp takes the fields of its CommonParams."

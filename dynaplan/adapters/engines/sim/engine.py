@@ -26,11 +26,12 @@ from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest, RequestState
-from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, RequestRefused, UserError
 from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
+from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.ports import Engine, HandOver
 
@@ -94,7 +95,7 @@ class SimEngine:
     def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
         self._options = checked = SimOptions.from_options(options)
         timing, kv_tokens = timing_for(checked)
-        self._settings = checked.settings(kv_tokens)
+        self._settings = EngineSettings.of(checked, kv_tokens)
         self._model = EngineModel(self._settings, timing)
         self._text = AnswerText(checked.seed)
         self._role = context.role
@@ -378,7 +379,7 @@ def check(options: Mapping[str, Any], gpus: float) -> None:
     """Raise the ConfigError that making this engine would; any number of GPUs will do."""
     known = SimOptions.from_options(options)
     _, profile_kv_tokens = timing_for(known)
-    known.settings(profile_kv_tokens)
+    EngineSettings.of(known, profile_kv_tokens)
 
 
 def _error(message: str, status: int) -> web.Response:

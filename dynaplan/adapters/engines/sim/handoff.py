@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
+from dynaplan.adapters.engines.common.holds import HOLD_S
 from dynaplan.core.engine.hand_off import hand_off_s
 
 if TYPE_CHECKING:
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HOLD_S = 30.0
 TAKE_TIMEOUT_S = 5.0
 
 
 class HandOffs:
-    """The computed prompts that a worker holds for decode workers; one that nobody takes in 30 s is let go.
+    """The computed prompts that a worker holds for decode workers, each for at most ``HOLD_S``.
 
     ``address`` is the base URL of this worker's HTTP server, ``release`` frees the blocks of one hand-off.
     """

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.engines.sim.early_profiles import early_half
-from dynaplan.core.engine.settings import SimOptions
 from dynaplan.core.engine.timing import (
     DECODE_KEYS,
     FITTED,
@@ -18,6 +17,7 @@ from dynaplan.core.engine.timing import (
     mocker_timing,
 )
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.worker import SimOptions
 
 SHIPPED_DIR = Path(__file__).parents[3] / "data" / "profiles"
 DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan.core.engine.settings import ENGINE_OPTIONS, SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.fields import options_of
+from dynaplan.domain.settings.worker import SimOptions
 
 
 def test_an_empty_section_means_the_documented_defaults() -> None:
     options = SimOptions.from_options({})
-    settings = options.settings(945_029)
+    settings = EngineSettings.of(options, 945_029)
     assert (settings.block_tokens, settings.context_tokens, settings.total_blocks) == (16, 16_384, 59_064)
     assert (settings.batched_tokens, settings.request_slots, settings.is_prefix_caching) == (8192, 256, True)
     assert (options.speedup_ratio, options.startup_time_s, settings.jitter, settings.seed) == (
@@ -29,7 +31,7 @@ def test_options_of_others_are_left_alone() -> None:
 
 def test_the_block_override_wins_over_kv_tokens_and_bounds_the_default_context() -> None:
     section = {"num-gpu-blocks-override": 100, "kv-total-tokens": 9, "block-size": 32}
-    settings = SimOptions.from_options(section).settings(945_029)
+    settings = EngineSettings.of(SimOptions.from_options(section), 945_029)
     assert (settings.total_blocks, settings.context_tokens) == (100, 3200)
 
 
@@ -56,12 +58,12 @@ def test_the_block_override_wins_over_kv_tokens_and_bounds_the_default_context()
     ],
 )
 def test_a_wrong_value_is_refused_with_key_value_and_what_was_expected(key: str, value: Any) -> None:
-    assert key in ENGINE_OPTIONS
+    assert key in options_of(SimOptions)
     with pytest.raises(ConfigError) as refusal:
         SimOptions.from_options({key: value})
     assert key in str(refusal.value)
     assert repr(value) in str(refusal.value)
-    assert "expected" in str(refusal.value)
+    assert "Expected" in str(refusal.value)
 
 
 def test_a_budget_below_the_number_of_requests_is_refused() -> None:
@@ -72,4 +74,4 @@ def test_a_budget_below_the_number_of_requests_is_refused() -> None:
 def test_a_context_that_does_not_fit_the_kv_cache_is_refused() -> None:
     options = SimOptions.from_options({"max-model-len": 4096, "num-gpu-blocks-override": 100})
     with pytest.raises(ConfigError, match="max-model-len is 4096"):
-        options.settings(945_029)
+        EngineSettings.of(options, 945_029)

@@ -12,16 +12,17 @@ import pytest
 from dynaplan.adapters.engines.sim.profiles import SHIPPED_DIR, known_profiles, load_profile, timing_for
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
-from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.worker import SimOptions
 
 SHIPPED = sorted(path.stem for path in SHIPPED_DIR.glob("*.json"))
 
 
 def ttft_ms(options: SimOptions, isl: int) -> float:
     timing, kv_tokens = timing_for(options)
-    model = EngineModel(options.settings(kv_tokens), timing)
+    model = EngineModel(EngineSettings.of(options, kv_tokens), timing)
     model.submit(EngineRequest("a", isl, 1))
     total_s = 0.0
     while not model.is_idle:

@@ -130,7 +130,7 @@ def test_what_auto_began_with_changes_nothing_of_what_it_chooses_later() -> None
 
 def test_trend_is_nothing_to_choose() -> None:
     assert "trend" not in METHODS
-    with pytest.raises(ConfigError, match="load-predictor: 'trend'"):
+    with pytest.raises(ConfigError, match="load-predictor is 'trend'"):
         PlannerSettings.from_options({"load-predictor": "trend"})
 
 

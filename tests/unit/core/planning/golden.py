@@ -14,7 +14,7 @@ from dynaplan import wiring
 from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.planner.assembly import settings_of
+from dynaplan.options.planner import settings_of
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import Decided, PlannerPolicy

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.core.routing.disaggregation import (
-    DisaggregationSettings,
     PrefillPlace,
     QueueReading,
     place_prefill,
     with_live_settings,
 )
+from dynaplan.domain.settings.routing import DisaggregationSettings
 
 CONDITIONAL = DisaggregationSettings(is_on=True, is_conditional=True)
 ALWAYS = DisaggregationSettings(is_on=True)

@@ -11,12 +11,13 @@ import pytest
 
 from dynaplan.adapters.engines.sim.profiles import load_profile, timing_for
 from dynaplan.adapters.profiles.tables import tables_of
-from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
+from dynaplan.domain.settings.worker import SimOptions
 from tests.unit.core.sizing.engine_pools import Shape, arrivals, decode_times_ms
 
 CURRENT = Targets(2, 3)
@@ -172,7 +173,7 @@ def test_aggregated_workers_keep_the_mean_itl_and_two_workers_fewer_do_not(
     def mean_itl_ms(count: int) -> float:
         options = SimOptions(profile=H200, block_tokens=64)
         timing, kv_tokens = timing_for(options)
-        kind = WorkerKind(timing, options.settings(kv_tokens))
+        kind = WorkerKind(timing, EngineSettings.of(options, kv_tokens))
         return mean(decode_times_ms(kind, count, requests, is_remote=False)[1])
 
     assert mean_itl_ms(workers) <= itl_ms < mean_itl_ms(workers - 2)

@@ -7,11 +7,12 @@ from functools import cache
 import pytest
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.engine.settings import SimOptions
+from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.worker import SimOptions
 from tests.unit.core.sizing.engine_pools import (
     Shape,
     arrivals,
@@ -32,7 +33,7 @@ LOW, HIGH = 0.9, 1.45
 def kind(profile: str) -> WorkerKind:
     options = SimOptions(profile=profile, block_tokens=64)
     timing, kv_tokens = timing_for(options)
-    return WorkerKind(timing, options.settings(kv_tokens))
+    return WorkerKind(timing, EngineSettings.of(options, kv_tokens))
 
 
 H200, FITTED = "h200_sxm-Llama-3.1-8B-Instruct-FP8", "h100-bf16"

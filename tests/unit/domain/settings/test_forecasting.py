@@ -32,11 +32,11 @@ def test_options_are_read_in_either_case_and_from_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"load-predictor": "magic"}, "Planner.load-predictor: 'magic'\n.*constant, arima, kalman"),
-        ({"kalman-r": 0}, "Planner.kalman-r: 0\n.*more than 0"),
+        ({"load-predictor": "magic"}, "Planner.load-predictor is 'magic'\n.*constant, arima, kalman"),
+        ({"kalman-r": 0}, "Planner.kalman-r is 0\n.*more than 0"),
         ({"kalman-q-levle": 1}, "no option 'kalman-q-levle'\n.*'kalman-q-level'"),
-        ({"prophet-window-size": 1}, "Planner.prophet-window-size: 1\n.*2 or more"),
-        ({"kalman-q-trend": "nan"}, "Planner.kalman-q-trend: 'nan'"),
+        ({"prophet-window-size": 1}, "Planner.prophet-window-size is 1\n.*2 or more"),
+        ({"kalman-q-trend": "nan"}, "Planner.kalman-q-trend is 'nan'"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value_and_what_was_expected(options, message) -> None:

@@ -33,9 +33,9 @@ def test_options_are_read_in_kebab_and_snake_case_and_from_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ttft": 0}, "ttft: 0"),
-        ({"itl": "fast"}, "itl: 'fast'"),
-        ({"ttft-percentile": 100}, "between 0 and 100"),
+        ({"ttft": 0}, "ttft is 0"),
+        ({"itl": "fast"}, "itl is 'fast'"),
+        ({"ttft-percentile": 100}, "Expected a number, more than 0, less than 100."),
         ({"sizing": "guess"}, "queueing, formula"),
         ({"tttf": 5}, "did you mean 'ttft'"),
     ],

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 import graphs
 from dynaplan.cli.simulate import command
-from dynaplan.core.routing.disaggregation import DisaggregationSettings
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
 STOCK = Path(graphs.__file__).parent

@@ -42,7 +42,7 @@ class Box:
             graph=GRAPH,
             gpus=tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4)),
             arbiter=ProcessIdentity(1, 1, "boot"),
-            config={"VllmWorker": {"model": "some/model", "hang-timeout": 5}},
+            config={"VllmWorker": {"model": "some/model", "health-timeout": 5}},
             runtime_dir=directory,
             log_dir=directory,
             statefile=directory / "ns.json",
@@ -368,9 +368,9 @@ async def test_who_was_never_registered_is_not_asked_whether_it_stands_still(tmp
     assert box.health.asked == {}
 
 
-async def test_with_a_hang_timeout_of_0_nobody_is_asked(tmp_path: Path) -> None:
+async def test_with_a_health_timeout_of_0_nobody_is_asked(tmp_path: Path) -> None:
     box = await Box(tmp_path).started()
-    box.launch.config["VllmWorker"]["hang-timeout"] = 0
+    box.launch.config["VllmWorker"]["health-timeout"] = 0
     await frozen(box, "ns_VllmWorker")
     assert box.health.asked == {}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.serving.frontend.settings import FrontendSettings, read_settings
+from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.options.frontend import read_settings
 
 
 def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendSettings:
@@ -42,7 +42,7 @@ def test_the_environment_says_where_to_listen_and_the_key() -> None:
     ("options", "complaint"),
     [
         ({"router": "best"}, "round-robin, random, least-loaded"),
-        ({"max-waiting-requests": 0}, "at least 1"),
+        ({"max-waiting-requests": 0}, "1 or more"),
         ({"max-waiting-requests": True}, "a whole number"),
         ({"worker-wait": "long"}, "a number"),
         ({"remote-prefill": "yes"}, "true or false"),
@@ -61,4 +61,4 @@ def test_a_whole_number_of_seconds_is_a_number() -> None:
 def test_several_frontends_share_their_metrics() -> None:
     environment = {"DYNAPLAN_RUNTIME_DIR": "/run/x"}
     assert read_settings([], environment, frontends=1).shared_metrics is None
-    assert read_settings([], environment, frontends=2).shared_metrics == Path("/run/x/frontend-metrics")
+    assert read_settings([], environment, frontends=2).shared_metrics == "/run/x/frontend-metrics"

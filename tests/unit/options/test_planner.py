@@ -14,8 +14,8 @@ from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options.planner import settings_in_graph
 from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
-from dynaplan.planner.assembly import settings_in_graph
 from tests.unit.core.planning.situations import interval
 from tests.unit.core.planning.targets import H200, foreseen, traffic
 
@@ -126,3 +126,10 @@ def test_a_planner_without_a_graph_plans_as_it_is_told(monkeypatch: pytest.Monke
 def test_what_cannot_be_said_of_a_worker_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="decode-max-num-seqs"):
         served(monkeypatch, {"decode-max-num-seqs": 0})
+
+
+def test_a_namespace_that_is_not_the_graphs_is_refused_and_the_graphs_own_is_not() -> None:
+    assert settings_in_graph({"namespace": "ns"}, "ns").namespace == "ns"
+    assert settings_in_graph({}, "ns").namespace == "ns"
+    with pytest.raises(ConfigError, match=r"Planner.namespace is 'other', but the graph runs in 'ns'"):
+        settings_in_graph({"namespace": "other"}, "ns")

@@ -1,0 +1,54 @@
+"""Options of the Frontend, and of the services that live in its process: Processor and Router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, Settings, option, part
+from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSettings, RoutingSettings
+
+
+@dataclass(frozen=True)
+class FrontendSettings(RoutingSettings, ComponentSettings):
+    """What the Frontend is told.
+
+    ``model`` is the name that clients must use; empty: any that the workers have. ``max_waiting_requests``
+    bounds the requests that have not begun to answer. ``shared_metrics`` is the directory where several
+    frontends add up their metrics, None for one frontend. These two are no options: ``options/frontend.py``
+    finds them out.
+    """
+
+    host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
+    port: int = option(8000, "The public port; `--port` and `DYNAMO_PORT` come first", least=0)
+    api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
+    max_waiting_requests: int = option(
+        1024, "Requests that may wait for their first token before new ones are answered 429", least=1
+    )
+    max_body_bytes: int = option(16 * 1024 * 1024, "Largest request body, in bytes", least=1)
+    worker_wait_s: float = option(
+        15.0, "Seconds that a request waits for a worker when there is none", least=0
+    )
+    prefill_wait_s: float = option(30.0, "Seconds that a request waits for its remote prefill", least=0)
+    record_traffic: str | None = option(
+        None, "File that the lengths and times of every request are appended to", path=WRITTEN
+    )
+    disaggregation: DisaggregationSettings = part(DisaggregationSettings)
+    endpoint: str | None = option(None, NO_EFFECT)
+    endpoint_chat: str | None = option(None, NO_EFFECT)
+    endpoint_completions: str | None = option(None, NO_EFFECT)
+    model: str = ""
+    shared_metrics: str | None = None
+
+
+@dataclass(frozen=True)
+class ProcessorSettings(Settings):
+    """What the Processor's section has beside the routing that it shares with the Frontend's."""
+
+    prompt_template: str | None = option(None, NO_EFFECT)
+
+
+@dataclass(frozen=True)
+class RouterSettings(Settings):
+    """What the Router's section has beside the routing that it shares with the Frontend's."""
+
+    indexer: str | None = option(None, NO_EFFECT)
