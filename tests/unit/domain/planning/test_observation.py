@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+
+
+def test_a_published_fleet_is_read() -> None:
+    document = {
+        "roles": {
+            "prefill": {"ready": 2, "draining": 1},
+            "decode": {"starting": 1, "failed": 3, "else": 9},
+        },
+        "gpus_per_worker": {"prefill": 0.5, "decode": 2},
+        "startup_s": {"decode": 40.5},
+        "gpus_total": 8,
+    }
+    assert FleetCounts.from_json(document) == FleetCounts(
+        prefill=WorkerCounts(ready=2, draining=1, gpus=0.5),
+        decode=WorkerCounts(starting=1, failed=3, gpus=2.0, startup_s=40.5),
+        gpus_total=8,
+    )
+
+
+def test_numbers_below_0_are_0() -> None:
+    document = {"roles": {"decode": {"ready": -1}}, "gpus_total": -8, "gpus_per_worker": {"decode": -1}}
+    assert FleetCounts.from_json(document) == FleetCounts()
+
+
+@pytest.mark.parametrize(
+    "document", [{"roles": []}, {"roles": {"decode": {"ready": "two"}}}, {"gpus_total": None}]
+)
+def test_anything_but_a_fleet_is_a_value_error(document: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        FleetCounts.from_json(document)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.domain.planning.traffic import Lengths
+
+BOUNDS = (10.0, 100.0)
+
+
+def test_the_greatest_mean_takes_each_length_at_the_bound_of_its_bucket() -> None:
+    assert Lengths(BOUNDS, (1.0, 1.0, 2.0)).greatest_mean_tokens == pytest.approx((10 + 100 + 2 * 200) / 4)
+
+
+@pytest.mark.parametrize("lengths", [Lengths((), ()), Lengths(BOUNDS, (0.0, 0.0, 0.0))])
+def test_no_lengths_have_a_greatest_mean_of_0(lengths: Lengths) -> None:
+    assert lengths.greatest_mean_tokens == 0.0
+
+
+def test_the_mean_of_a_sum_is_exact_only_if_both_are() -> None:
+    exact, unknown = Lengths(BOUNDS, (1.0, 0.0, 0.0), 4.0), Lengths(BOUNDS, (0.0, 3.0, 0.0), 40.0)
+    assert (exact + unknown).mean_tokens == pytest.approx((4 + 3 * 40) / 4)
+    assert (exact + Lengths(BOUNDS, (0.0, 3.0, 0.0))).mean_tokens is None
