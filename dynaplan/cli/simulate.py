@@ -12,6 +12,7 @@ import click
 
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.domain.errors import ConfigError
+from dynaplan.foundation import tables
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
 
@@ -122,11 +123,7 @@ def text_table(table: Sequence[Mapping[str, Any]]) -> str:
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
     cells += [[shown.format(row[key]) for key, (_, shown) in columns.items()] for row in table]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    )
+    return tables.text_table(cells)
 
 
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:

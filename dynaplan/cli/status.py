@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
@@ -82,11 +83,7 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> di
 
 def table(workers: Sequence[Mapping[str, Any]]) -> str:
     """Lay the rows out under their headings; a dash is "not known" or "does not have one"."""
-    rows = [COLUMNS, *(_cells(row) for row in workers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return text_table([COLUMNS, *(_cells(row) for row in workers)])
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -15,6 +14,7 @@ from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.domain.discovery import public_urls
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
@@ -60,7 +60,7 @@ async def run_planner(settings: PlannerSettings) -> None:
         discovery = Discovery(store, settings.namespace)
         stack.push_async_callback(discovery.close)
         await discovery.start()
-        messenger = _OnFirstUse(wiring.connect_messenger)
+        messenger = OnFirstUse(wiring.connect_messenger)
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.system_clock())
         stack.push_async_callback(planner.close)
@@ -153,23 +153,3 @@ def log_directory(settings: PlannerSettings) -> Path:
     if settings.log_dir:
         return Path(settings.log_dir)
     return planner_log_root() / time.strftime("%Y%m%d_%H%M%S")
-
-
-class _OnFirstUse:
-    """Connects when it is called first, and again when that failed; a call may give up on waiting."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Messenger]]) -> None:
-        self._connect = connect
-        self._connecting: asyncio.Future[Messenger] | None = None
-
-    async def __call__(self) -> Messenger:
-        if self._connecting is None or (self._connecting.done() and self._connecting.exception()):
-            self._connecting = asyncio.ensure_future(self._connect())
-        return await asyncio.shield(self._connecting)
-
-    async def close(self) -> None:
-        if self._connecting:
-            self._connecting.cancel()
-            for connected in await asyncio.gather(self._connecting, return_exceptions=True):
-                if not isinstance(connected, BaseException):
-                    await connected.close()

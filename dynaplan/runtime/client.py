@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
@@ -15,6 +14,7 @@ import aiohttp
 
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.foundation.backoff import Backoff
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, items_of, plain
 
@@ -73,7 +73,7 @@ class DependencyClient:
     async def _call(self, endpoint: str, request: Any) -> AsyncGenerator[Any, None]:
         body = json.dumps(plain(request)).encode()
         deadline_s = time.monotonic() + self._find_instance_s
-        delay_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
         reason = "no instance is registered"
         while True:
             for instance in self._in_turn(endpoint):
@@ -90,8 +90,7 @@ class DependencyClient:
                         raise TemporaryError(f"{self._service}.{endpoint} broke off: {reason}") from error
             if time.monotonic() >= deadline_s:
                 raise TemporaryError(f"no instance of {self._service} answers {endpoint}: {reason}")
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+            await backoff.pause()
 
     def _in_turn(self, endpoint: str) -> tuple[Instance, ...]:
         """The instances, beginning with the one whose turn it is."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaplan.domain.routes import Route
 from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger
 from dynaplan.runtime.discovery import Discovery
@@ -59,11 +60,12 @@ class WorkerRuntime:
     _held: list[Callable[[], int]] = field(default_factory=list, init=False)
     _looks: list[Finish] = field(default_factory=list, init=False)
     _tasks: BackgroundTasks = field(init=False)
-    _connecting: asyncio.Task[Messenger] | None = field(default=None, init=False)
+    _messenger: OnFirstUse[Messenger] = field(init=False)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._task_failed)
+        self._messenger = OnFirstUse(self.connect_messenger)
         self.told_to_leave: asyncio.Future[str] = loop.create_future()
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.ready = asyncio.Event()
@@ -73,9 +75,7 @@ class WorkerRuntime:
 
         Raises QueueUnavailable while the server does not answer; the next call tries again.
         """
-        if self._connecting is None or (self._connecting.done() and self._connecting.exception()):
-            self._connecting = asyncio.create_task(self.connect_messenger())
-        return await asyncio.shield(self._connecting)
+        return await self._messenger()
 
     def add_routes(self, routes: Sequence[Route]) -> None:
         """Serve these from the worker's own HTTP server too. Before the start hooks end."""
@@ -150,11 +150,7 @@ class WorkerRuntime:
     async def close(self) -> None:
         """End the background tasks and the connections that were made on use."""
         await self._tasks.cancel()
-        if self._connecting:
-            self._connecting.cancel()
-            for connected in await asyncio.gather(self._connecting, return_exceptions=True):
-                if not isinstance(connected, BaseException):
-                    await connected.close()
+        await self._messenger.close()
 
     def _task_failed(self, task: asyncio.Task[None], error: BaseException) -> None:
         log_failure(task, error)

@@ -26,6 +26,7 @@ from typing import TypeVar
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.store import Transaction
+from dynaplan.foundation.backoff import Backoff
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
@@ -186,16 +187,15 @@ class Registration:
 
     async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
         """The store's answer, asked for again and again while it is away."""
-        delay_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
         while True:
             try:
                 async with asyncio.timeout(STORE_ANSWER_S):
                     return await call()
             except (TimeoutError, StoreUnavailable) as error:
-                if delay_s == RETRY_FIRST_S:
+                if backoff.is_first:
                     log.warning("the store does not answer, trying on: %s", error or "no answer in time")
-                await self._clock.sleep(delay_s)
-                delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+                await backoff.pause()
 
     def _look_for_own_keys(self) -> None:
         """Wake up when an own key that was there is not there any more."""

@@ -130,22 +130,6 @@ class WorkerServer:
         return not self._credentials or hmac.compare_digest(given, self._credentials)
 
 
-def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A bound TCP socket; ``port`` 0 takes a free one, ``is_shared`` lets several processes listen on it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +23,8 @@ from pathlib import Path
 
 from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
 from dynaplan.domain.masking import mask_secrets
+from dynaplan.foundation.health import health_answer_at
+from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.runtime_dir import LONGEST_SOCKET_PATH_BYTES, write_private
 from dynaplan.wiring import connect_messenger, connect_store
 
@@ -64,7 +64,7 @@ def embedded_etcd(runtime_dir: Path) -> ServerSpec:
         cmd=_etcd_command(binary, version),
         working_dir=directory,
         environment={"ETCD_ENDPOINTS": f"unix://{client_socket}"},
-        is_ready=lambda: _answers(lambda: _etcd_is_healthy(client_socket)),
+        is_ready=lambda: _etcd_is_healthy(client_socket),
         # etcd takes ETCD_* as options, and refuses to start when one contradicts the command line.
         without=("ETCD_",),
     )
@@ -148,7 +148,7 @@ logtime: true
         cmd=[find_nats_server(), "--config", str(config)],
         working_dir=directory,
         environment={"NATS_SERVER": f"nats://127.0.0.1:{port}", "NATS_AUTH_TOKEN": token},
-        is_ready=lambda: _answers(lambda: _nats_is_healthy(port, token)),
+        is_ready=lambda: _nats_is_healthy(port, token),
     )
 
 
@@ -190,56 +190,35 @@ async def check_external_nats(server: str) -> None:
     await messenger.close()
 
 
-async def _answers(probe: Callable[[], Awaitable[bool]]) -> bool:
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            return await probe()
-    except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return False
-
-
 async def _etcd_is_healthy(client_socket: Path) -> bool:
-    reader, writer = await asyncio.open_unix_connection(str(client_socket))
-    try:
-        writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        return b'"true"' in await reader.read(4096)
-    finally:
-        writer.close()
+    return b'"true"' in await health_answer_at(client_socket, PROBE_TIMEOUT_S)
 
 
 async def _nats_is_healthy(port: int, token: str) -> bool:
-    """Whether the server there takes our token: another program on that port is not ours."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    """Tell whether the server there takes our token: another program on that port is not ours."""
     try:
-        greeting = await reader.readline()
-        if not greeting.startswith(b"INFO ") or b'"jetstream":true' not in greeting:
-            return False
-        hello = json.dumps({"auth_token": token, "verbose": False})
-        writer.write(f"CONNECT {hello}\r\nPING\r\n".encode())
-        return (await reader.readline()).startswith(b"PONG")
-    finally:
-        writer.close()
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                greeting = await reader.readline()
+                if not greeting.startswith(b"INFO ") or b'"jetstream":true' not in greeting:
+                    return False
+                hello = json.dumps({"auth_token": token, "verbose": False})
+                writer.write(f"CONNECT {hello}\r\nPING\r\n".encode())
+                return (await reader.readline()).startswith(b"PONG")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
 
 
 def _free_port() -> int:
-    """A free loopback port below the range from which the kernel takes ports for outgoing connections.
-
-    One of that range could be given away while the server restarts, even to a client that tries to
-    reconnect to it, which would then talk to itself.
-    """
     try:
-        first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except OSError:
-        first_ephemeral = 32768
-    for _ in range(100):
-        port = random.randrange(10000, first_ephemeral) if first_ephemeral > 11000 else 0
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise UserError("no free loopback port found", hint="Set NATS_SERVER to a NATS server that runs already.")
+        return free_port()
+    except OSError as error:
+        raise UserError(
+            f"{error.strerror}", hint="Set NATS_SERVER to a NATS server that runs already."
+        ) from error
 
 
 def _private(directory: Path) -> Path:

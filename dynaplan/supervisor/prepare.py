@@ -35,6 +35,7 @@ from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
+from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.embedded import (
     ServerSpec,
     check_external_etcd,
@@ -254,14 +255,9 @@ def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
     """Sockets in the private directory; loopback TCP, open to every user of the box, only when asked for."""
     ports = [os.environ.get(f"DYN_CIRCUS_{name}_PORT") for name in ("ENDPOINT", "PUBSUB")]
     if is_tcp or all(ports):
-        endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else _free_port()}" for port in ports)
+        endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else free_port()}" for port in ports)
         return endpoint, events
     return f"ipc://{runtime_dir / ENDPOINT_SOCKET}", f"ipc://{runtime_dir / EVENTS_SOCKET}"
-
-
-def _free_port() -> int:
-    with hold_port("127.0.0.1", 0) as holder:
-        return int(holder.getsockname()[1])
 
 
 def _servers(runtime_dir: Path) -> tuple[ServerSpec, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynaplan.domain.errors import ConfigError, DeploymentError
+from dynaplan.foundation.sockets import holding_socket
 
 LONGEST_SOCKET_NAME = "/circus-events.sock"
 LONGEST_SOCKET_PATH_BYTES = 107
@@ -84,28 +85,19 @@ def hold_port(host: str, port: int) -> socket.socket:
     """A bound socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
 
     Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
-    that the kernel chooses. It is bound without sharing, so that another program's port, shared or not, is
-    never joined by accident, and opened for sharing afterwards.
+    that the kernel chooses.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        holder = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
+        return holding_socket(host, port)
+    except socket.gaierror as error:
         raise ConfigError(
             f"--host {host}: {error.strerror}", hint="expected an address of this machine"
         ) from error
-    try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(address)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
-        holder.close()
         raise ConfigError(
             f"cannot use port {port} of {host}: {error.strerror}",
             hint="--port expects a free port; 0 lets the kernel choose one",
         ) from error
-    return holder
 
 
 def _fits(directory: Path) -> bool:

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from urllib.parse import urlsplit
 
 import zmq
 
@@ -19,6 +18,7 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.health import health_answer
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.prepare import Config, Prepared, ServeOptions, prepare
@@ -29,6 +29,7 @@ __all__ = ["ServeOptions", "gpu_map", "serve"]
 
 EXIT_HURRIED = 130
 READY_POLL_S = 0.05
+HEALTH_ANSWER_S = 1.0
 SLOW_S = 10.0
 """After that time the user is told who is not there yet."""
 
@@ -168,15 +169,7 @@ class Serving:
         say(f"Ready after {time.monotonic() - begun_s:.1f} s: {self._launch.frontend_url}")
 
     async def _frontend_is_healthy(self) -> bool:
-        url = urlsplit(self._launch.frontend_url)
-        try:
-            async with asyncio.timeout(1.0):
-                reader, writer = await asyncio.open_connection(url.hostname, url.port)
-                writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                status = await reader.readline()
-                writer.close()
-        except (OSError, TimeoutError):
-            return False
+        status, _, _ = (await health_answer(self._launch.frontend_url, HEALTH_ANSWER_S)).partition(b"\r\n")
         return b" 200 " in status
 
     async def _all_are_ready(self) -> bool:

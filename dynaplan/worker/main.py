@@ -103,12 +103,13 @@ def _prepare_process(surroundings: Surroundings) -> LogFile | None:
 async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file: LogFile | None) -> int:
     import asyncio
 
+    from dynaplan.foundation.sockets import bound_socket
     from dynaplan.runtime.life import WorkerLife
-    from dynaplan.runtime.server import WorkerServer, bind
+    from dynaplan.runtime.server import WorkerServer
     from dynaplan.worker.hosting import Host
 
     service = _service(options)
-    server = WorkerServer(bind("127.0.0.1", 0), surroundings.worker_token)
+    server = WorkerServer(bound_socket("127.0.0.1", 0), surroundings.worker_token)
     runtime = await _runtime(service, surroundings, server.url)
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
@@ -116,7 +117,7 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
     _fill_context(service, runtime, options)
 
     def public() -> WorkerServer:
-        listen_on = bind(surroundings.host, surroundings.port, is_shared=True)
+        listen_on = bound_socket(surroundings.host, surroundings.port, is_shared=True)
         return WorkerServer(listen_on, surroundings.api_key, leaves_port=True)
 
     host = Host(service, runtime)

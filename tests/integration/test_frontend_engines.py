@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.runtime.server import WorkerServer, bind
+from dynaplan.foundation.sockets import bound_socket
+from dynaplan.runtime.server import WorkerServer
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 from tests.fakes.polling import eventually
@@ -355,7 +356,7 @@ async def test_the_tokens_that_the_engine_states_are_in_the_metrics() -> None:
 @asynccontextmanager
 async def routes(here: Stage) -> AsyncIterator[str]:
     """The frontend's worker server: the address."""
-    server = WorkerServer(bind("127.0.0.1", 0), TOKEN)
+    server = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
     await server.start(here.runtime.routes)
     await server.drain()  # it answers on
     try:

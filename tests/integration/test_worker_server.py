@@ -14,10 +14,11 @@ from aiohttp import web
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
+from dynaplan.foundation.sockets import bound_socket
 from dynaplan.runtime.client import DependencyClient, worker_session
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
-from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer, bind
+from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer
 from tests.fakes.polling import eventually
 from tests.fakes.store import FakeStore
 
@@ -76,7 +77,7 @@ class Plant:
         )
 
     async def add(self, backend: Backend, routes: tuple[Route, ...] = ()) -> WorkerServer:
-        server = WorkerServer(bind("127.0.0.1", 0), TOKEN)
+        server = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
         endpoints = [
             ServedEndpoint(name, getattr(backend, name), Question if name == "generate" else None)
             for name in ("generate", "slow", "plain", "broken", "large")
@@ -248,7 +249,7 @@ async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
 
 
 async def test_a_call_whose_instance_is_dead_goes_to_another(plant: Plant) -> None:
-    unused = bind("127.0.0.1", 0)
+    unused = bound_socket("127.0.0.1", 0)
     await plant.register(f"http://127.0.0.1:{unused.getsockname()[1]}")
     await plant.add(Backend())
     await eventually(lambda: len(plant.discovery.instances("Backend", "large")) == 2)
@@ -262,7 +263,7 @@ async def test_a_connection_that_died_while_idle_fails_no_request(plant: Plant) 
     assert await collected(plant.client.plain(1)) == [{"number": 2}]
     port = int(server.url.rpartition(":")[2])
     await server.stop()
-    again = WorkerServer(bind("127.0.0.1", port), TOKEN)
+    again = WorkerServer(bound_socket("127.0.0.1", port), TOKEN)
     plant.servers.append(again)
     await again.start([internal_route(ServedEndpoint("plain", Backend().plain))])
     assert await collected(plant.client.plain(1)) == [{"number": 2}]
@@ -328,7 +329,7 @@ async def test_a_public_endpoint_streams_text_as_it_is_and_other_items_as_lines_
         yield "Frontend: "
         yield {"a": 1}
 
-    server = WorkerServer(bind("127.0.0.1", 0, is_shared=True), "", leaves_port=True)
+    server = WorkerServer(bound_socket("127.0.0.1", 0, is_shared=True), "", leaves_port=True)
     await server.start([public_route(ServedEndpoint("generate", mixed))])
     async with aiohttp.ClientSession() as user:
         async with user.post(f"{server.url}/generate", json={"text": "test"}) as response:

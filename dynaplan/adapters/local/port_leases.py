@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,8 @@ from dynaplan.adapters.local.node_directory import (
     unlock,
 )
 from dynaplan.domain.errors import DeploymentError
+from dynaplan.foundation.sockets import LOWEST_PORT, is_free, quiet_ports
 
-LOWEST_PORT = 10000
-HIGHEST_PORT = 65535
-FEWEST_PORTS = 500
-"""A range of ports that is smaller is not worth looking through."""
-
-_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PREFIX = "port-"
 
 
@@ -100,7 +94,7 @@ def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
         descriptor = try_lock(directory, _file_name(port))
         if descriptor is not None:
             held[port] = descriptor
-        if descriptor is None or not _is_free(port):
+        if descriptor is None or not is_free(port):
             break
     else:
         return tuple(held.values())
@@ -111,36 +105,13 @@ def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
 
 def _first_ports(count: int) -> Iterator[int]:
     """Where a run of ports may begin, each once, from a random one on."""
-    lowest, highest = _port_range()
+    lowest, highest = quiet_ports()
     room = highest - lowest - count + 2
     if room < 1:
         return
     offset = random.randrange(room)
     for step in range(room):
         yield lowest + (offset + step) % room
-
-
-def _port_range() -> tuple[int, int]:
-    """The ports to choose from: below the ephemeral ones, else above them, else any."""
-    try:
-        first, last = map(int, _EPHEMERAL_RANGE.read_text().split())
-    except (OSError, ValueError):
-        first, last = 32768, 60999
-    if first - LOWEST_PORT >= FEWEST_PORTS:
-        return LOWEST_PORT, first - 1
-    if HIGHEST_PORT - last >= FEWEST_PORTS:
-        return last + 1, HIGHEST_PORT
-    return LOWEST_PORT, HIGHEST_PORT
-
-
-def _is_free(port: int) -> bool:
-    """Whether nobody listens there, on this address or on all of them."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _remove_unlocked_files(directory: int) -> None:

@@ -12,6 +12,7 @@ from dynaplan.adapters.stores.encoding import decoded, key_value, key_values
 from dynaplan.adapters.stores.gateway import Gateway
 from dynaplan.domain.errors import StoreUnavailable
 from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
+from dynaplan.foundation.backoff import Backoff
 
 Document = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -50,14 +51,14 @@ class Watch:
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the gateway is closed."""
-        delay_s = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
         while not self._gateway.closed.is_set():
             try:
                 if not self._next_revision:
                     yield await self._snapshot()
                 async with self._gateway.stream("/v3/watch", self._request(), self._silence_s) as messages:
                     async for message in messages:
-                        delay_s = FIRST_DELAY_S
+                        backoff.reset()
                         for event in self._read(message):
                             yield event
                         if message.get("created") and await self._identity() != self._mark:
@@ -68,8 +69,7 @@ class Watch:
                 if self._gateway.closed.is_set():
                     return
                 log.debug("watch interrupted: %s", error)
-                await self._pause(delay_s)
-                delay_s = min(2 * delay_s, LAST_DELAY_S)
+                await backoff.pause()
 
     async def _snapshot(self) -> Snapshot:
         self._mark = await self._identity()

@@ -12,6 +12,7 @@ from dynaplan.domain.errors import CapacityError
 from dynaplan.domain.gpus import Gpu, check_gpu_request
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, worker_name
+from dynaplan.foundation.tables import text_table
 
 Choice = tuple[tuple[int, ...], float]
 """The indices of the GPUs, and the share of each: 1.0 unless fractional."""
@@ -83,11 +84,8 @@ def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]
         share = "" if worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
         indices = (_list(worker.gpus) or "-") + share
         rows.append((name, role.value, indices, ",".join(uuids[index] for index in worker.gpus)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     free = [gpu.index for gpu in inventory if gpu.index not in unusable | _shares(fleet).keys()]
-    lines.append(f"GPUs: {len(inventory)}, free: {_list(free) or 'none'}")
-    return "\n".join(line.rstrip() for line in lines)
+    return f"{text_table(rows)}\nGPUs: {len(inventory)}, free: {_list(free) or 'none'}"
 
 
 def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:

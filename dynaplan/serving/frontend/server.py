@@ -20,10 +20,10 @@ from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.routers import ROUTES_TO
-from dynaplan.runtime.server import bind
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
@@ -131,7 +131,7 @@ class Frontend:
     async def start(self) -> None:
         """Listen, register the public address, and begin to follow the store's keys."""
         self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
-        listen_on = bind(self._settings.host, self._settings.port, is_shared=True)
+        listen_on = bound_socket(self._settings.host, self._settings.port, is_shared=True)
         await self._runner.setup()
         self._site = web.SockSite(self._runner, listen_on, backlog=BACKLOG)
         await self._site.start()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.domain.settings.worker import WorkerSettings
+from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue
 
@@ -68,20 +69,19 @@ class PrefillPuller:
 
     async def run(self) -> None:
         """Pull until ``finish`` is called."""
-        delay_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
         self._is_idle.clear()
         while not self._is_stopping:
             try:
                 messenger = await self._messenger()
                 await self._listen(messenger)
                 queue = await messenger.queue(self._stream)
-                delay_s = RETRY_FIRST_S
+                backoff.reset()
                 await self._pull(queue, messenger)
             except QueueUnavailable as error:
-                if delay_s == RETRY_FIRST_S:
+                if backoff.is_first:
                     log.warning("the prefill queue does not answer, trying on: %s", error)
-                await self._clock.sleep(delay_s)
-                delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+                await backoff.pause()
         self._is_idle.set()
 
     async def finish(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from urllib.parse import urlsplit
+
+from dynaplan.foundation.health import health_answer
 
 ASK_EVERY_S = 1.0
 """An answer may take as long."""
@@ -64,15 +65,5 @@ class HealthWatch:
 
 
 async def answers(url: str, within_s: float) -> bool:
-    """Whether a worker says anything to ``GET {url}/health`` within that time."""
-    address = urlsplit(url)
-    try:
-        async with asyncio.timeout(within_s):
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            try:
-                writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                return (await reader.readline()).startswith(b"HTTP/")
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError):
-        return False
+    """Tell whether a worker says anything to ``GET {url}/health`` within that time, in seconds."""
+    return (await health_answer(url, within_s)).startswith(b"HTTP/")

@@ -25,7 +25,7 @@ HOLD_PORTS = """
 import sys
 from pathlib import Path
 from dynaplan.adapters.local import port_leases
-port_leases._port_range = lambda: tuple(map(int, sys.argv[2].split("-")))
+port_leases.quiet_ports = lambda: tuple(map(int, sys.argv[2].split("-")))
 lease = port_leases.lease_ports(2, Path(sys.argv[1]))
 print(*lease.ports, flush=True)
 sys.stdin.read()
@@ -72,11 +72,11 @@ def range_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[int, int]
     """Restricts the ports to choose from to so many that are free now."""
 
     def restrict(size: int) -> tuple[int, int]:
-        lowest, highest = port_leases._port_range()
+        lowest, highest = port_leases.quiet_ports()
         for first in range(lowest, highest - size, size):
-            if all(map(port_leases._is_free, range(first, first + size))):
+            if all(map(port_leases.is_free, range(first, first + size))):
                 chosen = first, first + size - 1
-                monkeypatch.setattr(port_leases, "_port_range", lambda chosen=chosen: chosen)
+                monkeypatch.setattr(port_leases, "quiet_ports", lambda chosen=chosen: chosen)
                 return chosen
         raise AssertionError("no free ports")
 

@@ -1,0 +1,40 @@
+"""A question for a server's health over a bare socket, without an HTTP client.
+
+A process that asks little should not import one: aiohttp costs 14 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+LONGEST_ANSWER_BYTES = 4096
+QUESTION = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
+
+
+async def health_answer(url: str, within_s: float) -> bytes:
+    """Return what ``GET {url}/health`` says first, from its status line on; b"" without an answer in time."""
+    address = urlsplit(url)
+    return await _answer(lambda: asyncio.open_connection(address.hostname, address.port), within_s)
+
+
+async def health_answer_at(unix_socket: str | os.PathLike[str], within_s: float) -> bytes:
+    """Return what ``GET /health`` on a unix socket says first; b"" without an answer in time."""
+    return await _answer(lambda: asyncio.open_unix_connection(os.fspath(unix_socket)), within_s)
+
+
+async def _answer(connect: Callable[[], Awaitable[Connection]], within_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await connect()
+            try:
+                writer.write(QUESTION)
+                return await reader.read(LONGEST_ANSWER_BYTES)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return b""

@@ -1,0 +1,93 @@
+"""TCP ports of this machine: bound sockets, and ports that are free."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from pathlib import Path
+
+LOWEST_PORT = 10000
+"""Ports below are left to well-known services."""
+
+HIGHEST_PORT = 65535
+
+FEWEST_PORTS = 500
+"""A smaller range of ports is not worth looking through."""
+
+ATTEMPTS = 100
+
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Bind a TCP socket, in non-blocking mode.
+
+    ``port`` 0 takes a free one; ``is_shared`` lets several processes listen. Raises
+    OSError when the port is taken, and its kind ``socket.gaierror`` for an unknown host.
+    """
+    bound = _tcp_socket(host)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def holding_socket(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket that never listens: it keeps the port for sockets that are bound as shared later.
+
+    It is bound without sharing, so that another program's port, shared or not, is never joined by accident,
+    and opened for sharing afterwards. Raises as ``bound_socket`` does.
+    """
+    holder = bound_socket(host, port)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return holder
+
+
+def quiet_ports() -> tuple[int, int]:
+    """Return the first and the last port of the range to choose from.
+
+    It lies below the ephemeral range, from which the kernel takes ports for outgoing connections, where there
+    is room, else above it. An ephemeral port could be given away between two starts of its server, even
+    to a client that tries to reconnect to it, which would then talk to itself.
+    """
+    try:
+        first, last = map(int, _EPHEMERAL_RANGE.read_text().split())
+    except (OSError, ValueError):
+        first, last = 32768, 60999
+    if first - LOWEST_PORT >= FEWEST_PORTS:
+        return LOWEST_PORT, first - 1
+    if HIGHEST_PORT - last >= FEWEST_PORTS:
+        return last + 1, HIGHEST_PORT
+    return LOWEST_PORT, HIGHEST_PORT
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on the loopback port, on this address or on all of them."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now, outside the ephemeral range; OSError when none is found."""
+    lowest, highest = quiet_ports()
+    for _ in range(ATTEMPTS):
+        port = random.randint(lowest, highest)
+        if is_free(port):
+            return port
+    raise OSError(errno.EADDRINUSE, "no free loopback port found")
+
+
+def _tcp_socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
