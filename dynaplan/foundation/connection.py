@@ -1,4 +1,4 @@
-"""A connection that is made when it is first used, one for all who use it."""
+"""A connection that is made when it is first used, one for all its users."""
 
 from __future__ import annotations
 
