@@ -1,4 +1,4 @@
-"""What the planner knows of the traffic at the end of an interval: what came, and what is expected."""
+"""Traffic at the end of an interval: the measured one, and its forecast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TrafficWatch:
-    """Looks at a source of traffic, keeps its history, and has it foretold.
+    """Reads a source of traffic, keeps its history, and has it forecast.
 
     ``before`` is the history that a warm-up trace gives.
     """
@@ -41,15 +41,15 @@ class TrafficWatch:
         self._missing = ""
 
     async def pull(self) -> None:
-        """One metric pull."""
+        """Pull the source once."""
         await self._source.pull()
 
     async def look(self, startup_s: float) -> tuple[Traffic, Foresight]:
-        """What was seen since the last look, and what is expected until a worker that starts now is ready."""
+        """Return the traffic since the last look, and the forecast until a worker started now is ready."""
         now_s = self._clock.now_s()
         traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))
         self._seen_s = now_s
-        self._tell_missing(traffic.missing if traffic.requests is None else "")
+        self._log_missing(traffic.missing if traffic.requests is None else "")
         self._history.add(traffic)
         answers = {
             asked: await self._forecaster.forecast(
@@ -60,11 +60,11 @@ class TrafficWatch:
         return traffic, foresight(self._history, answers)
 
     async def close(self) -> None:
-        """End connections and processes."""
+        """Close connections and processes."""
         await self._source.close()
         await self._forecaster.close()
 
-    def _tell_missing(self, missing: str) -> None:
+    def _log_missing(self, missing: str) -> None:
         if missing and not self._missing:
             log.warning("the traffic is not known: %s", missing)
         elif self._missing and not missing:

@@ -33,12 +33,12 @@ NO_SCALING = "No scaling needed (prefill=%d, decode=%d)"
 
 
 def local_time() -> str:
-    """The wall time with its offset, ISO 8601."""
+    """Return the wall time with its offset, ISO 8601."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 class PlannerLoop:
-    """One planner. ``run`` never returns and no exception but cancellation leaves it.
+    """One planner. ``run`` never returns, and only a cancellation leaves it.
 
     ``PlanningCycle`` says when to pull and when to decide.
     """
@@ -68,7 +68,7 @@ class PlannerLoop:
     async def run(self) -> None:
         """Wait until a decode worker is ready, then plan for ever."""
         await self._wait_ready()
-        log.info("planning for namespace %s%s", self._settings.namespace, self._manner())
+        log.info("planning for namespace %s%s", self._settings.namespace, self._mode())
         self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
         while True:
@@ -105,7 +105,7 @@ class PlannerLoop:
     async def _tick(self) -> None:
         cycle = self._cycle
         if cycle.is_scaling:
-            await self._look_whether_scaling_ended()
+            await self._check_scaling()
         if self._traffic:
             await self._traffic.pull()
         if not cycle.is_waiting:
@@ -116,7 +116,7 @@ class PlannerLoop:
         if cycle.is_due(self._clock.now_s()):
             await self._adjust()
 
-    async def _look_whether_scaling_ended(self) -> None:
+    async def _check_scaling(self) -> None:
         try:
             desired = await self._connector.desired()
         except TemporaryError as error:
@@ -178,5 +178,5 @@ class PlannerLoop:
         log.info("decision %d asks for %s", identifier, decision.desired)
         self._cycle.asked()
 
-    def _manner(self) -> str:
+    def _mode(self) -> str:
         return "; no-operation: nothing will be changed" if self._settings.no_operation else ""

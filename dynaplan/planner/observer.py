@@ -1,4 +1,7 @@
-"""What the planner pulls every ``metric-pulling-interval``: who is away leaves a gap, not an exception."""
+"""Metric pulls, every ``metric-pulling-interval``:
+
+a worker that does not answer leaves a gap, not an exception.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUE_TIMEOUT_S = 1.0
+"""Longest wait for the depth of the prefill queue, seconds."""
 
 
 class Observer:
     """Reads the load of a deployment.
 
-    ``instances`` gives the instances of a component, ``messenger`` the connection to the prefill queue; it is
-    asked for only once prefill workers are registered.
+    ``instances`` gives the instances of a component; ``messenger`` connects to the prefill queue, and is
+    called only once prefill workers are registered.
     """
 
     def __init__(
@@ -43,16 +47,16 @@ class Observer:
         self._messenger = messenger
         self._clock = clock
         self._queue: WorkQueue | None = None
-        self._is_queue_away = False
+        self._is_queue_unavailable = False
 
     def registered(self) -> FleetCounts:
-        """The workers that are registered, as a fleet in which nobody else exists."""
+        """Return the registered workers as a fleet without any others."""
         prefill = len(self._instances(self._settings.prefill_component))
         decode = len(self._instances(self._settings.decode_component))
         return FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode))
 
     async def pull(self) -> Sample:
-        """One metric pull; takes a second at most."""
+        """Pull the metrics once; takes a second at most."""
         fleet = self.registered()
         (usage, waiting, kv_missing), (depth, queue_missing) = await asyncio.gather(
             self._decode_load(), self._queue_depth(fleet.prefill.ready)
@@ -69,7 +73,7 @@ class Observer:
         )
 
     async def close(self) -> None:
-        """End the connections to the workers."""
+        """Close the connections to the workers."""
         await self._metrics.close()
 
     async def _decode_load(self) -> tuple[float | None, int, str]:
@@ -93,12 +97,12 @@ class Observer:
                 depth = await self._queue.depth()
         except Exception as error:
             # Whatever the client of the messaging server raises: the next pull tries again.
-            self._tell_away(error)
+            self._log_unavailable(error)
             return None, "the prefill queue did not answer"
-        self._is_queue_away = False
+        self._is_queue_unavailable = False
         return float(depth), ""
 
-    def _tell_away(self, error: Exception) -> None:
-        level = logging.DEBUG if self._is_queue_away else logging.WARNING
+    def _log_unavailable(self, error: Exception) -> None:
+        level = logging.DEBUG if self._is_queue_unavailable else logging.WARNING
         log.log(level, "the prefill queue does not answer: %s: %s", type(error).__name__, error)
-        self._is_queue_away = True
+        self._is_queue_unavailable = True

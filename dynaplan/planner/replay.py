@@ -1,4 +1,4 @@
-"""Recorded observations through other settings: where the decisions differ, and why."""
+"""Recorded observations decided again with other settings: where the decisions differ, and why."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dynaplan.domain.settings.forecasting import ForecastSettings
 from dynaplan.domain.settings.planner import PlannerSettings
 
 IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
-"""What was averaged or counted over them cannot be taken apart again."""
+"""Options that cannot change: averages and counts over them cannot be taken apart again."""
 
 MINIMUMS = {"min-gpu-budget", "min-endpoint"}
-"""Either one takes the other's place."""
+"""Options that state the same minimum: one given replaces the other's recorded value."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recorded interval, and what the other settings make of it."""
+    """One recorded interval, with its recorded and its replayed decision."""
 
     wall_time: str
     recorded: Decision
@@ -37,17 +37,16 @@ class Replayed:
 
     @property
     def is_same(self) -> bool:
-        """Whether both ask for the same numbers of workers."""
+        """True when both ask for the same numbers of workers."""
         return self.recorded.desired == self.replayed.desired
 
 
 def replay(path: Path, options: Mapping[str, Any]) -> list[Replayed]:
     """Decide every recorded interval again, with these options in place of the recorded ones.
 
-    Each decision is made from the numbers of workers that there were, whatever the one before it would have
-    asked for; the planner's memory is that of the replayed decisions. What was foretold is foretold anew when
-    an option of forecasting differs. Raises ConfigError for a file that is none, and for options that what
-    was recorded cannot answer.
+    Each decision is made from the recorded numbers of workers; the memory between decisions is that of the
+    replayed ones. Forecasts are made anew when an option of forecasting differs. Raises ConfigError for a
+    file that is no recording, and for options that a recording cannot answer.
     """
     return asyncio.run(_replayed(_records(path), options))
 
@@ -67,11 +66,11 @@ async def _replayed(records: Iterable[DecisionRecord], options: Mapping[str, Any
 
 
 class _Replayer:
-    """Goes on for as long as the recorded settings are the same: then another planner had begun."""
+    """Decides on for as long as the recorded settings stay the same: other settings are another planner."""
 
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
-        self._settings = settings = _with(first.settings, options)
+        self._settings = settings = _replayed_settings(first.settings, options)
         self._model: SlaModel | None = wiring.sla_model(settings, {}) if settings.is_by_targets else None
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
@@ -80,17 +79,17 @@ class _Replayer:
             self._forecaster = wiring.make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> Replayed:
-        """The next interval."""
-        observation = await self._foretold(record.observation)
+        """Decide the next interval."""
+        observation = await self._with_forecast(record.observation)
         self._state, decision = decide(self._settings, self._state, observation, self._model)
         return Replayed(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:
-        """End what computes forecasts."""
+        """End the forecasting processes."""
         if self._forecaster:
             await self._forecaster.close()
 
-    async def _foretold(self, observation: Observation) -> Observation:
+    async def _with_forecast(self, observation: Observation) -> Observation:
         settings = self._settings
         if settings.is_by_targets and observation.traffic is None and not observation.unknown:
             raise ConfigError(
@@ -112,7 +111,7 @@ class _Replayer:
         return replace(observation, foresight=foresight(self._history, answers))
 
 
-def _with(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
+def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
     given = {key.replace("_", "-"): value for key, value in options.items()}
     kept = recorded.to_options()
     if MINIMUMS & given.keys():

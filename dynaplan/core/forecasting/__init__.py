@@ -1,1 +1,1 @@
-"""What the load will be, from what it was: pure methods, their back-test, and the choice among them."""
+"""Forecasts of the load from its past: pure methods, their back-test, and the choice among them."""

@@ -1,8 +1,15 @@
-"""Linear prediction: the load ``steps`` ahead as a weighted sum of the last intervals' loads.
+"""Linear prediction: the load ``steps`` ahead as a weighted sum of the last four intervals' loads.
 
-The weights are learnt as the series goes by (recursive least squares with forgetting), for exactly the
-asked number of steps. They find a wave without being told its period: two intervals determine a sinusoid,
-four leave room for noise and are learnt within a period.
+With x = (1, z(t), z(t-1), z(t-2), z(t-3)) in units of the mean of the first four loads, the forecast is w .
+x. The weights w are learnt for exactly that number of steps by recursive least squares with forgetting
+(Ljung and Soderstrom, Theory and Practice of Recursive Identification, 1983). With the outcome y of
+features x, and P the matrix of what is not known of w:
+
+    k = P x / (f + x' P x)    w <- w + k (y - w . x)    P <- (P - k x' P) / f      f = 0.99
+
+This finds a wave without knowing its period: two intervals determine a sinusoid, four leave room for
+noise and are learnt within a period. The weights start as "like now". It overshoots after a jump, so
+forecasts are capped.
 """
 
 from __future__ import annotations
@@ -13,20 +20,27 @@ from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.domain.settings.forecasting import ForecastSettings
 
 LAGS = 4
+"""Number of past intervals in the weighted sum."""
+
 FORGETTING = 0.99
-"""The weight of one interval's evidence after the next one."""
+"""Factor on the weight of an interval's evidence per further interval."""
 
 INITIAL_DOUBT = 10.0
-"""The variance of each weight to begin with, where the load is about 1."""
+"""Variance of each weight to begin with, where the load is about 1."""
 
 CAP = 1.5
+"""Factor over the highest (under the lowest) recent load beyond which no forecast goes: learning may
+overshoot."""
+
 CAP_WINDOW = 30
-"""No forecast is above so many times the most of so many intervals, nor below such a part of the least:
-learning may overshoot."""
+"""Number of intervals that count as recent for ``CAP``."""
 
 
 def autoregression(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """See the module. The last value while there are too few intervals; gaps are taken as unchanged."""
+    """Forecast by linear prediction;
+
+    the last value while there are too few intervals. Gaps count as unchanged.
+    """
     values = carried_on(series)
     if len(values) < LAGS:
         return values
@@ -46,25 +60,26 @@ def autoregression(series: Series, steps: int, settings: ForecastSettings) -> li
 
 
 def _features(values: list[float], now: int, unit: float) -> list[float]:
-    """A constant and the last loads, the newest first."""
-    return [1.0, *(each / unit for each in values[now + 1 - LAGS : now + 1][::-1])]
+    """Return x: a constant and the last loads, the newest first."""
+    return [1.0, *(value / unit for value in values[now + 1 - LAGS : now + 1][::-1])]
 
 
 def _learnt(
     weights: list[float], doubt: list[list[float]], seen: list[float], outcome: float
 ) -> tuple[list[float], list[list[float]]]:
-    """The weights, and what is not known about them, after one outcome."""
+    """Return w and P after one outcome."""
     spread = [_product(row, seen) for row in doubt]
     scale = FORGETTING + _product(seen, spread)
     surprise = (outcome - _product(weights, seen)) / scale
-    weights = [old + each * surprise for old, each in zip(weights, spread, strict=True)]
-    shares = [each / (scale * FORGETTING) for each in spread]
+    weights = [old + gain * surprise for old, gain in zip(weights, spread, strict=True)]
+    shares = [gain / (scale * FORGETTING) for gain in spread]
     doubt = [
-        [old / FORGETTING - share * each for old, each in zip(row, spread, strict=True)]
+        [old / FORGETTING - share * gain for old, gain in zip(row, spread, strict=True)]
         for row, share in zip(doubt, shares, strict=True)
     ]
     return weights, doubt
 
 
 def _product(left: list[float], right: list[float]) -> float:
+    """Return the inner product."""
     return float(sum(map(mul, left, right)))

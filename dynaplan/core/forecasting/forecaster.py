@@ -28,7 +28,7 @@ from dynaplan.domain.settings.forecasting import (
 )
 
 Method = Callable[[Series, int, ForecastSettings], list[float]]
-"""For every interval of the series, the forecast that would have been made then, so many steps ahead."""
+"""Returns, for every interval of the series, the forecast ``steps`` ahead that would have been made then."""
 
 METHODS: Mapping[str, Method] = {
     "constant": constant,
@@ -38,21 +38,21 @@ METHODS: Mapping[str, Method] = {
     "autoregression": autoregression,
     "seasonal": seasonal,
 }
-"""The simpler first: of equals ``auto`` takes the one that comes first."""
+"""Methods by name, the simpler first: of equally good ones ``auto`` takes the first."""
 
 COMPARED_INTERVALS = 240
-"""How far ``auto`` looks back; errors older than that hardly count any more."""
+"""Intervals that ``auto`` looks back; older errors hardly count any more."""
 
 
 def forecast(
     history: Sequence[float | None], steps: int, settings: ForecastSettings, *, is_count: bool = False
 ) -> Forecast:
-    """What is expected ``steps`` intervals after the newest value of the history (the next one: 1).
+    """Return the forecast ``steps`` intervals after the newest value of the history (the next one: 1).
 
     One value per interval, the newest last. None is an interval without data, which is not 0; so are NaN,
     infinite and negative values. Total: every history has a forecast, finite and not negative.
-    ``is_count`` says that the values are numbers of requests: ``auto`` begins with ``trend`` then.
-    The predictors that are computed outside (``arima``, ``prophet``) are the last value here.
+    ``is_count``: the values are numbers of requests, with which ``auto`` begins with ``trend``. The
+    predictors that are computed outside (``arima``, ``prophet``) are the last value here.
     """
     predictor = settings.load_predictor
     window = COMPARED_INTERVALS if predictor == "auto" else HISTORY_INTERVALS
@@ -63,44 +63,45 @@ def forecast(
         return last_known(history, f"{predictor} is not computed here")
     if predictor == "auto":
         choice = choice_of_method(series, steps, settings, is_count=is_count)
-        told, method, why = list(choice.forecasts), choice.methods[-1], choice.why
+        forecasts, method, why = list(choice.forecasts), choice.methods[-1], choice.why
     else:
-        told, method = run(predictor, series, steps, settings), predictor
+        forecasts, method = run(predictor, series, steps, settings), predictor
         why = f"{method}, {_ahead(steps)}"
-    points = sum(each is not None for each in series)
+    points = sum(value is not None for value in series)
     if method == "kalman" and points < settings.kalman_min_points:
         why = f"the last value: kalman is warming up, {points} of {settings.kalman_min_points} measurements"
-    error = score(told, series, steps, discount=DISCOUNT).mean_error
-    return Forecast(told[-1], method, why, typical_error=error if math.isfinite(error) else 0.0)
+    error = score(forecasts, series, steps, discount=DISCOUNT).mean_error
+    return Forecast(forecasts[-1], method, why, typical_error=error if math.isfinite(error) else 0.0)
 
 
 def choice_of_method(
     series: Series, steps: int, settings: ForecastSettings, *, is_count: bool = False
 ) -> Choice:
-    """Which method ``auto`` believes at each interval of the series, and the forecasts it makes with it."""
-    told = {name: run(name, series, steps, settings) for name in METHODS}
+    """Return the choice of ``auto`` at each interval of the series, with its forecasts."""
+    made = {name: run(name, series, steps, settings) for name in METHODS}
     if not is_count:
-        return choose(told, series, steps)
-    return choose(told, series, steps, beginning=("trend", _clean(trend(series, steps), series)))
+        return choose(made, series, steps)
+    return choose(made, series, steps, beginning=("trend", _clean(trend(series, steps), series)))
 
 
 def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """The forecasts of one method at every interval of the series: not negative, not NaN, not infinite."""
+    """Return the forecasts of one method at every interval of the series: not negative, finite."""
     if settings.load_predictor_log1p:
         return _clean(from_logarithms(METHODS[name](logarithms(series), steps, settings)), series)
     return _clean(METHODS[name](series, steps, settings), series)
 
 
-def _clean(told: Sequence[float], series: Series) -> list[float]:
+def _clean(forecasts: Sequence[float], series: Series) -> list[float]:
+    """Replace forecasts that are not finite by the last measurement, and negative ones by 0."""
     stand_ins = carried_on(series)
     return [
-        max(0.0, each) if math.isfinite(each) else instead
-        for each, instead in zip(told, stand_ins, strict=True)
+        max(0.0, forecast) if math.isfinite(forecast) else instead
+        for forecast, instead in zip(forecasts, stand_ins, strict=True)
     ]
 
 
 def last_known(history: Sequence[float | None], reason: str) -> Forecast:
-    """The last measurement, because of ``reason``."""
+    """Return the last measurement as the forecast, because of ``reason``."""
     series = measured(history, HISTORY_INTERVALS)
     if not series:
         return nothing_measured(history)
@@ -108,7 +109,7 @@ def last_known(history: Sequence[float | None], reason: str) -> Forecast:
 
 
 def nothing_measured(history: Sequence[float | None]) -> Forecast:
-    """The forecast of a history without traffic: 0, known when that was measured."""
+    """Return the forecast of a history without traffic: 0, known if that was measured."""
     if was_measured(history[-HISTORY_INTERVALS:]):
         return Forecast(0.0, "constant", "no traffic so far")
     return Forecast(0.0, "constant", "no data so far", is_known=False)

@@ -1,4 +1,13 @@
-"""What repeats: the period is found from the series, and the forecast is what was there a period ago."""
+"""Repeating load: the period is found by autocorrelation, the forecast is the mean of earlier periods.
+
+The autocorrelation of a series z with mean m and variance v at lag k is sum (z(t) - m) (z(t-k) - m) / (n -
+k) / v (Box and Jenkins, Time Series Analysis, 1970). The period is the lag of the first peak above 0.5
+after the correlation first falls below 0, from 4 to 100 intervals, seen at least twice. The forecast for a
+moment is the mean of the same moment in up to three earlier periods; while there is no clear period, the
+moving level.
+
+Wrong where load repeats at another height, or with a period longer than 100 intervals.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +18,26 @@ from dynaplan.core.forecasting.smoothing import level
 from dynaplan.domain.settings.forecasting import ForecastSettings
 
 SHORTEST_PERIOD = 4
+"""Shortest period that is looked for, intervals."""
+
 LONGEST_PERIOD = 100
+"""Longest period that is looked for, intervals."""
+
 PERIODS_AVERAGED = 3
+"""Number of earlier periods in the mean."""
+
 CLEAR_CORRELATION = 0.5
-"""How alike the series and itself a period ago must be, at least, before the period is believed."""
+"""Lowest autocorrelation of a peak that counts as a period."""
 
 LOOK_EVERY = 4
-"""Intervals between two looks for the period: it does not change with every one."""
+"""Intervals between two searches for the period, which does not change with every interval."""
 
 
 def seasonal(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """The mean of the same moment in the last periods; the moving level while there is no clear period."""
+    """Forecast the mean of the same moment in earlier periods;
+
+    the moving level while there is no clear period.
+    """
     values, forecasts = carried_on(series), level(series, steps, settings)
     correlations, period = _Correlations(), 0
     for now, value in enumerate(values):
@@ -35,7 +53,7 @@ def seasonal(series: Series, steps: int, settings: ForecastSettings) -> list[flo
 
 
 class _Correlations:
-    """How a growing series goes with itself, by lag. One pass: sums of products are kept."""
+    """Autocorrelations of a growing series. Sums of products are kept, so adding a value is one pass."""
 
     def __init__(self) -> None:
         self._values: list[float] = []
@@ -48,12 +66,12 @@ class _Correlations:
         self._products[: len(newest_first)] = list(added)
 
     def period(self) -> int:
-        """The lag of the first clear peak after the first dip below 0; 0 when there is none."""
+        """Return the lag of the first clear peak after the first dip below 0; 0 when there is none."""
         count, longest = len(self._values), min(LONGEST_PERIOD, len(self._values) // 2)
         if longest <= SHORTEST_PERIOD:
             return 0
         correlations = self._by_lag(count, longest)
-        dip = next((lag for lag, each in enumerate(correlations) if each < 0), longest)
+        dip = next((lag for lag, correlation in enumerate(correlations) if correlation < 0), longest)
         for lag in range(max(dip, SHORTEST_PERIOD), longest):
             here = correlations[lag]
             if here > CLEAR_CORRELATION and correlations[lag - 1] <= here >= correlations[lag + 1]:
@@ -61,7 +79,7 @@ class _Correlations:
         return 0
 
     def _by_lag(self, count: int, longest: int) -> list[float]:
-        """Correlations for the lags 0 to ``longest``; all 0 for a series that never changes."""
+        """Return the correlations of lags 0 to ``longest``; all 0 for a series that never changes."""
         mean = sum(self._values) / count
         variance = self._products[0] / count - mean * mean
         if variance <= 1e-9 * mean * mean:

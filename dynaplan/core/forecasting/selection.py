@@ -1,8 +1,17 @@
-"""The predictor ``auto``: the method whose forecasts were the best over the recent past.
+"""The choice of ``auto``: the method whose forecasts cost least over the recent past.
 
-Nothing is remembered between two calls: for every interval of the series it is worked out which method would
-have been chosen then. So the choice, with its reluctance to change, follows from the series alone, and what
-``auto`` itself would have forecast is known for every interval too.
+Each method's discounted losses (``backtest.py``) are summed over the intervals of the series. From five
+comparisons on, another method takes over when its sum is below (1 - 0.1 - 1/n) of the sum of the method in
+use, n being the number of comparisons: reluctantly, and more so while little is known. Until then the
+``beginning`` is used.
+
+**After a surprise.** A load more than 3 times the usual error above its forecast is news, not noise. It is
+then the least that is forecast: learned patterns do not hold any more, and learning anew takes several
+intervals.
+
+Nothing is remembered between two calls: for every interval of the series the choice is worked out as it
+would have been then. So the choice, reluctance included, follows from the series alone, and the forecasts
+of ``auto`` itself are known for every interval too.
 """
 
 from __future__ import annotations
@@ -14,26 +23,21 @@ from dynaplan.core.forecasting.backtest import DISCOUNT, loss
 from dynaplan.core.forecasting.series import Series
 
 RELUCTANCE = 0.1
-"""By which part of its loss the method in use must be beaten before another one takes its place.
-
-The more clearly, the less is known: with so few comparisons as ``n``, by ``1 / n`` more.
-"""
+"""Part of its loss by which the method in use must be beaten before another one takes its place."""
 
 FEWEST_COMPARED = 5
-"""Forecasts whose outcome is known, before any choice is made."""
+"""Forecasts with a known outcome that are needed before any choice."""
 
 SURPRISE = 3.0
-"""By so many times its usual error the load must be over what was forecast for it, to be news and not noise.
-
-With errors that are spread normally it happens in one interval of a hundred.
-"""
+"""Multiple of the usual error above its forecast from which a load is news. With normal errors it happens
+in one interval of a hundred."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """``methods`` and ``forecasts`` of every interval; ``losses`` are relative to the mean load, as of now.
+    """The methods and forecasts of every interval; ``losses`` are relative to the mean load, as of now.
 
-    ``compared`` counts the forecasts whose outcome is known; there are no losses while they are too few.
+    ``compared`` counts the forecasts with a known outcome; there are no losses while they are too few.
     """
 
     methods: tuple[str, ...]
@@ -43,11 +47,11 @@ class Choice:
 
     @property
     def why(self) -> str:
-        """Which method, and how the others did."""
+        """Name the method, and the losses of the others."""
         method = self.methods[-1]
         if not self.losses:
             return f"auto: {method}, because only {self.compared} forecasts can be compared yet"
-        others = (f"{name} {each:.3f}" for name, each in self.losses.items() if name != method)
+        others = (f"{name} {loss:.3f}" for name, loss in self.losses.items() if name != method)
         stays = "" if self.losses[method] <= min(self.losses.values()) else "; none is clearly better"
         return (
             f"auto: {method}, weighted error {self.losses[method]:.3f} of the load over the last "
@@ -56,21 +60,19 @@ class Choice:
 
 
 def choose(
-    told: Mapping[str, Sequence[float]],
+    forecasts_by_method: Mapping[str, Sequence[float]],
     series: Series,
     steps: int,
     beginning: tuple[str, Sequence[float]] | None = None,
 ) -> Choice:
-    """Which of the methods to believe. ``told`` has for each its forecasts for every interval of the series.
+    """Choose among methods, from the forecasts of each for every interval of the series.
 
-    Until ``FEWEST_COMPARED`` outcomes are known the ``beginning``, a name and its forecasts, is used, or else
-    the first one; of equals the one that comes first.
-    Load that is far over what was forecast for it is the least that is forecast: none of what the methods
-    have learnt holds any more, and to learn anew takes them several intervals.
+    ``beginning`` (a name and its forecasts) is used until ``FEWEST_COMPARED`` outcomes are known, by
+    default the first method; of equally good methods the one that comes first is chosen.
     """
-    method = next(iter(told))
-    begins, early = beginning or (method, told[method])
-    totals = dict.fromkeys(told, 0.0)
+    method = next(iter(forecasts_by_method))
+    begins, early = beginning or (method, forecasts_by_method[method])
+    totals = dict.fromkeys(forecasts_by_method, 0.0)
     methods: list[str] = []
     forecasts: list[float] = []
     compared, weight, actual, error = 0, 0.0, 0.0, 0.0
@@ -83,15 +85,15 @@ def choose(
             error = DISCOUNT * error + abs(surprise)
             compared += 1
             weight, actual = DISCOUNT * weight + 1, DISCOUNT * actual + came
-            for name, each in told.items():
-                totals[name] = DISCOUNT * totals[name] + loss(each[now - steps], came)
+            for name, made in forecasts_by_method.items():
+                totals[name] = DISCOUNT * totals[name] + loss(made[now - steps], came)
             if compared >= FEWEST_COMPARED:
                 best = min(totals, key=totals.__getitem__)
                 if totals[best] < (1 - RELUCTANCE - 1 / compared) * totals[method]:
                     method = best
         has_chosen = compared >= FEWEST_COMPARED
         methods.append(method if has_chosen else begins)
-        forecasts.append(max(told[method][now] if has_chosen else early[now], least))
-    is_told = compared >= FEWEST_COMPARED and actual > 0
-    losses = {name: total / actual for name, total in totals.items()} if is_told else {}
+        forecasts.append(max(forecasts_by_method[method][now] if has_chosen else early[now], least))
+    is_known = compared >= FEWEST_COMPARED and actual > 0
+    losses = {name: total / actual for name, total in totals.items()} if is_known else {}
     return Choice(tuple(methods), tuple(forecasts), losses, compared)

@@ -1,4 +1,7 @@
-"""A curve of the past, made fit for forecasting: a value per interval, the newest last; None is "no data"."""
+"""A curve of the past, cleaned for forecasting:
+
+one value per interval, the newest last; None is "no data".
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,39 @@ from collections.abc import Sequence
 from itertools import dropwhile
 
 Series = list[float | None]
-"""A cleaned history: finite and not negative, and its first value is above 0."""
+"""A cleaned history: values finite and not negative, the first one above 0."""
 
 LARGEST_LOG = 700.0
-"""expm1 of more would be infinite."""
+"""Largest logarithm that is inverted: expm1 of more than about 709 is infinite."""
 
 
 def measured(history: Sequence[float | None], window: int) -> Series:
-    """The last ``window`` intervals, from the first that had traffic on.
+    """Return the last ``window`` intervals, from the first one that had traffic on.
 
-    What is NaN, infinite or negative was not measured. Intervals of 0 before the first traffic say only that
-    nobody had begun yet.
+    NaN, infinite and negative values count as not measured. Zeros before the first traffic say only that no
+    client had begun yet.
     """
     known = (_measurement(each) for each in history[-window:])
-    return list(dropwhile(lambda each: not each, known))
+    return list(dropwhile(lambda value: not value, known))
 
 
 def was_measured(history: Sequence[float | None]) -> bool:
-    """Whether there is any measurement at all, be it 0."""
+    """Tell whether there is any measurement at all, be it 0."""
     return any(_measurement(each) is not None for each in history)
 
 
 def _measurement(value: float | None) -> float | None:
+    """Return the value as a float, None when it is not a measurement."""
     return float(value) if value is not None and math.isfinite(value) and value >= 0 else None
 
 
 def last_value(series: Series) -> float:
-    """The newest measurement; 0 when there is none."""
+    """Return the newest measurement; 0 when there is none."""
     return next((each for each in reversed(series) if each is not None), 0.0)
 
 
 def carried_on(series: Series) -> list[float]:
-    """The series with each gap filled by the measurement before it."""
+    """Return the series with each gap filled by the measurement before it."""
     filled, last = [], 0.0
     for each in series:
         last = last if each is None else each
@@ -47,17 +51,17 @@ def carried_on(series: Series) -> list[float]:
 
 
 def logarithms(series: Series) -> Series:
-    """log(1 + x) of every measurement."""
+    """Return log(1 + x) of every measurement."""
     return [None if each is None else math.log1p(each) for each in series]
 
 
 def from_logarithms(values: Sequence[float]) -> list[float]:
-    """The inverse of ``logarithms``; never infinite."""
+    """Invert ``logarithms``; never infinite."""
     return [math.expm1(min(each, LARGEST_LOG)) for each in values]
 
 
 def joined(warm_up: Sequence[float | None], live: Sequence[float | None]) -> list[float | None]:
-    """A warm-up's curve with the live one after it, which counts from its first traffic on."""
+    """Return the curve of a warm-up followed by the live one, which counts from its first traffic on."""
     if not warm_up:
         return [*live]
-    return [*warm_up, *dropwhile(lambda each: not each, live)]
+    return [*warm_up, *dropwhile(lambda value: not value, live)]

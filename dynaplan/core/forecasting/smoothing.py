@@ -1,8 +1,21 @@
 """Methods that follow level and trend: the last value, a moving level, and a Kalman filter.
 
-A method tells, for every interval of a series, what it would have forecast at that time ``steps``
-intervals ahead, knowing only what came before. The last of these is the forecast of today; the others are
-its back-test.
+A method returns, for every interval of a series, the forecast that it would have made at that time,
+``steps`` intervals ahead, knowing only the intervals until then. The last one is today's forecast; the
+others are its back-test. z is the measurement of an interval.
+
+``constant``: z. ``level``, exponential smoothing (Brown 1956; Holt 1957): l <- l + g (z - l) with g = 0.3,
+or 1/n for the n-th measurement while that is more: the mean, until it is the slower one.
+
+``kalman``, a local linear trend (Harvey, Forecasting, Structural Time Series Models and the Kalman Filter,
+1989; matrices and defaults as in Dynamo's predictor): the state is (level, trend) with
+
+    F = [[1, d], [0, d]]   H = [1, 0]   Q = diag(q-level, q-trend)   R = r   P(0) = 1000 I
+
+and d = 1. The forecast is level + steps x trend. ``damped`` is the same with d = 0.9, a damped trend
+(Gardner and McKenzie 1985), so the trend reaches d + d^2 + ... + d^steps.
+
+An interval without data only predicts. Both are poor after a step: a trend takes it for a slope.
 """
 
 from __future__ import annotations
@@ -11,52 +24,56 @@ from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.domain.settings.forecasting import ForecastSettings
 
 LEVEL_GAIN = 0.3
+"""Smallest weight of the newest measurement in ``level``: half of it is forgotten after two intervals."""
+
 TREND_DAMPING = 0.9
+"""Factor on the trend per interval in ``damped``: no rise goes on for ever."""
+
 INITIAL_VARIANCE = 1000.0
-"""How little is known before the first measurement. The original's."""
+"""Variance of level and trend before the first measurement. The original's."""
 
 
 def constant(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """The last measurement."""
+    """Forecast the last measurement."""
     return carried_on(series)
 
 
 def level(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """Exponential smoothing: for load that varies about a level. The mean, until that is the slower one."""
+    """Forecast the exponentially smoothed level: for load that varies about a level."""
     forecasts, current, seen = [], 0.0, 0
-    for each in series:
-        if each is not None:
+    for value in series:
+        if value is not None:
             seen += 1
-            current += max(LEVEL_GAIN, 1 / seen) * (each - current)
+            current += max(LEVEL_GAIN, 1 / seen) * (value - current)
         forecasts.append(current)
     return forecasts
 
 
 def kalman(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """A local linear trend by a Kalman filter, with the original's matrices; its trend goes on for ever."""
+    """Forecast a local linear trend, whose slope goes on for ever."""
     return _local_trend(series, float(steps), 1.0, settings)
 
 
 def damped(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """The same filter with a trend that fades by a tenth each interval: no rise goes on for ever."""
+    """Forecast a local linear trend, whose slope fades by a tenth each interval."""
     reach = sum(TREND_DAMPING**step for step in range(1, steps + 1))
     return _local_trend(series, reach, TREND_DAMPING, settings)
 
 
 def _local_trend(series: Series, reach: float, damping: float, settings: ForecastSettings) -> list[float]:
-    """Level and trend at each interval, ``level + reach * trend`` after it.
+    """Return level + reach x trend after each interval: the module's filter, written out for two dimensions.
 
-    The state is (level, trend), F = [[1, d], [0, d]], H = [1, 0], Q = diag(q-level, q-trend), R = r. The
-    first measurement is the level; an interval without one only predicts. Written out for two dimensions.
+    The first measurement is the level. Until ``kalman-min-points`` measurements the forecast is the last
+    one.
     """
     q_level, q_trend, r = settings.kalman_q_level, settings.kalman_q_trend, settings.kalman_r
     now = trend = 0.0
     p00 = p11 = INITIAL_VARIANCE
     p01 = 0.0
     forecasts, seen, newest = [], 0, 0.0
-    for each in series:
+    for value in series:
         if seen == 0:
-            now = each or 0.0
+            now = value or 0.0
         else:
             trend *= damping
             now += trend
@@ -65,15 +82,15 @@ def _local_trend(series: Series, reach: float, damping: float, settings: Forecas
             p00 += 2 * cross + p11 + q_level
             p01 = cross + p11
             p11 += q_trend
-            if each is not None:
+            if value is not None:
                 gain_level, gain_trend = p00 / (p00 + r), p01 / (p00 + r)
-                surprise = each - now
+                surprise = value - now
                 now += gain_level * surprise
                 trend += gain_trend * surprise
                 p11 -= gain_trend * p01
                 p00 *= 1 - gain_level
                 p01 *= 1 - gain_level
-        if each is not None:
-            seen, newest = seen + 1, each
+        if value is not None:
+            seen, newest = seen + 1, value
         forecasts.append(newest if seen < settings.kalman_min_points else now + reach * trend)
     return forecasts

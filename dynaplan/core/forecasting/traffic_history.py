@@ -1,4 +1,4 @@
-"""The traffic of past intervals: what forecasts are made from, and how long recent requests were."""
+"""The traffic of past intervals: curves to forecast from, and the lengths of recent requests."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from dynaplan.domain.planning.traffic import Lengths, Traffic
 from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS
 
 HALF_LIFE_S = 300.0
-"""After so long the lengths of requests weigh half in what is believed of the coming ones."""
+"""Half-life of the lengths of requests in the histograms of recent ones, s."""
 
 Curve = list[float | None]
+"""One value per interval, the newest last; None is "no data"."""
 
 
 @dataclass
 class _Curves:
+    """The three curves that are forecast."""
+
     requests: Curve
     isl_tokens: Curve
     osl_tokens: Curve
 
 
 class TrafficHistory:
-    """One value per adjustment interval for each curve, the newest last; it never grows beyond need.
+    """One value per adjustment interval for each curve, the newest last, as many as forecasts need.
 
-    ``before`` is a warm-up: what another day's trace says about such intervals. The history of today counts
-    from its first traffic on.
+    ``before`` is a warm-up: the intervals of another day's trace. The live history counts from its first
+    traffic on. ``isl`` and ``osl`` are the histograms of recent requests, ``dispersion`` the recent mean of
+    ``Traffic.dispersion``.
     """
 
     def __init__(self, interval_s: float, before: Iterable[IntervalLoad] = ()) -> None:
@@ -35,9 +39,9 @@ class TrafficHistory:
         self._fade = 0.5 ** (interval_s / HALF_LIFE_S)
         warm = list(before)[-HISTORY_INTERVALS:]
         self._warm = _Curves(
-            [float(each.requests) for each in warm],
-            [each.isl_tokens for each in warm],
-            [each.osl_tokens for each in warm],
+            [float(load.requests) for load in warm],
+            [load.isl_tokens for load in warm],
+            [load.osl_tokens for load in warm],
         )
         self._live = _Curves([], [], [])
         self.isl: Lengths | None = None
@@ -46,7 +50,7 @@ class TrafficHistory:
         self._dispersions = 0
 
     def add(self, traffic: Traffic) -> None:
-        """One more interval. What lasted longer or shorter than an interval counts as if it had not."""
+        """Add an interval; one that lasted longer or shorter is scaled to the adjustment interval."""
         requests = traffic.requests
         if requests is not None:
             requests *= self._interval_s / traffic.interval_s
@@ -67,17 +71,18 @@ class TrafficHistory:
             self.dispersion = before + weight * (traffic.dispersion - before)
 
     def curve(self, name: str) -> Curve:
-        """The history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""
+        """Return the history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""
         return joined(getattr(self._warm, name), getattr(self._live, name))[-HISTORY_INTERVALS:]
 
     @property
     def interval_s(self) -> float:
-        """What one value stands for."""
+        """Length of one adjustment interval, seconds."""
         return self._interval_s
 
     def _faded(self, before: Lengths | None, newest: Lengths | None) -> Lengths | None:
+        """Return the histogram with the old counts faded and the newest added."""
         if newest is None or not newest.total:
             return before
         if before is None or before.upper_bounds_tokens != newest.upper_bounds_tokens:
             return newest
-        return replace(before, counts=tuple(self._fade * each for each in before.counts)) + newest
+        return replace(before, counts=tuple(self._fade * count for count in before.counts)) + newest

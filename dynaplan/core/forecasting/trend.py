@@ -1,7 +1,19 @@
-"""A straight line through as much of the recent past as one goes through, carried on with a fading slope.
+"""A straight line through the newest intervals, carried on with a fading slope: the start of ``auto``.
 
-The other methods learn what the load is like; this one needs three intervals. Numbers of requests vary at
-least by their square root (Poisson): a change that could be such chance is not taken for a slope.
+The other methods learn what the load is like; this one needs three intervals.
+
+**Noise.** Numbers of requests vary at least by their square root (Poisson), so the variance s^2 of an
+interval is at least the mean, and at least 1. If the series is noisier, its second differences a - 2b + c
+show it: their standard deviation is sqrt(6) s, taken from their lower quartile, which a jump (two large
+ones) does not move.
+
+**Line.** The widest line, through 2 to 12 intervals, whose squared residuals agree with s^2: a chi-squared
+variable with n - 2 degrees of freedom has mean n - 2 and deviation sqrt(2 (n - 2)), and up to 2 s^2 (n - 2
++ 2 sqrt(2 (n - 2))) is accepted.
+
+**Slope.** Of n intervals its variance by chance is 12 s^2 / (n (n^2 - 1)) (least squares). A slope b is
+shrunk by max(0, 1 - c^2 var / b^2), c = 2 (3 where two intervals make it): a change that chance could have
+made counts as none. The forecast is the line's end plus b (d + d^2 + ... + d^steps), d = 0.9, capped.
 """
 
 from __future__ import annotations
@@ -12,36 +24,46 @@ from dynaplan.core.forecasting.autoregression import CAP
 from dynaplan.core.forecasting.series import Series, carried_on
 from dynaplan.core.forecasting.smoothing import TREND_DAMPING
 
-SHORTEST, LONGEST = 2, 12
-"""Intervals that a line is laid through."""
+SHORTEST = 2
+"""Fewest intervals that a line goes through."""
+
+
+LONGEST = 12
+"""Most intervals that a line goes through."""
 
 STRAIGHT = 2.0
-"""So many times what chance makes of it the squares of the residuals may be, and their own deviation more."""
+"""Factor on the squared residuals that chance explains, up to which a line counts as straight."""
 
-CLEARLY, MORE_CLEARLY = 2.0, 3.0
-"""So many standard deviations of chance a slope must have, to be one; more where two intervals make it."""
+CLEARLY = 2.0
+"""Standard deviations of chance that a slope must exceed to count."""
+
+
+MORE_CLEARLY = 3.0
+"""The same for a slope that two intervals make."""
 
 DIFFERENCES = 10
-"""Second differences that the noise is told from, by their lower quartile: a jump makes large ones."""
+"""Second differences that the noise is told from."""
 
 QUARTILE_TO_DEVIATION = 1 / 0.3186
-"""Of what is spread normally: the standard deviation over the lower quartile of the absolute values."""
+"""Standard deviation of a normal variable over the lower quartile of its absolute values."""
 
 
 def trend(series: Series, steps: int) -> list[float]:
-    """See the module. The last value while there are fewer than three."""
+    """Forecast by the line of the module; the last value while there are fewer than three."""
     values = carried_on(series)
     reach = sum(TREND_DAMPING**step for step in range(1, steps + 1))
     return [_ahead(values[max(0, now + 1 - LONGEST) : now + 1], reach) for now in range(len(values))]
 
 
 def _ahead(recent: list[float], reach: float) -> float:
+    """Return the capped forecast from the recent intervals."""
     if len(recent) <= SHORTEST:
         return recent[-1]
     return min(max(_carried_on(recent, reach), min(recent) / CAP), CAP * max(recent))
 
 
 def _carried_on(recent: list[float], reach: float) -> float:
+    """Return the end of the line, carried on by its shrunken slope."""
     variance = _variance(recent)
     width, mean, slope = _line(recent, variance)
     square = slope * slope
@@ -54,7 +76,7 @@ def _carried_on(recent: list[float], reach: float) -> float:
 
 
 def _variance(recent: list[float]) -> float:
-    """Of one interval about its line: at least that of a number of requests. Two bends may be one jump."""
+    """Return the variance of one interval about its line: the noise of the module."""
     bends = [abs(a - 2 * b + c) for a, b, c in zip(recent, recent[1:], recent[2:], strict=False)]
     small = sorted(bends[-DIFFERENCES:])[(len(bends[-DIFFERENCES:]) - 1) // 4] if len(bends) > 2 else 0.0
     deviation = QUARTILE_TO_DEVIATION * small / math.sqrt(6)
@@ -62,15 +84,15 @@ def _variance(recent: list[float]) -> float:
 
 
 def _line(recent: list[float], variance: float) -> tuple[int, float, float]:
-    """The widest line that goes through the newest values: over how many, their mean, and its slope."""
+    """Return the widest straight line: the number of its intervals, their mean, and its slope."""
     best = (SHORTEST, sum(recent[-2:]) / 2, recent[-1] - recent[-2])
     for width in range(SHORTEST + 1, len(recent) + 1):
         values, middle = recent[-width:], (width - 1) / 2
         mean = sum(values) / width
         squares = width * (width * width - 1) / 12
-        slope = sum((place - middle) * each for place, each in enumerate(values)) / squares
-        off = [each - mean - slope * (place - middle) for place, each in enumerate(values)]
-        residuals, freedom = sum(each * each for each in off), width - 2
+        slope = sum((place - middle) * value for place, value in enumerate(values)) / squares
+        off = [value - mean - slope * (place - middle) for place, value in enumerate(values)]
+        residuals, freedom = sum(residual * residual for residual in off), width - 2
         if residuals > STRAIGHT * variance * (freedom + 2 * math.sqrt(2 * freedom)):
             break
         best = (width, mean, slope)

@@ -1,4 +1,4 @@
-"""What a trace says about each interval: the history that forecasting may begin with."""
+"""The history that forecasting may begin with: a trace cut into intervals."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class IntervalLoad(NamedTuple):
 
 
 def interval_history(trace: Iterable[TracedRequest], interval_s: float) -> list[IntervalLoad]:
-    """The trace cut into intervals from 0 s on. One without requests is 0 requests, not left out.
+    """Cut the trace into intervals from 0 s on. One without requests is 0 requests, not left out.
 
-    The last interval is left out, unless it is the only one: the trace ends somewhere in it, and a part of an
-    interval would look like a fall of the load. Arrivals must not go back beyond an interval.
+    The last interval is left out, unless it is the only one: the trace ends somewhere in it, and a part of
+    an interval would look like a fall of the load. Arrivals must not go back beyond an interval.
     """
     intervals: list[IntervalLoad] = []
     index, count, isl, osl = 0, 0, 0, 0

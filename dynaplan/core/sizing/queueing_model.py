@@ -66,7 +66,7 @@ class ServiceModel:
 
     ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
     hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each token of the prompt; the defaults
-    are those of ``core/engine``, as simulations count it.
+    are those of ``core/engine/hand_off.py``.
     """
 
     decode: WorkerKind
