@@ -1,4 +1,4 @@
-"""One worker's engine in virtual time: an engine model and the clock it has reached."""
+"""One worker's engine in virtual time: an engine model and the moment that it has reached."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Callable
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
 
-Told = Callable[[str, float], None]
-"""Told of a request, by its id, and of the moment, in virtual seconds."""
+OnRequest = Callable[[str, float], None]
+"""Called with the id of a request and the moment, in virtual seconds, at which something happened to it."""
 
 
 class SimulatedEngine:
-    """Advances its model only as far as it is asked to: between two questions nothing can change.
+    """Advances its model only when asked to: between two questions nothing from outside can change it.
 
-    ``started`` is told of first tokens, ``finished`` of last ones; both may be told up to one step ahead of
-    the moment that was asked for, because a step that has begun cannot be changed any more.
+    ``on_first_token`` and ``on_end`` are called up to one step ahead of the moment that was asked for,
+    because a step that has begun cannot be changed any more. ``busy_s`` is the time of all steps, in seconds.
     """
 
-    __slots__ = ("_awaiting_first", "_finished", "_started", "busy_s", "model", "now_s")
+    __slots__ = ("_awaiting_first", "_on_end", "_on_first_token", "busy_s", "model", "now_s")
 
-    def __init__(self, model: EngineModel, started: Told, finished: Told) -> None:
+    def __init__(self, model: EngineModel, on_first_token: OnRequest, on_end: OnRequest) -> None:
         self.model = model
         self.now_s = 0.0
         self.busy_s = 0.0
-        self._started = started
-        self._finished = finished
+        self._on_first_token = on_first_token
+        self._on_end = on_end
         self._awaiting_first: deque[EngineRequest] = deque()
 
     def submit(self, request: EngineRequest, at_s: float) -> None:
-        """Queue the request; an idle engine begins with it at that moment. ValueError as the model's."""
+        """Queue the request; an idle engine begins with it at that moment. Raises ValueError as the model."""
         self.model.submit(request)
         self.now_s = max(self.now_s, at_s)
         if request.is_remote:
@@ -44,7 +44,7 @@ class SimulatedEngine:
                 return
 
     def step(self, horizon_s: float = 0.0) -> bool:
-        """One step, or several that only decode, as ``EngineModel.step``; False when nothing can go on."""
+        """Do one step, or several that only decode, as ``EngineModel.step``; False when nothing can go on."""
         result = self.model.step(horizon_s)
         if result.is_empty:
             return False
@@ -52,18 +52,18 @@ class SimulatedEngine:
         self.busy_s += result.duration_s
         self.now_s = end_s = begun_s + result.duration_s
         for request in result.started:
-            self._started(request.request_id, end_s)
+            self._on_first_token(request.request_id, end_s)
         if self._awaiting_first and result.decode_steps:
-            self._tell_taken_over(begun_s + result.duration_s / result.decode_steps)
+            self._note_remote_first_tokens(begun_s + result.duration_s / result.decode_steps)
         for request in result.finished:
-            self._finished(request.request_id, end_s)
+            self._on_end(request.request_id, end_s)
         return True
 
-    def _tell_taken_over(self, first_s: float) -> None:
-        """Requests whose prompt was computed elsewhere emit their first token in their first decode step.
+    def _note_remote_first_tokens(self, first_s: float) -> None:
+        """Note the first tokens of requests whose prompt came from elsewhere: in their first decode step.
 
-        They do so in the order in which they came: that is how the model admits them.
+        They emit them in the order in which they came, because the model admits them in that order.
         """
         emitted, awaiting = self.model.emitted_tokens, self._awaiting_first
         while awaiting and emitted(awaiting[0]):
-            self._started(awaiting.popleft().request_id, first_s)
+            self._on_first_token(awaiting.popleft().request_id, first_s)

@@ -1,49 +1,49 @@
-"""The workers of the simulated service: the live fleet's own lifecycle and reconciling, engines behind it."""
+"""The workers of the simulated service: the lifecycle and the reconciling of the live fleet, over engines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.fleet.reconcile import reconcile
+from dynaplan.core.routing.booking import WorkerBook
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.simulator.engines import SimulatedEngine, Told
+from dynaplan.simulator.engines import OnRequest, SimulatedEngine
 
 NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECODE_COMPONENT}
+"""The service that each role's workers belong to."""
 
 
 @dataclass
 class SimulatedWorker:
-    """One worker: where it stands in its life, its engine, and how many requests it has.
+    """One worker: its life as the supervisor records it, its engine, and the router's book of it.
 
-    ``prompt_blocks`` are the KV blocks of their prompts, ``prefill_blocks`` those of them that it has yet to
-    compute: both as the ``kv`` router books them, which sees no engine.
+    ``number`` is the id by which the router knows it. The book of a prefill worker counts its prompts only.
     """
 
-    worker: Worker
+    record: Worker
     engine: SimulatedEngine
     number: int
-    in_flight: int = 0
-    prompt_blocks: int = 0
-    prefill_blocks: int = 0
+    book: WorkerBook = field(default_factory=WorkerBook)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it gets requests."""
-        return self.worker.state is WorkerState.READY
+        """True when it gets requests."""
+        return self.record.state is WorkerState.READY
 
 
 class Pools:
-    """The workers of both roles on one box. ``starting`` is told of each worker that begins to start.
+    """The workers of both roles on one box. ``on_start`` is called with every worker that begins to start.
 
-    ``on_change`` is told, with the moment, whenever workers have come, gone or become ready, or others are
-    wanted. ``held_gpus`` are those that workers have, whatever they are doing.
+    ``callbacks`` are an engine's ``on_first_token`` and ``on_end``, by role. ``on_change`` is called with the
+    moment when workers have come, gone or become ready, or others are wanted. ``held_gpus`` are the GPUs of
+    all workers, starting and leaving ones included.
     """
 
     def __init__(
@@ -51,67 +51,68 @@ class Pools:
         gpus: int,
         gpus_per_worker: Mapping[Role, int],
         new_model: Callable[[Role], EngineModel],
-        told: Mapping[Role, tuple[Told, Told]],
-        starting: Callable[[SimulatedWorker], None],
+        callbacks: Mapping[Role, tuple[OnRequest, OnRequest]],
+        on_start: Callable[[SimulatedWorker], None],
     ) -> None:
         services = tuple(ServiceSpec(NAMES[role], role, 0, count) for role, count in gpus_per_worker.items())
         self._graph = GraphSpec("simulation", "/", "simulation", services)
         self._gpus_per_worker = gpus_per_worker
         self._inventory = tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(gpus))
         self._new_model = new_model
-        self._told = told
-        self._starting = starting
+        self._callbacks = callbacks
+        self._on_start = on_start
         self._by_name: dict[str, SimulatedWorker] = {}
         self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
         self._numbers = 0
-        self.on_change: Callable[[float], None] = _ignore
+        self.on_change: Callable[[float], None] = _do_nothing
         self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
         self.wanted = Targets()
 
     def want(self, targets: Targets, at_s: float) -> None:
-        """So many workers from now on; those that are too many begin to leave."""
+        """Ask for these numbers of workers: missing ones begin to start, surplus ones to leave."""
         self.wanted = targets
         self._reconcile(at_s)
 
-    def ready(self, each: SimulatedWorker, at_s: float) -> None:
-        """The worker has started, unless it was told to leave meanwhile."""
-        if each.worker.state is WorkerState.STARTING:
-            each.worker = each.worker.moved(WorkerState.READY, at_s, "started")
-            each.engine.now_s = at_s
+    def ready(self, worker: SimulatedWorker, at_s: float) -> None:
+        """Note that the worker has started, unless it was told to leave meanwhile."""
+        if worker.record.state is WorkerState.STARTING:
+            worker.record = worker.record.moved(WorkerState.READY, at_s, "started")
+            worker.engine.now_s = at_s
             self._changed(at_s)
 
     def end_drained(self, at_s: float) -> None:
-        """Workers that leave and have nothing left to do are gone, and their GPUs free."""
-        gone = [each for each in self.all() if _is_drained(each)]
-        for each in gone:
-            each.worker = replace(each.worker.moved(WorkerState.STOPPED, at_s, "drained"), gpus=())
+        """Remove workers that leave and have nothing left to do, which frees their GPUs."""
+        gone = [worker for worker in self.all() if _is_drained(worker)]
+        for drained in gone:
+            drained.record = replace(drained.record.moved(WorkerState.STOPPED, at_s, "drained"), gpus=())
         if gone:
             self._reconcile(at_s)
 
     def all(self, role: Role | None = None) -> Iterator[SimulatedWorker]:
-        """Every worker, of one role or of both, the oldest first."""
-        return (each for each in self._by_name.values() if role is None or each.worker.role is role)
+        """Iterate over the workers of one role or of both, the oldest first."""
+        workers = self._by_name.values()
+        return (worker for worker in workers if role is None or worker.record.role is role)
 
     def serving(self, role: Role) -> Sequence[SimulatedWorker]:
-        """The workers that get requests."""
+        """Return the workers of that role that get requests."""
         return self._serving[role]
 
     def counts(self) -> FleetCounts:
-        """What the supervisor would publish."""
+        """Return the counts that the supervisor of a live service would publish."""
         return FleetCounts(self._counts(Role.PREFILL), self._counts(Role.DECODE), len(self._inventory))
 
     def is_carried_out(self) -> bool:
-        """Whether every wanted worker serves; those that leave do so without being waited for."""
+        """Tell whether every wanted worker serves, whatever workers still leave."""
         return all(len(self.serving(role)) == self.wanted.of(role) for role in self._gpus_per_worker)
 
     def gpu_seconds(self, at_s: float) -> float:
-        """The GPU seconds that workers have held until that moment."""
+        """Return the GPU-seconds that workers have held until that moment."""
         return self._gpu_s + self.held_gpus * max(0.0, at_s - self._held_since_s)
 
     def _counts(self, role: Role) -> WorkerCounts:
-        states = [each.worker.state for each in self.all(role)]
+        states = [worker.record.state for worker in self.all(role)]
         return WorkerCounts(
             starting=states.count(WorkerState.STARTING),
             ready=states.count(WorkerState.READY),
@@ -120,7 +121,7 @@ class Pools:
         )
 
     def _reconcile(self, at_s: float) -> None:
-        fleet = tuple(each.worker for each in self._by_name.values())
+        fleet = tuple(worker.record for worker in self._by_name.values())
         desired = {NAMES[role]: self.wanted.of(role) for role in self._gpus_per_worker}
         after = reconcile(self._graph, fleet, desired, self._inventory, frozenset(), at_s)
         started = {worker.name for worker in after.started(fleet)}
@@ -130,31 +131,32 @@ class Pools:
             if worker.name in started:
                 self._start(worker)
             else:
-                self._by_name[worker.name].worker = worker
+                self._by_name[worker.name].record = worker
         self._gpu_s = self.gpu_seconds(at_s)
         self._held_since_s = at_s
         self.held_gpus = sum(
-            self._gpus_per_worker[each.worker.role] for each in self.all() if each.worker.state in HOLDS_GPUS
+            self._gpus_per_worker[worker.record.role]
+            for worker in self.all()
+            if worker.record.state in HOLDS_GPUS
         )
         self._changed(at_s)
-        if any(_is_drained(each) for each in self.all()):
+        if any(map(_is_drained, self.all())):
             self.end_drained(at_s)
 
     def _changed(self, at_s: float) -> None:
-        self._serving = {role: tuple(each for each in self.all(role) if each.is_ready) for role in Role}
+        self._serving = {role: tuple(worker for worker in self.all(role) if worker.is_ready) for role in Role}
         self.on_change(at_s)
 
     def _start(self, worker: Worker) -> None:
-        started, finished = self._told[worker.role]
-        engine = SimulatedEngine(self._new_model(worker.role), started, finished)
+        engine = SimulatedEngine(self._new_model(worker.role), *self._callbacks[worker.role])
         self._numbers += 1
-        each = self._by_name[worker.name] = SimulatedWorker(worker, engine, self._numbers)
-        self._starting(each)
+        simulated = self._by_name[worker.name] = SimulatedWorker(worker, engine, self._numbers)
+        self._on_start(simulated)
 
 
-def _ignore(at_s: float) -> None:
-    """Nobody wants to know."""
+def _do_nothing(at_s: float) -> None:
+    """Stand for an ``on_change`` that is not set."""
 
 
-def _is_drained(each: SimulatedWorker) -> bool:
-    return each.worker.state is WorkerState.DRAINING and not each.in_flight
+def _is_drained(worker: SimulatedWorker) -> bool:
+    return worker.record.state is WorkerState.DRAINING and not worker.book.in_flight

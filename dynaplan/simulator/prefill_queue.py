@@ -1,4 +1,4 @@
-"""The prefill queue in virtual time: work for whichever prefill worker has asked for longest."""
+"""The prefill queue in virtual time: prompts go to the prefill worker that has asked for longest."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dynaplan.simulator.pools import SimulatedWorker
 
 
-class PrefillQueue:
-    """Gives work out as JetStream does to the live workers, each of which asks for one prompt at a time.
+class SimulatedPrefillQueue:
+    """Gives prompts out as JetStream gives work to the live workers, each of which asks for one at a time.
 
-    A worker asks while it holds fewer than ``most_held``, busy or not. ``depth`` counts like the live one:
-    waiting, or taken and not acknowledged.
+    A worker asks while it holds fewer than ``most_held`` prompts, computing or not.
     """
 
     def __init__(self, most_held: int) -> None:
@@ -23,31 +22,31 @@ class PrefillQueue:
 
     @property
     def depth(self) -> int:
-        """How much work is not done."""
+        """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
         return len(self._waiting) + self._taken
 
     def put(self, key: str) -> None:
-        """More work."""
+        """Add the prompt of the request with this key."""
         self._waiting.append(key)
 
     def ask(self, worker: SimulatedWorker) -> None:
-        """The worker wants the next prompt, if it has room for one and does not wait for one already."""
-        if worker.in_flight < self._most_held:
+        """Let the worker ask for the next prompt, if it has room for one and does not ask already."""
+        if worker.book.in_flight < self._most_held:
             self._asking.setdefault(worker.number, worker)
 
-    def given(self) -> Iterator[tuple[SimulatedWorker, str]]:
-        """Who gets what now. A worker that has got something asks again, behind the others."""
+    def assignments(self) -> Iterator[tuple[SimulatedWorker, str]]:
+        """Give out what can be given now. A worker with room left asks again, behind the others."""
         while self._waiting and self._asking:
             worker = self._asking.pop(next(iter(self._asking)))
             if not worker.is_ready:
                 continue
-            worker.in_flight += 1
+            worker.book.in_flight += 1
             self._taken += 1
             self.ask(worker)
             yield worker, self._waiting.popleft()
 
     def acknowledge(self, worker: SimulatedWorker) -> None:
-        """The worker has done one of its prompts, and asks for another one."""
-        worker.in_flight -= 1
+        """Note that the worker has computed one of its prompts, and let it ask for another one."""
+        worker.book.in_flight -= 1
         self._taken -= 1
         self.ask(worker)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from dynaplan.core.engine.kv_blocks import chain_hashes
-from dynaplan.core.routing.choosing import MODES, Candidate, Inputs
+from dynaplan.core.routing.booking import BookEntry, WorkerBook
+from dynaplan.core.routing.choosing import MODES, Inputs
 from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
@@ -29,41 +30,19 @@ DEFAULT_BLOCK_TOKENS = 16
 """Tokens in a KV block of a worker whose card does not state it."""
 
 
-@dataclass
-class _Book:
-    """The requests and KV blocks that this frontend has in flight at one worker."""
+@dataclass(slots=True)
+class _Book(WorkerBook):
+    """One worker's book of this frontend, and until when it gets no request."""
 
-    in_flight: int = 0
-    active_blocks: int = 0
-    prefill_blocks: int = 0
     avoid_until_s: float = 0.0
 
 
-@dataclass
-class Booking:
+@dataclass(kw_only=True)
+class Booking(BookEntry):
     """One request at one worker, counted there until ``close``."""
 
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
-    overlap_blocks: int = 0
-    _book: _Book = field(default_factory=_Book)
-    _prefill_blocks: int = 0
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """The estimated part of the prompt, 0 to 1, that the worker has in its cache."""
-        return self.overlap_blocks / len(self.blocks.hashes) if self.blocks.hashes else 0.0
-
-    def prefilled(self) -> None:
-        """Note that the prompt is computed: its blocks do not count as prefill work any more."""
-        self._book.prefill_blocks -= self._prefill_blocks
-        self._prefill_blocks = 0
-
-    def close(self) -> None:
-        """Note that the request has left the worker."""
-        self.prefilled()
-        self._book.in_flight -= 1
-        self._book.active_blocks -= len(self.blocks.hashes)
 
 
 class WorkerRouter:
@@ -153,25 +132,24 @@ class WorkerRouter:
         return self._entered(chosen, blocks, overlaps.get(chosen.instance_id, 0))
 
     def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
-        candidates = [self._candidate(instance, overlaps.get(instance.instance_id, 0)) for instance in usable]
+        books = self._books
+        candidates = [
+            books[identity].candidate(identity, overlaps.get(identity, 0))
+            for identity in [instance.instance_id for instance in usable]
+        ]
         inputs = Inputs(self._turn, self._dice.random(), blocks, self._overlap_weight)
         self._turn += 1
         chosen = self._choose(candidates, inputs)
         return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
 
-    def _candidate(self, instance: Instance, overlap_blocks: int) -> Candidate:
-        book = self._books[instance.instance_id]
-        return Candidate(
-            instance.instance_id, book.in_flight, book.active_blocks, book.prefill_blocks, overlap_blocks
-        )
-
     def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
-        book = self._books[instance.instance_id]
-        number = len(blocks.hashes)
-        book.in_flight += 1
-        book.active_blocks += number
-        book.prefill_blocks += number - overlap_blocks
-        return Booking(instance, blocks, overlap_blocks, book, number - overlap_blocks)
+        return Booking(
+            self._books[instance.instance_id],
+            len(blocks.hashes),
+            overlap_blocks,
+            instance=instance,
+            blocks=blocks,
+        )
 
     def _book_of(self, instance: Instance) -> _Book:
         book = self._books.get(instance.instance_id)

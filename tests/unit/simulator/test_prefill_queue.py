@@ -7,7 +7,7 @@ import pytest
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.prefill_queue import PrefillQueue
+from dynaplan.simulator.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulator.run import StaticPolicy, simulate
 from dynaplan.simulator.service import REFILL_S, SimulatedService
 from tests.unit.simulator.services import ENGINE, at_once, every, service, workers
@@ -45,7 +45,7 @@ def test_whoever_has_asked_for_longest_gets_the_next_prompt():
     for _ in range(6):
         simulated.arrive(TracedRequest(0.0, 100, 1))
 
-    assert [each.in_flight for each in simulated.pools.all(Role.PREFILL)] == [3, 3]
+    assert [each.book.in_flight for each in simulated.pools.all(Role.PREFILL)] == [3, 3]
 
 
 def test_nobody_holds_more_than_allowed_and_the_queue_counts_what_is_not_acknowledged():
@@ -54,11 +54,11 @@ def test_nobody_holds_more_than_allowed_and_the_queue_counts_what_is_not_acknowl
         simulated.arrive(TracedRequest(0.0, 100, 1))
 
     [worker] = simulated.pools.all(Role.PREFILL)
-    assert (worker.in_flight, simulated.queue_depth) == (4, 6)
+    assert (worker.book.in_flight, simulated.queue_depth) == (4, 6)
     simulated.run_until(STEP_MS / 1000 + REFILL_S / 2)
     assert simulated.queue_depth == 6
     simulated.run_until(STEP_MS / 1000 + REFILL_S * 2)
-    assert (worker.in_flight, simulated.queue_depth) == (4, 5)
+    assert (worker.book.in_flight, simulated.queue_depth) == (4, 5)
 
 
 def test_a_worker_that_leaves_gets_nothing_more():
@@ -67,14 +67,14 @@ def test_a_worker_that_leaves_gets_nothing_more():
     for _ in range(4):
         simulated.arrive(TracedRequest(0.0, 100, 1))
 
-    assert [each.in_flight for each in simulated.pools.all(Role.PREFILL) if each.is_ready] == [4]
+    assert [each.book.in_flight for each in simulated.pools.all(Role.PREFILL) if each.is_ready] == [4]
 
 
 def test_without_workers_work_waits():
-    queue = PrefillQueue(4)
+    queue = SimulatedPrefillQueue(4)
     queue.put("a")
 
-    assert list(queue.given()) == []
+    assert list(queue.assignments()) == []
     assert queue.depth == 1
 
 

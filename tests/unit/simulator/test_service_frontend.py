@@ -21,7 +21,7 @@ def prefixed(arrival_s: float = 0.0, hashes: Sequence[int] = PREFIX) -> TracedRe
 
 
 def in_flight(simulated: SimulatedService) -> list[int]:
-    return [each.in_flight for each in simulated.pools.all(Role.DECODE)]
+    return [each.book.in_flight for each in simulated.pools.all(Role.DECODE)]
 
 
 def test_a_prompt_that_is_short_enough_is_computed_by_the_decode_worker():
@@ -90,4 +90,6 @@ def test_what_has_been_answered_is_booked_no_more():
     simulated.run_out()
 
     decoding = simulated.pools.all(Role.DECODE)
-    assert {(each.in_flight, each.prompt_blocks, each.prefill_blocks) for each in decoding} == {(0, 0, 0)}
+    assert {
+        (each.book.in_flight, each.book.active_blocks, each.book.prefill_blocks) for each in decoding
+    } == {(0, 0, 0)}

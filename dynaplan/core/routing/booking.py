@@ -1,0 +1,61 @@
+"""The router's book: the requests and KV blocks in flight at each worker, as far as the router itself knows.
+
+A router does not ask the engines: it counts a request at a worker from the choice until the answer has ended,
+and the blocks of its prompt as prefill work until the prompt is computed. The live router and the simulated
+one keep the same book.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dynaplan.core.routing.choosing import Candidate
+
+
+@dataclass(slots=True)
+class WorkerBook:
+    """The requests in flight at one worker, and KV blocks of their prompts.
+
+    ``prefill_blocks`` are the part of ``active_blocks`` that the worker has yet to compute.
+    """
+
+    in_flight: int = 0
+    active_blocks: int = 0
+    prefill_blocks: int = 0
+
+    def candidate(self, instance_id: int, overlap_blocks: int) -> Candidate:
+        """Return the worker as a choice; ``overlap_blocks`` of the new prompt are probably in its cache."""
+        return Candidate(instance_id, self.in_flight, self.active_blocks, self.prefill_blocks, overlap_blocks)
+
+
+@dataclass
+class BookEntry:
+    """One request in a worker's book, from the making of this entry until ``close``."""
+
+    book: WorkerBook
+    prompt_blocks: int = 0
+    overlap_blocks: int = 0
+    _prefill_blocks: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        book = self.book
+        self._prefill_blocks = prefill_blocks = self.prompt_blocks - self.overlap_blocks
+        book.in_flight += 1
+        book.active_blocks += self.prompt_blocks
+        book.prefill_blocks += prefill_blocks
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """The estimated part of the prompt, 0 to 1, that the worker has in its cache."""
+        return self.overlap_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+
+    def prefilled(self) -> None:
+        """Note that the prompt is computed: its blocks do not count as prefill work any more."""
+        self.book.prefill_blocks -= self._prefill_blocks
+        self._prefill_blocks = 0
+
+    def close(self) -> None:
+        """Note that the request has left the worker."""
+        self.prefilled()
+        self.book.in_flight -= 1
+        self.book.active_blocks -= self.prompt_blocks

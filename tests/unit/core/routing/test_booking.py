@@ -1,0 +1,49 @@
+"""The router's book: a request counts at its worker from the entry until its close."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaplan.core.routing.booking import BookEntry, WorkerBook
+
+
+def test_an_entry_counts_its_request_its_blocks_and_those_to_compute() -> None:
+    book = WorkerBook()
+    BookEntry(book, prompt_blocks=10, overlap_blocks=4)
+
+    assert (book.in_flight, book.active_blocks, book.prefill_blocks) == (1, 10, 6)
+
+
+def test_a_computed_prompt_is_no_prefill_work_and_stays_active() -> None:
+    book = WorkerBook()
+    entry = BookEntry(book, prompt_blocks=10)
+    entry.prefilled()
+    entry.prefilled()
+
+    assert (book.in_flight, book.active_blocks, book.prefill_blocks) == (1, 10, 0)
+
+
+def test_the_hit_rate_is_the_overlap_over_the_prompt_and_0_without_blocks() -> None:
+    assert BookEntry(WorkerBook(), prompt_blocks=10, overlap_blocks=4).prefix_hit_rate == 0.4
+    assert BookEntry(WorkerBook()).prefix_hit_rate == 0.0
+
+
+def test_a_candidate_is_the_book_under_the_workers_id() -> None:
+    book = WorkerBook()
+    BookEntry(book, prompt_blocks=3)
+    candidate = book.candidate(7, 2)
+
+    assert (candidate.instance_id, candidate.in_flight, candidate.overlap_blocks) == (7, 1, 2)
+    assert (candidate.active_blocks, candidate.prefill_blocks) == (3, 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=20), st.randoms())
+def test_when_every_entry_is_closed_the_book_is_empty(entries, random) -> None:
+    book = WorkerBook()
+    made = [(BookEntry(book, blocks, blocks // 2), is_prefilled) for blocks, is_prefilled in entries]
+    random.shuffle(made)
+    for entry, is_prefilled in made:
+        if is_prefilled:
+            entry.prefilled()
+        entry.close()
+
+    assert book == WorkerBook()
