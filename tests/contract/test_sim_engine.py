@@ -12,8 +12,7 @@ import pytest
 
 from dynaplan import wiring
 from dynaplan.adapters.engines.common import holds
-from dynaplan.adapters.engines.sim import handoff
-from dynaplan.adapters.engines.sim.handoff import HandOffs
+from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError, RequestRefused
@@ -258,14 +257,14 @@ async def test_stopping_waits_until_hand_offs_are_taken(start_worker: StartWorke
 
 
 def test_a_hand_off_is_held_as_long_as_any_engine_holds_one() -> None:
-    assert handoff.HOLD_S == holds.HOLD_S == 60
+    assert HeldPrompts("w", "http://127.0.0.1:1", lambda _: None).holds._hold_s == holds.HOLD_S == 60
 
 
 async def test_a_hand_off_that_nobody_takes_expires(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.sim.handoff.HOLD_S", 0.02)
     prefill = await start_worker(speedup_ratio=0)
+    monkeypatch.setattr(prefill.engine._held.holds, "_hold_s", 0.02)
     await prefilled(prefill, RemotePrefillRequest("r1", prompt_token_ids=(1, 2, 3)))
     await prefill.engine.stop()
     assert prefill.engine.load().kv_active_blocks == 0
@@ -334,8 +333,8 @@ def test_wiring_names_the_engines() -> None:
         wiring.make_engine("vlmm", {}, EngineContext("w"))
 
 
-def test_hand_offs_hold_no_event_loop() -> None:
-    assert HandOffs("w", "http://127.0.0.1:1", lambda _: None).held == 0
+def test_held_prompts_need_no_event_loop_before_the_first() -> None:
+    assert HeldPrompts("w", "http://127.0.0.1:1", lambda _: None).holds.held == 0
 
 
 @pytest.mark.parametrize(

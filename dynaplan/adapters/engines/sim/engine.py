@@ -21,7 +21,7 @@ from dynaplan.adapters.engines.sim.api import (
     read_ask,
 )
 from dynaplan.adapters.engines.sim.driver import StepDriver
-from dynaplan.adapters.engines.sim.handoff import HandOffs, KvFetcher
+from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.engine.model import EngineModel
@@ -107,7 +107,7 @@ class SimEngine:
         self._client_check: asyncio.TimerHandle | None = None
         self._driver: StepDriver | None = None
         self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
-        self._hand_offs = HandOffs(context.worker_name, context.address, self._release)
+        self._held = HeldPrompts(context.worker_name, context.address, self._release)
 
     async def start(self) -> None:
         """Return after the start-up time."""
@@ -119,7 +119,7 @@ class SimEngine:
         """Wait for held hand-offs, then end whatever else there is; a failed engine has none to give."""
         try:
             if self._failure is None:
-                await self._hand_offs.drained()
+                await self._held.holds.wait_empty()
         finally:
             if self._driver is not None:
                 self._driver.stop()
@@ -137,7 +137,7 @@ class SimEngine:
 
     def abandon(self) -> None:
         """Let go of every computed prompt."""
-        self._hand_offs.drop_all()
+        self._held.holds.release_all()
 
     async def died(self) -> None:
         """Raises PermanentError when the engine has failed; until then it does not return."""
@@ -160,9 +160,7 @@ class SimEngine:
             Route("POST", "/v1/chat/completions", self._chat_completions),
             Route("POST", "/v1/completions", self._completions),
             Route("GET", "/v1/models", self._models, is_work=False),
-            Route(
-                "POST", "/kv/{request_id}/take", self._hand_offs.take, is_work=False
-            ),  # a drain waits for it
+            Route("POST", "/kv/{request_id}/take", self._held.take, is_work=False),  # a drain waits for it
         )
 
     def card(self) -> Mapping[str, Any]:
@@ -200,8 +198,8 @@ class SimEngine:
             "dynaplan:remote_prefills_taken_total": fetcher.taken,
             "dynaplan:remote_prefill_fallbacks_total": fetcher.fallbacks,
             "dynaplan:kv_transfer_seconds_total": fetcher.transfer_s,
-            "dynaplan:kv_hand_offs_held": self._hand_offs.held,
-            "dynaplan:kv_hand_offs_expired_total": self._hand_offs.expired,
+            "dynaplan:kv_hand_offs_held": self._held.holds.held,
+            "dynaplan:kv_hand_offs_expired_total": self._held.holds.expired,
         }
 
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
@@ -222,7 +220,7 @@ class SimEngine:
         try:
             await answer.progress(0)
             blocks = self._settings.blocks_for(len(prompt))
-            params = self._hand_offs.hold(hand_off_id, len(prompt), blocks)
+            params = self._held.hold(hand_off_id, len(prompt), blocks)
         except BaseException:
             self._model.cancel(hand_off_id)
             raise

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
-from dynaplan.adapters.engines.common.holds import HOLD_S
+from dynaplan.adapters.engines.common.holds import Holds
 from dynaplan.core.engine.hand_off import hand_off_s
 
 if TYPE_CHECKING:
@@ -23,30 +23,23 @@ log = logging.getLogger(__name__)
 TAKE_TIMEOUT_S = 5.0
 
 
-class HandOffs:
-    """The computed prompts that a worker holds for decode workers, each for at most ``HOLD_S``.
+class HeldPrompts:
+    """The computed prompts that a worker holds until decode workers take them here.
 
-    ``address`` is the base URL of this worker's HTTP server, ``release`` frees the blocks of one hand-off.
+    ``address`` is the base URL of this worker's HTTP server, ``release`` frees the KV blocks of one prompt.
     """
 
     def __init__(self, worker_name: str, address: str, release: Callable[[str], None]) -> None:
         self._worker_name = worker_name
         self._address = urlsplit(address)
         self._release = release
-        self._held: dict[str, tuple[int, asyncio.TimerHandle]] = {}
-        self._leaving: set[str] = set()
-        self._waiters: list[asyncio.Future[None]] = []
-        self.expired = 0
-
-    @property
-    def held(self) -> int:
-        """How many wait to be taken."""
-        return len(self._held)
+        self._tokens: dict[str, int] = {}
+        self.holds = Holds(self._free)
 
     def hold(self, hand_off_id: str, tokens: int, blocks: int) -> Mapping[str, Any]:
-        """Hold a computed prompt; its ``kv_transfer_params``, with vLLM's names."""
-        timer = asyncio.get_running_loop().call_later(HOLD_S, self._expire, hand_off_id)
-        self._held[hand_off_id] = tokens, timer
+        """Hold a computed prompt; returns its ``kv_transfer_params``, with vLLM's names."""
+        self._tokens[hand_off_id] = tokens
+        self.holds.hold(hand_off_id)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -59,51 +52,25 @@ class HandOffs:
         }
 
     async def take(self, http: web.Request) -> web.Response:
-        """``POST /kv/{request_id}/take``: the KV entries are read; 404 when they are not held (any more).
+        """Answer ``POST /kv/{request_id}/take``: a decode worker reads a prompt; 404 when it is not held.
 
-        They are let go when the answer is on its way: a drain waits for that.
+        The prompt's blocks are freed when the answer is on its way: a drain waits for that.
         """
         hand_off_id = http.match_info["request_id"]
-        if hand_off_id not in self._held or hand_off_id in self._leaving:
+        tokens = self._tokens.pop(hand_off_id, None)
+        if tokens is None:
             return web.json_response({"error": f"no KV entries are held for '{hand_off_id}'"}, status=404)
-        self._leaving.add(hand_off_id)
-        response = web.json_response({"tokens": self._held[hand_off_id][0]})
+        response = web.json_response({"tokens": tokens})
         try:
             await response.prepare(http)
             await response.write_eof()
         finally:
-            self._drop(hand_off_id)
+            self.holds.release(hand_off_id)
         return response
 
-    def drop_all(self) -> None:
-        """Let go of all of them: nobody will take them."""
-        for hand_off_id in list(self._held):
-            self._drop(hand_off_id)
-
-    async def drained(self) -> None:
-        """Return when nothing is held."""
-        while self._held:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def _drop(self, hand_off_id: str) -> None:
-        self._leaving.discard(hand_off_id)
-        tokens_and_timer = self._held.pop(hand_off_id, None)
-        if tokens_and_timer is None:
-            return
-        tokens_and_timer[1].cancel()
+    def _free(self, hand_off_id: str) -> None:
+        self._tokens.pop(hand_off_id, None)
         self._release(hand_off_id)
-        if not self._held:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-    def _expire(self, hand_off_id: str) -> None:
-        log.warning("nobody took the KV entries of %s within %.0f s; letting go", hand_off_id, HOLD_S)
-        self.expired += 1
-        self._drop(hand_off_id)
 
 
 class KvFetcher:
