@@ -163,7 +163,7 @@ async def test_a_request_that_no_engine_takes_is_handed_over_to_nobody(start_wor
     assert await is_idle(worker)
 
 
-async def test_stopping_twice_or_before_it_has_started_does_no_harm(
+async def test_stopping_twice_or_before_it_has_started_does_not_raise(
     start_worker: StartWorker, kind: Kind, request: pytest.FixtureRequest
 ) -> None:
     await wiring.make_engine(kind.name, kind.options(request), EngineContext("w")).stop()

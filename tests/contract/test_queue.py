@@ -106,7 +106,7 @@ async def test_messages_keep_their_order(messenger: Messenger, connect: Connect)
     assert heard == list(range(100))
 
 
-async def test_a_message_that_nobody_listens_to_is_no_error(messenger: Messenger) -> None:
+async def test_a_message_that_nobody_listens_to_does_not_raise(messenger: Messenger) -> None:
     await messenger.publish("nobody", b"hello")
 
 

@@ -69,7 +69,9 @@ async def test_a_chat_streams_one_event_per_token_and_then_its_usage(
     assert count_tokens(text) == 9
 
 
-async def test_an_answer_is_the_same_text_streamed_or_not(start_worker: StartWorker) -> None:
+async def test_an_answer_is_the_same_text_streamed_or_not_and_another_for_another_prompt(
+    start_worker: StartWorker,
+) -> None:
     worker = await start_worker(speedup_ratio=0)
     body = {"prompt": "hello there", "max_tokens": 500}
     status, answer = await worker.ask(body)
@@ -145,7 +147,7 @@ async def test_tokens_arrive_at_the_measured_pace(start_worker: StartWorker) -> 
 
 @pytest.mark.parametrize("handler_cancellation", [True, False])
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_cancels_its_request(
+async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
     start_worker: StartWorker, handler_cancellation: bool, is_stream: bool
 ) -> None:
     worker = await start_worker(handler_cancellation=handler_cancellation)

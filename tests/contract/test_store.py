@@ -201,6 +201,7 @@ async def test_revoking_a_lease_twice_is_the_same_as_once(store: Store) -> None:
     lease = await store.grant(10)
     await store.revoke(lease)
     await store.revoke(lease)
+    assert await store.keep_alive(lease) == 0.0
 
 
 async def test_keeping_a_lease_alive_tells_its_time_to_live(store: Store) -> None:

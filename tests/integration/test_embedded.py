@@ -57,6 +57,7 @@ def test_the_users_own_etcd_variables_do_not_keep_it_from_starting(
     server = Server(embedded_etcd(runtime_dir), runtime_dir / "etcd.log")
     try:
         server.start()
+        assert server.process and server.process.poll() is None
     finally:
         server.kill()
 

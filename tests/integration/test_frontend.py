@@ -299,7 +299,7 @@ async def test_least_loaded_sends_to_the_one_with_fewer_requests() -> None:
         await asyncio.gather(*held)
 
 
-async def test_round_robin_takes_turns() -> None:
+async def test_a_frontend_by_round_robin_takes_turns() -> None:
     async with stage() as here:
         workers = [await here.worker() for _ in range(3)]
         for _ in range(6):

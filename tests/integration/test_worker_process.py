@@ -61,7 +61,7 @@ async def test_a_worker_registers_its_engine_and_tells_its_load(
     assert outcome.is_complete, outcome
 
 
-async def test_nobody_without_the_token_gets_work_done(
+async def test_a_request_without_the_token_is_refused_and_the_token_is_not_logged(
     workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
 ) -> None:
     worker = workers.make()

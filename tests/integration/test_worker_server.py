@@ -303,7 +303,7 @@ async def test_a_request_is_in_flight_until_its_answer_is_sent(plant: Plant) -> 
     await asyncio.wait_for(server.in_flight.wait_idle(), 5)
 
 
-async def test_a_client_that_leaves_cancels_its_request(plant: Plant) -> None:
+async def test_a_client_that_leaves_cancels_the_endpoint(plant: Plant) -> None:
     backend = Backend()
     server = await plant.add(backend)
     answer = plant.client.slow(0)

@@ -264,7 +264,7 @@ def test_the_later_the_same_load_was_the_more_workers_or_as_many(
 
 @settings(max_examples=30, deadline=None)
 @given(policies, states, observations)
-def test_an_unknown_fleet_changes_nothing(
+def test_an_unknown_fleet_changes_nothing_whatever_else_is_observed(
     planner: PlannerSettings, state: PlannerState, observation: Observation
 ) -> None:
     _, decision = decided(planner, state, replace(observation, unknown="the store is away"))

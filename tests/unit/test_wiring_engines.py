@@ -114,7 +114,7 @@ def test_the_llama_server_of_the_path_may_be_asked_for(nothing_installed: None) 
 
 
 @pytest.mark.parametrize("engine", REQUIREMENTS)
-def test_the_command_on_the_path_is_enough(
+def test_a_command_on_the_path_is_enough_and_does_not_raise(
     engine: str, nothing_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = REQUIREMENTS[engine].command
@@ -122,7 +122,7 @@ def test_the_command_on_the_path_is_enough(
     check_installed(engine, {})
 
 
-def test_the_simulated_engine_needs_nothing(nothing_installed: None) -> None:
+def test_the_simulated_engine_needs_nothing_and_does_not_raise(nothing_installed: None) -> None:
     check_installed("sim", {})
 
 

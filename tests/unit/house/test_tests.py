@@ -6,28 +6,10 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from tests.unit.house.source import PACKAGE, TEST_MODULES, TESTS, functions, on_several, short, tree
+from tests.unit.house.source import PACKAGE, TEST_MODULES, TESTS, Function, functions, on_several, short, tree
 
 LONGEST_SLEEP_S = 0.3
 HOME_OF_SLEEPS = TESTS / "fakes" / "polling.py"
-
-NAMES_TO_PART = frozenset(
-    {
-        "test_an_answer_is_the_same_text_streamed_or_not",
-        "test_nobody_without_the_token_gets_work_done",
-        "test_a_client_that_leaves_cancels_its_request",
-        "test_round_robin_takes_turns",
-        "test_an_unknown_fleet_changes_nothing",
-        "test_a_token_for_the_hub_is_a_variable_and_no_flag",
-        "test_one_resource_gives_the_gpus_and_the_flag",
-        "test_a_part_of_a_gpu_gets_that_part_of_its_memory_unless_told_otherwise",
-        "test_the_metrics_are_read",
-        "test_the_directory_is_the_one_that_the_environment_names",
-        "test_a_directory_that_cannot_be_made_is_told",
-        "test_anything_else_is_refused",
-    }
-)
-"""Names that two tests still have."""
 
 
 def test_a_test_polls_with_a_deadline_instead_of_sleeping() -> None:
@@ -73,6 +55,36 @@ def test_a_test_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for module in TEST_MODULES:
         for function in functions(module):
-            if function.name.startswith("test_") and function.name not in NAMES_TO_PART:
+            if function.name.startswith("test_"):
                 places[function.name].append(short(module))
     assert on_several(places) == {}
+
+
+CHECKS = ("raises", "warns", "fail", "eventually", "wait_until", "consistently", "run_state_machine_as_test")
+"""Functions that fail a test as an assertion does."""
+
+
+def test_a_test_asserts_something_or_says_that_it_does_not_raise() -> None:
+    found = []
+    for module in TEST_MODULES:
+        helpers = {function.name: function for function in functions(module)}
+        tests = (each for name, each in helpers.items() if name.startswith("test_"))
+        found += [
+            f"{short(module)}:{test.name}"
+            for test in tests
+            if "does_not_raise" not in test.name and not asserts(test, helpers)
+        ]
+    assert found == []
+
+
+def asserts(function: Function, helpers: dict[str, Function]) -> bool:
+    """Tell whether the function, or a helper of its module that it calls, asserts."""
+    others = {name: helper for name, helper in helpers.items() if helper is not function}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in CHECKS or "assert" in name or (name in others and asserts(others[name], others)):
+                return True
+    return False

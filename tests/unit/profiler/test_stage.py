@@ -66,7 +66,7 @@ def test_a_point_that_could_not_be_measured_is_tried_again(
         run(tmp_path, {}, monkeypatch)
 
 
-def test_nothing_is_started_where_every_point_is_known(
+def test_a_stage_whose_points_are_all_known_does_not_raise_as_it_would_for_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, MEASURED, monkeypatch)

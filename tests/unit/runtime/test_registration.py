@@ -82,7 +82,7 @@ async def test_a_revocation_during_a_short_outage_still_drains(
     await asyncio.sleep(1)
     store.come_back()
     await store.revoke(lease)
-    await asyncio.wait_for(registration.revoked.wait(), 1)
+    assert await asyncio.wait_for(registration.revoked.wait(), 1)
 
 
 async def test_a_lease_that_lapsed_while_this_process_stood_still_is_replaced(
@@ -172,7 +172,7 @@ async def test_a_revocation_drains_even_after_somebody_deleted_everything(
         await store.delete(key)
     await within(0.1, lambda: len(store.items) == 2)
     await store.revoke(registration.instance_id)
-    await asyncio.wait_for(registration.revoked.wait(), 0.1)
+    assert await asyncio.wait_for(registration.revoked.wait(), 0.1)
 
 
 async def test_registering_waits_for_a_store_that_is_away(

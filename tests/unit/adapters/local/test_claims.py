@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path / "gpus"
 
 
-def test_the_directory_is_the_one_that_the_environment_names() -> None:
+def test_claims_lie_in_the_directory_that_the_environment_names() -> None:
     assert node_dir({"DYNAPLAN_NODE_DIR": "/x"}) == Path("/x")
     assert node_dir({}) == Path("/tmp/dynaplan-gpus")
 
@@ -78,7 +78,7 @@ def test_a_directory_where_anybody_may_remove_claims_is_refused(node: Path) -> N
         Claims(OURS, "a", node).claim(["GPU-0"])
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_for_claims_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="No such file or directory"):
         Claims(OURS, "a", tmp_path / "no" / "gpus").claim(["GPU-0"])
 

@@ -46,7 +46,7 @@ def test_a_negative_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 0.25, 1, 1.0, 8])
-def test_what_may_be_asked_for(gpus: float) -> None:
+def test_what_may_be_asked_for_does_not_raise(gpus: float) -> None:
     check_gpu_request(gpus, "VllmWorker")
 
 

@@ -28,4 +28,4 @@ def test_sizing_by_queueing_does_not_load_scipy() -> None:
         f"model_of(PlannerSettings(profile_results_dir={H200!r}), {{}}, 'random', {{}});"
         "assert 'scipy' not in sys.modules and 'numpy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

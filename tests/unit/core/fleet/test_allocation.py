@@ -80,11 +80,11 @@ def test_a_graph_that_does_not_fit_is_refused_with_asks_existing_and_advice() ->
     assert "ServiceArgs" in text
 
 
-def test_a_graph_that_fits_is_accepted_to_the_last_gpu() -> None:
+def test_a_graph_that_fits_to_the_last_gpu_does_not_raise() -> None:
     check_fits(graph(decode(1, 2), prefill(2, 0.5), ServiceSpec("Frontend", Role.FRONTEND)), box(3), NOBODY)
 
 
-def test_a_service_in_the_process_of_another_needs_no_gpu() -> None:
+def test_a_service_in_the_process_of_another_needs_no_gpu_and_does_not_raise() -> None:
     router = ServiceSpec("Router", Role.SERVICE, gpus=4, in_process_of="Frontend")
     check_fits(graph(router, decode()), box(1), NOBODY)
 

@@ -313,6 +313,6 @@ async def test_finishing_takes_nothing_more_and_returns_when_all_is_acknowledged
     assert setup.broker.waiting.qsize() == 1
 
 
-async def test_finishing_what_never_ran_returns_at_once() -> None:
+async def test_finishing_what_never_ran_does_not_raise_or_wait() -> None:
     puller = PrefillPuller(Broker().connect, Engine(), LoopClock(), "ns", "w")  # type: ignore[arg-type]
     await asyncio.wait_for(puller.finish(), 1)

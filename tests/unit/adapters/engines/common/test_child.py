@@ -176,7 +176,7 @@ async def test_the_shared_memory_of_a_killed_engine_is_removed_and_a_kill_does_n
     assert not shared.exists()
 
 
-async def test_stopping_twice_does_no_harm(spawn: Spawn) -> None:
+async def test_stopping_twice_does_not_raise(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
     await asyncio.gather(child.stop(1), child.stop(1))
     await child.stop(1)

@@ -404,7 +404,7 @@ def _impatient(engine: ServerEngine) -> Any:
     return replace(engine._kind, term_grace_s=0.05)
 
 
-async def test_stopping_one_that_never_started_or_twice_does_no_harm(make: Make, start: Start) -> None:
+async def test_stopping_one_that_never_started_or_twice_does_not_raise(make: Make, start: Start) -> None:
     await make().stop()
     engine = await start()
     await asyncio.gather(engine.stop(), engine.stop())
