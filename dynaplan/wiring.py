@@ -275,18 +275,25 @@ def sla_model(
     return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
 
 
-def frontend_traffic(urls: Callable[[], Iterable[str]], namespace: str, clock: Clock) -> TrafficSource:
-    """The traffic of a namespace as its frontends count it; ``urls`` are their base addresses at a pull."""
+def frontend_traffic(
+    urls: Callable[[], Iterable[str]], settings: PlannerSettings, clock: Clock
+) -> TrafficSource:
+    """The traffic of the planner's namespace and model as the frontends at these addresses count it."""
     from dynaplan.adapters.metrics.frontends import FrontendsTraffic
 
-    return FrontendsTraffic(urls, namespace, clock, prefix=_metrics_prefix())
+    model = settings.served_model_name or ""
+    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=_metrics_prefix())
 
 
-def prometheus_traffic(endpoint: str, namespace: str) -> TrafficSource:
-    """The traffic of a namespace as a Prometheus server has it; ConfigError for what is no address of one."""
+def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSource:
+    """The traffic of the planner's namespace and model as a Prometheus server has it.
+
+    Raises ConfigError when ``endpoint`` is not the address of one.
+    """
     from dynaplan.adapters.metrics.prometheus import PrometheusTraffic
 
-    return PrometheusTraffic(endpoint, namespace, prefix=_metrics_prefix())
+    model = settings.served_model_name or ""
+    return PrometheusTraffic(endpoint, settings.namespace, model=model, prefix=_metrics_prefix())
 
 
 def _metrics_prefix() -> str:

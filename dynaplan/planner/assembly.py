@@ -44,7 +44,7 @@ def check_sources(settings: PlannerSettings) -> None:
     """
     if settings.is_by_targets:
         if settings.prometheus_endpoint:
-            wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
+            wiring.prometheus_traffic(settings.prometheus_endpoint, settings)
         wiring.sla_model(settings, {})
         wiring.make_forecaster(settings, settings.adjustment_interval_s)
         _warm_up(settings)
@@ -128,9 +128,9 @@ def make_planner(
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings.namespace)
+        source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings)
     else:
-        source = wiring.frontend_traffic(lambda: public_urls(discovery.all()), settings.namespace, clock)
+        source = wiring.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
     return TrafficWatch(settings, source, wiring.make_forecaster(settings, interval_s), clock, before)
 
 

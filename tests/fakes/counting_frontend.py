@@ -46,10 +46,12 @@ class CountingFrontend:
         if self._runner:
             await self._runner.cleanup()
 
-    def answer(self, times: int = 1, isl: int = 300, osl: int = 50, ttft_s: float = 0.5) -> None:
+    def answer(
+        self, times: int = 1, isl: int = 300, osl: int = 50, ttft_s: float = 0.5, model: str = "m"
+    ) -> None:
         """So many streams, one after the other; their first tokens after ``ttft_s``, all others at once."""
         for _ in range(times):
-            record = self.metrics.record("m", "completions", is_stream=True)
+            record = self.metrics.record(model, "completions", is_stream=True)
             self.now_s += ttft_s
             record.streamed(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
             record.finished("", isl, Usage(isl, osl))

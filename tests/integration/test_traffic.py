@@ -12,7 +12,8 @@ from dynaplan.adapters.metrics.frontends import FrontendsTraffic
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.discovery import Instance, public_urls
 from dynaplan.domain.errors import ConfigError
-from dynaplan.wiring import read_requests
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.wiring import frontend_traffic, read_requests
 from tests.fakes.clock import ManualClock
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.frontend_runtime import body, stage
@@ -64,6 +65,20 @@ async def test_means_are_weighted_by_requests_over_all_frontends(fleet: Fleet) -
     assert seen.ttft_ms == seen.duration_ms == pytest.approx(200)
     assert seen.isl is not None
     assert seen.isl.total == 10
+
+
+async def test_a_planner_that_names_its_model_sees_no_other_models_traffic(fleet: Fleet) -> None:
+    frontend = await fleet.frontend()
+    settings = PlannerSettings(namespace="ns", served_model_name="M")
+    source = frontend_traffic(lambda: fleet.urls, settings, fleet.clock)
+    await source.pull()
+    frontend.answer(3, isl=100)
+    frontend.answer(5, isl=900, model="another")
+    fleet.clock.advance(1.0)
+    await source.pull()
+    seen = await source.traffic(1.0)
+    await source.close()
+    assert (seen.requests, seen.isl_tokens) == (3, 100)
 
 
 async def test_what_was_counted_before_the_first_pull_or_in_an_earlier_interval_is_not_counted(

@@ -142,6 +142,13 @@ def test_the_query_asks_for_the_namespace_and_for_what_has_none() -> None:
     assert "dynamo_frontend" not in asked
 
 
+def test_the_query_asks_for_one_model_and_for_refused_requests_of_unknown_models() -> None:
+    asked = query("mine", "ns", 10, model="org/a.b")
+    assert 'mine_requests_started_total{dynamo_namespace=~"ns|",model=~"(?i:org/a\\\\.b)|"}' in asked
+    assert 'mine_requests_total{dynamo_namespace=~"ns|",model="unknown",error_type="overload"}' in asked
+    assert 'mine_model_ready{dynamo_namespace=~"ns|"}' in asked
+
+
 PROMETHEUS = shutil.which("prometheus")
 
 

@@ -33,7 +33,7 @@ ENDED = "requests_total"
 REFUSED_LABELS: Mapping[str, str] = {"model": "unknown", "error_type": "overload"}
 """The labels of requests that found the waiting room full: demand too, and not counted in ``STARTED``.
 
-They are refused before their body is read, hence the unknown model.
+They are refused before their body is read, hence the unknown model: they count for every model.
 """
 
 REQUESTS = "requests"
@@ -52,10 +52,12 @@ Counts = dict[Key, float]
 class Exposition:
     """Reads the wanted counts of one namespace from Prometheus' text format, without parsing the rest.
 
-    Samples without a ``dynamo_namespace`` are taken: Dynamo's own frontends have no such label.
+    With a ``model`` only its samples are read, whatever the case of its name: some frontends write it in
+    lower case. Samples without the label ``dynamo_namespace`` or ``model`` are taken: Dynamo's own frontends
+    have no namespace.
     """
 
-    def __init__(self, prefix: str, namespace: str) -> None:
+    def __init__(self, prefix: str, namespace: str, model: str = "") -> None:
         self._prefix = f"{prefix}_".encode()
         histograms, lengths = "|".join(HISTOGRAMS), "|".join(LENGTHS)
         wanted = f"{STARTED}|{ENDED}|(?:{histograms})_(?:sum|count)|(?:{lengths})_bucket"
@@ -63,6 +65,8 @@ class Exposition:
         self._sample = re.compile(pattern.encode(), re.MULTILINE)
         # A quote inside of a label's value is escaped, so that these cannot be found there.
         self._own = re.compile(rb'[{,]dynamo_namespace="' + re.escape(_escaped(namespace)) + b'"')
+        self._model = re.compile(rb'[{,]model="' + re.escape(_escaped(model)) + b'"', re.IGNORECASE)
+        self._has_model = bool(model)
 
     def read(self, text: bytes) -> Counts:
         """The counts; ValueError when the text holds no metrics of a frontend."""
@@ -70,13 +74,20 @@ class Exposition:
             raise ValueError(f"it has no metric whose name begins with {self._prefix.decode()}")
         counts: Counts = {}
         for name, labels, value in self._sample.findall(text):
-            if b"dynamo_namespace=" in labels and not self._own.search(labels):
+            if not self._is_own(labels):
                 continue
             key = _key(name.decode(), labels)
             number = float(value)
             if key and math.isfinite(number):
                 counts[key] = counts.get(key, 0.0) + number
         return counts
+
+    def _is_own(self, labels: bytes) -> bool:
+        if b"dynamo_namespace=" in labels and not self._own.search(labels):
+            return False
+        if not self._has_model or b"model=" not in labels or self._model.search(labels):
+            return True
+        return _is_refused(labels)
 
 
 _LE = re.compile(rb'[{,]le="([^"]*)"')
@@ -88,11 +99,15 @@ def _key(name: str, labels: bytes) -> Key | None:
     if name == STARTED:
         return REQUESTS, ""
     if name == ENDED:
-        return (REQUESTS, "") if all(each in labels for each in _REFUSED) else None
+        return (REQUESTS, "") if _is_refused(labels) else None
     if not name.endswith("_bucket"):
         return name, ""
     found = _LE.search(labels)
     return (name, found[1].decode()) if found else None
+
+
+def _is_refused(labels: bytes) -> bool:
+    return all(label in labels for label in _REFUSED)
 
 
 def _escaped(value: str) -> bytes:

@@ -69,12 +69,13 @@ class FrontendsTraffic:
         namespace: str,
         clock: Clock,
         *,
+        model: str = "",
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._urls = urls
         self._clock = clock
-        self._exposition = Exposition(prefix, namespace)
+        self._exposition = Exposition(prefix, namespace, model)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._frontends: dict[str, _Frontend] = {}

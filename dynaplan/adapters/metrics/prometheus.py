@@ -57,11 +57,18 @@ class PrometheusTraffic:
     """
 
     def __init__(
-        self, endpoint: str, namespace: str, *, prefix: str = DEFAULT_PREFIX, timeout_s: float = TIMEOUT_S
+        self,
+        endpoint: str,
+        namespace: str,
+        *,
+        model: str = "",
+        prefix: str = DEFAULT_PREFIX,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._url = _checked(endpoint) / "api/v1/query"
         self._shown = str(self._url.with_user(None).with_password(None))
         self._namespace = namespace
+        self._model = model
         self._prefix = prefix
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -74,7 +81,8 @@ class PrometheusTraffic:
     async def traffic(self, interval_s: float) -> Traffic:
         """Ask the server for the last ``interval_s`` seconds."""
         try:
-            counts = self._counts(await self._answer(query(self._prefix, self._namespace, interval_s)))
+            promql = query(self._prefix, self._namespace, interval_s, self._model)
+            counts = self._counts(await self._answer(promql))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return self._missing(interval_s, str(error) or type(error).__name__)
         samples = counts.get((SAMPLES, ""), 0.0)
@@ -134,25 +142,27 @@ class PrometheusTraffic:
         return Traffic(interval_s, missing=f"Prometheus: {problem}")
 
 
-def query(prefix: str, namespace: str, interval_s: float) -> str:
+def query(prefix: str, namespace: str, interval_s: float, model: str = "") -> str:
     """One PromQL query for everything: the label ``is`` of a series names the metric that it belongs to.
 
     The parts are the queries of Dynamo 1.6.1's planner, with sums and counts apart instead of divided.
-    Prometheus takes an empty label for an absent one.
+    Prometheus takes an empty label for an absent one. With a ``model`` only its series count, whatever the
+    case of its name, and refused requests, whose model is not known.
     """
     own = f"{NAMESPACE}=~{json.dumps(re.escape(namespace) + '|')}"
+    its = f",model=~{json.dumps('(?i:' + re.escape(model) + ')|')}" if model else ""
     window = f"[{max(1, round(1000 * interval_s))}ms]"
-    return " or ".join(_parts(f"{prefix}_", own, window))
+    return " or ".join(_parts(f"{prefix}_", own, its, window))
 
 
-def _parts(prefix: str, own: str, window: str) -> Iterator[str]:
-    def growth(name: str, also: str = "", by: str = NAMESPACE) -> str:
-        return f"sum by ({by}) (increase({prefix}{name}{{{own}{also}}}{window}))"
+def _parts(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
+    def growth(name: str, also: str = "", by: str = NAMESPACE, of_model: str = its) -> str:
+        return f"sum by ({by}) (increase({prefix}{name}{{{own}{of_model}{also}}}{window}))"
 
     # Frontends before Dynamo 1.0 count no beginnings.
     yield _named(f"({growth(STARTED)} or {growth(ENDED, SUCCESS)})", REQUESTS)
     refused = "".join(f',{name}="{value}"' for name, value in REFUSED_LABELS.items())
-    yield _named(growth(ENDED, refused), REFUSED)
+    yield _named(growth(ENDED, refused, of_model=""), REFUSED)
     for name in HISTOGRAMS:
         for part in ("sum", "count"):
             yield _named(growth(f"{name}_{part}"), f"{name}_{part}")

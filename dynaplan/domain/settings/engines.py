@@ -14,7 +14,7 @@ from dynaplan.domain.settings.fields import Settings, option
 _NO_MORE = "vLLM has it no more"
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class VllmOptions(Settings):
     """vLLM's, and what other engines call the same."""
 
@@ -62,7 +62,7 @@ class VllmOptions(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class OtherServerOptions(Settings):
     """What SGLang and TensorRT-LLM alone have."""
 
@@ -74,7 +74,7 @@ class OtherServerOptions(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class LlamaCppOptions(Settings):
     """What llama.cpp alone has; more of it, by its own names, is checked by the engine."""
 

@@ -7,8 +7,9 @@ engines have for them, the flags of a command and the tables of the guide all de
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import Field, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
 
 from dynaplan.domain.errors import ConfigError, nearest
 
@@ -23,8 +24,10 @@ READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
 
-@dataclass(frozen=True)
-class Option:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Option(NamedTuple):
     """What is known of one option.
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
@@ -50,9 +53,9 @@ class Option:
     shown: str = ""
     path: str = ""
     engine: str = ""
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    usual: Mapping[str, Any] = field(default_factory=dict)
-    gone: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, ...]] = _NOTHING
+    usual: Mapping[str, Any] = _NOTHING
+    gone: Mapping[str, str] = _NOTHING
     agreed: tuple[str, ...] = ()
     is_flag: bool = True
     same_as: tuple[str, str] | None = None
@@ -148,7 +151,7 @@ def _completed(setting: Field[Any], settings: type[Any]) -> Option:
     if kind is object:
         annotation = str(setting.type).partition(" ")[0].partition("[")[0]  # of "int | None" it is "int"
         kind = str if declared.choices else _KINDS.get(annotation, object)
-    return replace(declared, name=key_of(setting), kind=kind, engine=declared.engine or settings.ENGINE)
+    return declared._replace(name=key_of(setting), kind=kind, engine=declared.engine or settings.ENGINE)
 
 
 def table(*settings: type[Any]) -> Options:

@@ -40,14 +40,14 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     shared_metrics: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class ProcessorSettings(Settings):
     """What the Processor's section has beside the routing that it shares with the Frontend's."""
 
     prompt_template: str | None = option(None, NO_EFFECT)
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class RouterSettings(Settings):
     """What the Router's section has beside the routing that it shares with the Frontend's."""
 

@@ -10,7 +10,7 @@ ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 """The values of ``router``; what each does is in ``core/routing/choosing.py``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class RoutingSettings(Settings):
     """How a Frontend chooses a worker.
 
@@ -45,7 +45,7 @@ class DisaggregationSettings(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ComponentSettings(Settings):
     """The names of the two services whose workers the Frontend sends to and the planner scales."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.domain.settings.fields import NO_EFFECT, Settings, option
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class Resources(Settings):
     """What one worker gets, as ``resources``."""
 
@@ -23,7 +23,7 @@ class Resources(Settings):
     memory: Any = option(None, NO_EFFECT)
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class ServiceArgs(Settings):
     """The section ``ServiceArgs`` of a service."""
 

@@ -58,7 +58,7 @@ class WorkerSettings(ProcessSettings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
 class CommandSettings(Settings):
     """The programs that real engines are started with."""
 
@@ -74,7 +74,7 @@ class CommandSettings(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ModelSettings(Settings):
     """The model, and how much of it a request may use. The defaults are the simulated engine's.
 
@@ -107,7 +107,7 @@ class ModelSettings(Settings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class EngineOptions(ModelSettings):
     """What every engine has, by vLLM's names. The defaults are the simulated engine's."""
 
@@ -158,7 +158,7 @@ class EngineOptions(ModelSettings):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class SimulationOptions(Settings):
     """What the simulated engine alone has."""
 

@@ -54,6 +54,18 @@ def test_another_namespace_does_not_count_and_one_without_a_name_does() -> None:
     assert Exposition(DEFAULT_PREFIX, "ns").read(text) == {(REQUESTS, ""): 7}
 
 
+def test_with_a_model_only_its_traffic_counts_and_what_was_refused_before_the_model_was_known() -> None:
+    metrics = frontend()
+    answer(metrics, "Mine", isl=100, osl=10)
+    answer(metrics, "another", isl=300, osl=50)
+    metrics.refused("completions", "overload")
+    text = metrics.render() + b"dynamo_frontend_requests_started_total 4\n"
+    for name in ("Mine", "mine"):
+        seen = traffic_of(30.0, Exposition(DEFAULT_PREFIX, "ns", name).read(text))
+        assert (seen.requests, seen.isl_tokens, seen.osl_tokens) == (1 + 1 + 4, 100, 10)
+    assert traffic_of(30.0, Exposition(DEFAULT_PREFIX, "ns").read(text)).requests == 7
+
+
 def test_requests_that_found_the_waiting_room_full_are_demand_and_other_refusals_are_not() -> None:
     metrics = frontend()
     answer(metrics)
