@@ -78,7 +78,7 @@ def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:
         if not is_open:
             return steps
     if targets != situation.current:
-        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for what it brings")]
+        return [*steps, Step("floor raised", targets, targets, "the thresholds wait for its effect")]
     for name, stage in _stages(situation).items():
         after, why = stage(situation, targets)
         steps.append(Step(name, targets, after, why))
@@ -128,7 +128,10 @@ def _is_settled(situation: Situation) -> tuple[bool, str]:
     waited_s = at_s - state.pending_since_s
     if guards.is_waiting(situation.settings, state, desired, at_s):
         return False, f"decision {desired.decision_id} is still being carried out, for {waited_s:.0f} s now"
-    return True, f"decision {desired.decision_id} was not acknowledged for {waited_s:.0f} s: going on without"
+    return (
+        True,
+        f"decision {desired.decision_id} was not acknowledged for {waited_s:.0f} s: going on without it",
+    )
 
 
 def _is_steady(situation: Situation) -> tuple[bool, str]:

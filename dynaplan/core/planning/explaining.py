@@ -85,9 +85,7 @@ def _traffic(record: DecisionRecord) -> list[str]:
             lines.append(f"{rate:.3g} requests/s expected in {ahead_s:g} s ({expected.why})")
     prediction = record.decision.prediction
     if prediction:
-        lines.append(
-            f"TTFT {prediction.ttft_ms:.0f} ms and ITL {prediction.itl_ms:.1f} ms are expected of it"
-        )
+        lines.append(f"expected then: TTFT {prediction.ttft_ms:.0f} ms, ITL {prediction.itl_ms:.1f} ms")
     return lines
 
 

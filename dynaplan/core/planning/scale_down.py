@@ -78,10 +78,10 @@ def _kept(
 ) -> tuple[int, str]:
     """Return the number of current workers that stay, and why."""
     if len(wanted) < intervals:
-        return current.of(role), f"stay until {intervals} intervals have not wanted them"
+        return current.of(role), f"stay until {intervals} intervals have not needed them"
     lately = wanted[-1:] if is_falling else wanted
     keep = min(current.of(role), max(size.of(role) for size in lately))
-    return keep, f"were wanted within the last {len(wanted)} intervals"
+    return keep, f"were needed within the last {len(wanted)} intervals"
 
 
 def _is_falling(observation: Observation) -> bool:

@@ -129,7 +129,7 @@ def _prefill_factor(
     if not ttft_ms:
         return None, ""
     if ttft_ms > targets.ttft_ms:
-        return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms tells of a backlog, not of engines"
+        return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
     with_waiting = _factor_explaining(ttft_ms, service, interval.demand, interval.serving)
     alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""

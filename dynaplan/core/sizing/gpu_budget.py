@@ -65,5 +65,5 @@ def limited(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Ta
     if allowed == enough:
         why = f"{gpus} GPUs are within the budget of {limits.max_gpus}"
     else:
-        why = f"{gpus} GPUs are over the budget of {limits.max_gpus}: {limits.gpus(allowed)} of them"
+        why = f"{gpus} GPUs are over the budget of {limits.max_gpus}: {limits.gpus(allowed)} can be used"
     return allowed, [*steps, Step("budget", enough, allowed, why)]

@@ -96,7 +96,9 @@ def _keep_survivors(wanted: Sizing, needed: Sizing, current: Targets, headroom: 
         if stay > after.of(role):
             reasons.append(f"{stay} {role.value} workers stay, not {after.of(role)}")
             after = after.plus(role, stay - after.of(role))
-    why = f"now, or with {headroom:.0%} more requests, " + ("; ".join(reasons) or "those who stay would do")
+    why = f"now, or with {headroom:.0%} more requests, " + (
+        "; ".join(reasons) or "the remaining workers are enough"
+    )
     prediction = wanted.prediction if after == wanted.targets else None
     return Sizing(after, (*wanted.steps, Step("survivors", wanted.targets, after, why)), prediction)
 
@@ -109,5 +111,5 @@ def _largest(sizings: Sequence[Sizing], limits: WorkerLimits) -> Sizing:
     )
     if most == chosen.targets:
         return chosen
-    step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more")
+    step = Step("together", chosen.targets, most, f"another of the {len(sizings)} demands needs more workers")
     return Sizing(most, (*chosen.steps, step))

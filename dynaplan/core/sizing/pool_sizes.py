@@ -164,15 +164,15 @@ def _unknown(demand: Demand) -> str:
 def _in_words(state: SteadyState) -> str:
     answers = state.answers
     return (
-        f"{state.demand.requests_per_s:.3g} requests/s, {state.prompts.mean_tokens:.0f} tokens of each "
-        f"to compute, {answers.mean_steps + 1:.0f} to answer"
+        f"{state.demand.requests_per_s:.3g} requests/s of {state.prompts.mean_tokens:.0f} prompt tokens to "
+        f"compute and {answers.mean_steps + 1:.0f} answer tokens, on average"
     )
 
 
 def _unreachable(name: str, alone_ms: float, percentile: float, target_ms: float) -> str:
     return (
         f"a request alone has a {name} of {alone_ms:.3g} ms at the {percentile:g}th percentile, over the "
-        f"target of {target_ms:g}: no number of workers meets it, {NEAR_ALONE:g} times that is aimed at"
+        f"target of {target_ms:g}: no number of workers meets it, so the aim is {NEAR_ALONE:g} times that"
     )
 
 
@@ -202,16 +202,14 @@ def _decode_in_words(state: SteadyState, targets: SlaTargets, workers: int) -> s
 def _why_prefill(state: SteadyState, targets: SlaTargets, workers: Targets) -> str:
     least = _least_prefill(state)
 
-    def words(prefill: int) -> str:
+    def in_words(prefill: int) -> str:
         if prefill < least:
             return "prompts come faster than they are computed"
         late = state.chance_of_ttft_over(targets.ttft_ms, replace(workers, prefill=prefill))
         busy = state.prefill_waiting(prefill).utilisation
         return f"{late:.1%} of the TTFTs are over {targets.ttft_ms:g} ms, {busy:.0%} busy"
 
-    chosen = f"with {workers.prefill} {words(workers.prefill)}"
-    return (
-        chosen
-        if workers.prefill == 1
-        else f"{chosen}; with {workers.prefill - 1} {words(workers.prefill - 1)}"
-    )
+    if workers.prefill == 1:
+        return f"with 1 worker {in_words(1)}"
+    fewer = in_words(workers.prefill - 1)
+    return f"with {workers.prefill} workers {in_words(workers.prefill)}; with {workers.prefill - 1} {fewer}"

@@ -22,8 +22,8 @@ def test_a_fresh_state_removes_nobody() -> None:
     assert sizing.targets == MANY
     assert state.wanted == (ONE_EACH,)
     assert why(sizing, "steady") == (
-        "3 prefill workers stay until 4 intervals have not wanted them; "
-        "2 decode workers stay until 4 intervals have not wanted them"
+        "3 prefill workers stay until 4 intervals have not needed them; "
+        "2 decode workers stay until 4 intervals have not needed them"
     )
 
 
@@ -48,8 +48,8 @@ def test_the_most_that_was_wanted_lately_stays_role_by_role() -> None:
     sizing = decided(seen(Targets(4, 4), [2.0]), Targets(4, 4), state)[1]
     assert sizing.targets == Targets(2, 2)
     assert why(sizing, "steady") == (
-        "2 prefill workers were wanted within the last 4 intervals; "
-        "2 decode workers were wanted within the last 4 intervals"
+        "2 prefill workers were needed within the last 4 intervals; "
+        "2 decode workers were needed within the last 4 intervals"
     )
 
 

@@ -124,7 +124,7 @@ def test_a_backlog_says_nothing_of_how_fast_prompts_are_computed() -> None:
     backlog = replace(measured(10.0, DISAGGREGATED), ttft_ms=PROMISE.ttft_ms + 1)
     after, why = updated_corrections(DISAGGREGATED, Corrections(1.2, 1.0), backlog, ONE_EACH, PROMISE)
     assert after.prefill == 1.2
-    assert "prefill stays: a TTFT of 2001 ms tells of a backlog, not of engines" in why
+    assert "prefill stays: a TTFT of 2001 ms comes from a backlog, not from the engines" in why
 
 
 def test_in_a_backlog_the_batch_follows_from_what_was_answered_and_not_from_what_arrived() -> None:

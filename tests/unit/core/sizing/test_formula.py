@@ -139,7 +139,7 @@ def test_the_budget_is_not_exceeded_where_the_original_exceeds_it() -> None:
     sizing = sized(Expected(5_400, 3000, 2000), limits=limits)
     assert sizing.steps[-1].before == Targets(1, 4)
     assert sizing.targets == Targets(1, 3)
-    assert "18 GPUs are over the budget of 16: 14 of them" in sizing.steps[-1].why
+    assert "18 GPUs are over the budget of 16: 14 can be used" in sizing.steps[-1].why
 
 
 # -- aggregated workers ----------------------------------------------------------------------------------
