@@ -1,4 +1,4 @@
-"""``dynaplan simulate``: what a policy would have done to a trace, in virtual time."""
+"""``dynaplan simulate``: runs policies on a trace, in virtual time, and compares them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
     type=click.FloatRange(0),
     help="Seconds from a worker's start to ready  [default: the graph's, 60]",
 )
-@click.option("--rate-scale", default=1.0, show_default=True, help="So many times the trace's requests")
+@click.option("--rate-scale", default=1.0, show_default=True, help="Multiplies the trace's requests")
 @click.option("--ttft", default=None, type=float, help="Target in ms  [default: the planner's, 500]")
 @click.option("--itl", default=None, type=float, help="Target in ms  [default: the planner's, 50]")
 @click.option(
@@ -72,7 +72,7 @@ def command(
     html_path: str | None,
     **given: Any,
 ) -> None:
-    """Run a trace through a simulated deployment under one policy or several, and compare what comes of it.
+    """Run a trace through a simulated deployment under one policy or several, and compare the results.
 
     Times are virtual: minutes of a trace take a second.
     """
@@ -95,7 +95,7 @@ def command(
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Raise ConfigError for a file that could not be written: before the simulation, not after it."""
+    """Raise ConfigError for a file that cannot be written: before the simulation, not after it."""
     directory = path.absolute().parent
     if not directory.is_dir():
         raise _unwritable(option, str(path), "No such directory")
@@ -112,7 +112,7 @@ def _write(option: str, path: str, text: str) -> None:
 
 def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
     return ConfigError(
-        f"{option}: {path!r}: {why}", hint="expected a file in a directory that is there and yours"
+        f"{option}: {path!r}: {why}", hint="Expected a file in a directory that exists and is yours."
     )
 
 
@@ -127,13 +127,13 @@ def text_table(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
-    """What the command line says, or the planner's option, or its default."""
+    """Return a target in ms: of the command line, or else of the planner's options, or its default."""
     from dynaplan.domain.settings.planner import PlannerSettings
 
     if given[name] is not None:
         return float(given[name])
-    told = {name: planner[name]} if name in planner else {}
-    return float(PlannerSettings.from_options(told).to_options()[name])
+    stated = {name: planner[name]} if name in planner else {}
+    return float(PlannerSettings.from_options(stated).to_options()[name])
 
 
 def _options(policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph) -> Any:
@@ -163,6 +163,7 @@ def _options(policies: Sequence[str], given: Mapping[str, Any], graph: Simulated
 
 
 DEFAULT_STARTUP_S = 60.0
+"""Seconds from a worker's start to ready, where nothing says otherwise."""
 
 
 def _without_startup(engine: dict[str, Any]) -> float:
@@ -183,6 +184,6 @@ def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
         return Targets(prefill, graph.workers(DECODE_COMPONENT))
     numbers = text.split(",")
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
-        raise ConfigError(f"--start: {text!r}", hint="expected P,D, or N with --mode agg")
+        raise ConfigError(f"--start: {text!r}", hint="Expected P,D, or N with --mode agg.")
     *before, decode = map(int, numbers)
     return Targets(before[0] if before else 0, decode)

@@ -1,6 +1,7 @@
-"""What the frontends of the simulated service would tell about the traffic.
+"""The traffic metrics that the frontends of the simulated service would export.
 
-Sums and counts only: nobody may ask for hours, as the policies that look at no traffic.
+Keeps sums and counts, not samples, so that memory stays constant when a policy (HPA, KPA, static) never calls
+``traffic``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from bisect import bisect_left
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 from dynaplan.domain.trace import TracedRequest
 
-PROMPTS, ANSWERS = INPUT_TOKENS[1:], OUTPUT_TOKENS[1:]
-"""The buckets of lengths; the frontends' first bound is 0, and nothing is shorter than 1 token."""
+PROMPTS = INPUT_TOKENS[1:]
+"""The upper bounds of the buckets of prompt lengths, in tokens: the frontends', without their empty first
+one."""
+
+ANSWERS = OUTPUT_TOKENS[1:]
+"""The upper bounds of the buckets of answer lengths, in tokens, likewise."""
 
 FEWEST_PULLS = 5
-"""For a variance."""
+"""The least number of metric pulls for a variance of the arrivals: from fewer it is mostly chance."""
 
 
 class TrafficMeter:
@@ -24,16 +29,16 @@ class TrafficMeter:
         self._begin()
 
     def arrived(self) -> None:
-        """A request came in."""
+        """Count a request that came in."""
         self._arrived += 1
 
     def first_token(self, ttft_s: float) -> None:
-        """A client got its first token after that time."""
+        """Count a first token that a client got after that time."""
         self._first_tokens += 1
         self._ttft_s += ttft_s
 
     def finished(self, traced: TracedRequest, decoding_s: float, duration_s: float) -> None:
-        """A request was answered; ``decoding_s`` lay between its first and its last token."""
+        """Count an answered request; ``decoding_s`` lie between its first and its last token."""
         tokens = traced.output_tokens
         self._isl[bisect_left(PROMPTS, traced.prompt_tokens)] += 1
         self._osl[bisect_left(ANSWERS, tokens)] += 1
@@ -44,14 +49,14 @@ class TrafficMeter:
         self._duration_s += duration_s
 
     def pull(self) -> None:
-        """A metric pull."""
+        """Make a metric pull: note the arrivals since the last one."""
         arrivals = self._arrived - self._pulled
         self._pulled += arrivals
         self._pulls += 1
         self._squares += arrivals * arrivals
 
     def traffic(self, interval_s: float) -> Traffic:
-        """What was seen since the last call, which was that long ago."""
+        """Return the traffic since the last call, ``interval_s`` ago, and begin anew."""
         finished, gaps = self._finished, self._output_tokens - self._finished
         seen = Traffic(
             interval_s,
@@ -69,7 +74,7 @@ class TrafficMeter:
         return seen
 
     def _dispersion(self) -> float | None:
-        """The variance of the arrivals in each pull over their mean; None for few pulls, or no arrival."""
+        """Return the variance of the arrivals per pull over their mean; None for few pulls, or no arrival."""
         pulls, arrivals = self._pulls, self._pulled
         if pulls < FEWEST_PULLS or not arrivals:
             return None

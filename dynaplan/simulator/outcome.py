@@ -1,4 +1,8 @@
-"""What became of the requests: counted as they end, in memory that does not grow with their number."""
+"""The requests that have ended, against the SLO: counts and distributions, over all and by time of arrival.
+
+Memory does not grow with their number: distributions are counts per bucket (``Spread``), and time is cut into
+at most 240 windows (``Windows``).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,21 @@ from itertools import zip_longest
 from dynaplan.domain.trace import TracedRequest
 
 PRECISION = 0.01
-"""The relative error of a percentile that comes out of a ``Spread``."""
+"""The largest relative error of a percentile that comes out of a ``Spread``."""
 
 _GROWTH = math.log1p(2 * PRECISION)
+"""The logarithm of the ratio between neighbouring buckets: their middle is within ``PRECISION`` of every
+value."""
+
+_ZERO = -(10**9)
+"""The bucket of the value 0, below all others."""
 
 
 class Spread:
-    """A distribution of values, none negative: its percentiles to one per cent, its mean exactly."""
+    """A distribution of values, none negative, as counts in buckets that grow geometrically.
+
+    Percentiles are within ``PRECISION``; ``count``, ``total`` and ``highest`` are exact.
+    """
 
     __slots__ = ("_counts", "count", "highest", "total")
 
@@ -27,7 +39,7 @@ class Spread:
         self.highest = 0.0
 
     def add(self, value: float) -> None:
-        """One more value."""
+        """Count one more value."""
         bucket = math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
@@ -36,20 +48,15 @@ class Spread:
             self.highest = value
 
     def merge(self, other: Spread) -> None:
-        """All values of another one too."""
+        """Count all values of another distribution too."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
         self.count += other.count
         self.total += other.total
         self.highest = max(self.highest, other.highest)
 
-    @property
-    def mean(self) -> float:
-        """The mean; 0 when there is no value."""
-        return self.total / self.count if self.count else 0.0
-
     def percentile(self, percent: float) -> float:
-        """The value that so many per cent of the values do not exceed; 0 when there is no value."""
+        """Return the value that ``percent`` of 100 values do not exceed; 0 without values."""
         rank = math.ceil(self.count * percent / 100)
         for bucket in sorted(self._counts):
             rank -= self._counts[bucket]
@@ -59,12 +66,9 @@ class Spread:
         return 0.0
 
 
-_ZERO = -(10**9)
-
-
 @dataclass(frozen=True)
 class Slo:
-    """What a request must meet to count as good: TTFT and mean ITL, both in ms."""
+    """The service level objective of a request: the largest TTFT and mean ITL, both in ms."""
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -72,7 +76,7 @@ class Slo:
 
 @dataclass(slots=True)
 class Window:
-    """The requests that arrived in one stretch of time. Those that were not ``answered`` have been lost."""
+    """The requests that arrived in one stretch of time; in the end, those not ``answered`` are lost."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -83,13 +87,13 @@ class Window:
     itl_ms: Spread = field(default_factory=Spread)
 
     def arrive(self, traced: TracedRequest) -> None:
-        """One more request."""
+        """Count a request that arrived."""
         self.requests += 1
         self.prompt_tokens += traced.prompt_tokens
         self.output_tokens += traced.output_tokens
 
     def answer(self, ttft_ms: float, itl_s: float | None, *, is_met: bool) -> None:
-        """One of them has been answered, and met its SLO or not."""
+        """Count an answer; ``is_met``: it met both targets. A request of one output token has no ITL."""
         self.answered += 1
         self.both_met += is_met
         self.ttft_ms.add(ttft_ms)
@@ -97,7 +101,7 @@ class Window:
             self.itl_ms.add(itl_s * 1000)
 
     def merge(self, other: Window) -> Window:
-        """This with everything of the other."""
+        """Add the other window's counts and distributions to this one; return self."""
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
         self.output_tokens += other.output_tokens
@@ -109,9 +113,13 @@ class Window:
 
 
 class Windows:
-    """Time since the beginning in equal windows, each twice as long whenever there are too many of them."""
+    """The time since the beginning in windows of equal length, in seconds: 1 at first.
+
+    The length doubles, and neighbours merge, each time that there would be more than ``MOST``.
+    """
 
     MOST = 240
+    """The largest number of windows: a step is then about 4 px wide in a chart."""
 
     def __init__(self) -> None:
         self.width_s = 1.0
@@ -121,7 +129,7 @@ class Windows:
         return iter(self._windows)
 
     def of(self, at_s: float) -> Window:
-        """The window of that moment."""
+        """Return the window of that moment."""
         while at_s >= self.MOST * self.width_s:
             pairs = zip_longest(self._windows[::2], self._windows[1::2])
             self._windows = [one.merge(other) if other else one for one, other in pairs]
@@ -156,7 +164,7 @@ class Outcome:
     def add(
         self, arrival_s: float, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int
     ) -> None:
-        """One more request, of that arrival, has been answered."""
+        """Count a request of that arrival that has been answered; all times in seconds."""
         ttft_ms = ttft_s * 1000
         self.requests += 1
         self.output_tokens += output_tokens
@@ -172,6 +180,6 @@ class Outcome:
         self.windows.of(arrival_s).answer(ttft_ms, itl_s, is_met=is_ttft_met and is_itl_met)
 
     def attainment(self, met: int) -> float:
-        """The part of all requests, lost ones included, that ``met`` of them are; 1 when there are none."""
+        """Return ``met`` as a part of all requests, lost ones included; 1 when there are none."""
         everything = self.requests + self.lost
         return met / everything if everything else 1.0

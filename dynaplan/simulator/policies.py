@@ -1,4 +1,4 @@
-"""The policies that a simulation can run: the live planner's own decisions, in virtual time."""
+"""The live planner in virtual time: its own cycle, its own ``decide``, and the service as its fleet."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.simulator.service import SimulatedService
 
 
-class Foretell(Protocol):
-    """Who foretells a curve, so many intervals ahead; the core's own methods unless others are wanted."""
+class ForecastMethod(Protocol):
+    """A method of forecasting that is not the core's own."""
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
-        """What is expected; ``is_count``: the values are numbers of requests."""
+        """Forecast a curve ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
         ...
 
     def close(self) -> None:
-        """Nothing will be asked any more."""
+        """End: no more forecasts will be asked for."""
         ...
 
 
-Decided = Callable[[PlannerState, Observation, Decision, PlannerState], None]
-"""Told of every decision: the state before it, what it was made of, and the state after it."""
+OnDecision = Callable[[PlannerState, Observation, Decision, PlannerState], None]
+"""Called with each decision: the state before it, its observation, the decision, and the state after it."""
 
 
 class PlannerPolicy:
-    """The live planner: its cycle, its ``decide``, and its protocol of asking and being acknowledged."""
+    """Plans as the live planner does: its cycle, its ``decide``, and the acknowledgement of its decisions.
+
+    ``before`` is the traffic of a warm-up trace. Forecasts are made by ``method``, or by the core's own.
+    """
 
     def __init__(
         self,
@@ -47,29 +50,29 @@ class PlannerPolicy:
         model: SlaModel | None = None,
         *,
         before: Sequence[IntervalLoad] = (),
-        foretell: Foretell | None = None,
-        decided: Decided | None = None,
+        method: ForecastMethod | None = None,
+        on_decision: OnDecision | None = None,
     ) -> None:
         self.name = name
         self.every_s = settings.metric_pulling_interval_s
         self.why = ""
         self._settings = settings
-        self._foretell = foretell
-        self._decided = decided
+        self._method = method
+        self._on_decision = on_decision
         self._cycle = PlanningCycle(settings, model)
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._desired = DesiredCounts()
-        self._seen_s = 0.0
+        self._looked_s = 0.0
 
     def begin(self, service: SimulatedService) -> None:
-        """What the service started with is the first decision."""
+        """Begin with the workers of the service as the first decision."""
         wanted = service.pools.wanted
         self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
         self._cycle.begin(service.now_s)
-        self._seen_s = service.now_s
+        self._looked_s = service.now_s
 
     def look(self, service: SimulatedService) -> None:
-        """One metric pull, and at the end of an interval a decision."""
+        """Make a metric pull, and at the end of an interval a decision."""
         cycle, now_s = self._cycle, service.now_s
         if cycle.is_scaling:
             if service.pools.is_carried_out():
@@ -77,7 +80,7 @@ class PlannerPolicy:
             cycle.saw(self._desired, now_s)
         if not cycle.is_waiting:
             cycle.add(service.sample())
-        if now_s > self._seen_s:
+        if now_s > self._looked_s:
             service.meter.pull()
         if cycle.is_due(now_s):
             self._adjust(service)
@@ -88,8 +91,8 @@ class PlannerPolicy:
         if self._settings.is_by_targets:
             observation = self._with_traffic(observation, service)
         decision = self._cycle.decide(observation)
-        if self._decided:
-            self._decided(self._cycle.before, observation, decision, self._cycle.state)
+        if self._on_decision:
+            self._on_decision(self._cycle.before, observation, decision, self._cycle.state)
         if decision.is_change:
             desired = decision.desired
             identifier = self._desired.next_decision_id
@@ -101,22 +104,24 @@ class PlannerPolicy:
             self._cycle.asked()
 
     def close(self) -> None:
-        """The simulation is over."""
-        if self._foretell:
-            self._foretell.close()
+        """End the forecasts."""
+        if self._method:
+            self._method.close()
 
-    def _told(self, asked: Question) -> Forecast:
-        foretell = self._foretell or partial(forecast, settings=self._settings)
-        return foretell(self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+    def _forecast(self, asked: Question) -> Forecast:
+        method = self._method or partial(forecast, settings=self._settings)
+        return method(self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
 
     def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
-        settings, interval_s = self._settings, observation.at_s - self._seen_s
-        self._seen_s = observation.at_s
+        settings, interval_s = self._settings, observation.at_s - self._looked_s
+        self._looked_s = observation.at_s
         traffic = service.meter.traffic(interval_s)
         self._history.add(traffic)
         startup_s = settings.startup_time_s
         if startup_s is None:
             startup_s = max(service.settings.startup_s.values())
-        answers = {asked: self._told(asked) for asked in questions(startup_s, settings.adjustment_interval_s)}
+        answers = {
+            asked: self._forecast(asked) for asked in questions(startup_s, settings.adjustment_interval_s)
+        }
         expected = foresight(self._history, answers)
         return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)

@@ -1,6 +1,15 @@
-"""The autoscalers that everybody has, for comparison: Kubernetes' HPA and Knative's KPA, as documented.
+"""Autoscalers to compare with: Kubernetes' HPA and Knative's KPA, with their documented rules and defaults.
 
 Both look at one number per pool and know nothing of SLOs, start-up times or the other pool.
+
+HPA, every 15 s: wanted = ceil(workers * metric / target), unless the ratio is within 10 % of 1; at most 4
+workers or twice as many per sync upwards; downwards the highest wish of the last 300 s counts. Source:
+Kubernetes documentation, "Horizontal Pod Autoscaling", autoscaling/v2, sections "Algorithm details" and
+"Default behavior".
+
+KPA, every 2 s: wanted = ceil(mean requests in flight over 60 s / target per worker). When the mean over the
+last 6 s asks for twice the ready workers, it panics: for 60 s the higher of both means counts, and nothing is
+removed. Source: Knative Serving documentation, "Autoscaling", and the defaults of its config-autoscaler.
 """
 
 from __future__ import annotations
@@ -16,24 +25,44 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.service import SimulatedService
 
 HPA_SYNC_S = 15.0
+"""Seconds between two syncs of the HPA (``--horizontal-pod-autoscaler-sync-period``)."""
+
 HPA_TOLERANCE = 0.1
+"""The distance of metric / target from 1 within which nothing changes (``...-tolerance``)."""
+
 HPA_DOWN_WINDOW_S = 300.0
-HPA_UP_WORKERS, HPA_UP_FACTOR = 4, 2.0
-"""Per sync period, whichever is more: the default scale-up policies."""
+"""Seconds whose highest wish counts when scaling down (``stabilizationWindowSeconds``)."""
+
+HPA_UP_WORKERS = 4
+"""The most workers added in one sync, unless ``HPA_UP_FACTOR`` allows more."""
+
+HPA_UP_FACTOR = 2.0
+"""The most times the workers of before after one sync."""
 
 HPA_METRICS = {Role.PREFILL: "queue per prefill worker", Role.DECODE: "KV usage of the decode workers"}
+"""The metric of each role's pool, in words."""
 
 KPA_TICK_S = 2.0
-KPA_STABLE_S, KPA_PANIC_S = 60.0, 6.0
+"""Seconds between two ticks of the KPA."""
+
+KPA_STABLE_S = 60.0
+"""Seconds of the stable window (``stable-window``)."""
+
+KPA_PANIC_S = 6.0
+"""Seconds of the panic window: 10 % of the stable one (``panic-window-percentage``)."""
+
 KPA_PANIC_FACTOR = 2.0
+"""The multiple of the ready workers that makes it panic (``panic-threshold-percentage``: 200 %)."""
+
 KPA_MOST_DOWN_FACTOR = 2.0
+"""The most that a tick divides the workers by (``max-scale-down-rate``)."""
 
 
 class HpaPolicy:
     """Kubernetes' HorizontalPodAutoscaler v2 with its defaults: ``ceil(workers * metric / target)``.
 
-    The metric of decode workers is the mean KV usage, that of prefill workers the queue per worker. Workers
-    that are starting count as idle when there is too little of them, so that nobody starts too many at once.
+    The metric of decode workers is the mean KV usage, that of prefill workers the queue per worker. When more
+    workers are wanted, starting ones count as idle, so that it does not start too many at once.
     """
 
     name = "hpa"
@@ -46,10 +75,10 @@ class HpaPolicy:
         self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
-        """Nothing to remember."""
+        """Begin: there is nothing to remember."""
 
     def look(self, service: SimulatedService) -> None:
-        """One sync."""
+        """Make one sync."""
         sample = service.sample()
         metrics = {
             Role.DECODE: sample.kv_usage,
@@ -60,10 +89,10 @@ class HpaPolicy:
         wanted = {role: self._wanted(service, role, metrics[role]) for role in self._targets}
         fitted = fitting(service, wanted)
         if fitted != service.pools.wanted:
-            self.why = reason(service, wanted, fitted, lambda role: self._told(role, metrics[role]))
+            self.why = reason(service, wanted, fitted, lambda role: self._text(role, metrics[role]))
             service.want(fitted)
 
-    def _told(self, role: Role, metric: float | None) -> str:
+    def _text(self, role: Role, metric: float | None) -> str:
         seen = "unknown" if metric is None else f"{metric:.3g}"
         return f"{HPA_METRICS[role]} {seen}, its target {self._targets[role]:g}"
 
@@ -82,14 +111,13 @@ class HpaPolicy:
             wishes.popleft()
         if wish > current:
             return min(wish, max(current + HPA_UP_WORKERS, math.ceil(current * HPA_UP_FACTOR)))
-        return max(self._least, min(current, max(each for _, each in wishes)))
+        return max(self._least, min(current, max(wish for _, wish in wishes)))
 
 
 class KpaPolicy:
     """Knative's pod autoscaler with its defaults: requests in flight over a target per worker.
 
-    The stable window is 60 s; when the last 6 s ask for twice the workers there are, it panics: up at once,
-    and not down again for a stable window.
+    See the module's rules for its two windows and its panic.
     """
 
     name = "kpa"
@@ -103,19 +131,19 @@ class KpaPolicy:
         self.why = ""
 
     def begin(self, service: SimulatedService) -> None:
-        """Nothing to remember."""
+        """Begin: there is nothing to remember."""
 
     def look(self, service: SimulatedService) -> None:
-        """One tick."""
+        """Make one tick."""
         service.advance_decoders(service.now_s)
         waiting = {Role.PREFILL: service.queue_depth, Role.DECODE: service.decoding}
         wanted = {role: self._wanted(service, role, waiting[role]) for role in self._targets}
         fitted = fitting(service, wanted)
         if fitted != service.pools.wanted:
-            self.why = reason(service, wanted, fitted, lambda role: self._told(role, service.now_s))
+            self.why = reason(service, wanted, fitted, lambda role: self._text(role, service.now_s))
             service.want(fitted)
 
-    def _told(self, role: Role, now_s: float) -> str:
+    def _text(self, role: Role, now_s: float) -> str:
         panics = ", panicking" if now_s < self._panic_until_s[role] else ""
         stable = fmean(value for _, value in self._seen[role])
         recent = fmean(value for at_s, value in self._seen[role] if at_s >= now_s - KPA_PANIC_S)
@@ -146,18 +174,18 @@ class KpaPolicy:
 
 
 def reason(
-    service: SimulatedService, wanted: Mapping[Role, int], fitted: Targets, told: Callable[[Role], str]
+    service: SimulatedService, wanted: Mapping[Role, int], fitted: Targets, describe: Callable[[Role], str]
 ) -> str:
-    """Why other numbers are asked for now: what is told of each role that changes, and whether all fitted."""
+    """Return the reason of a change: the description of each role that changes, and whether all fitted."""
     roles = SCALED_ROLES
-    texts = [told(role) for role in roles if fitted.of(role) != service.pools.wanted.of(role)]
+    texts = [describe(role) for role in roles if fitted.of(role) != service.pools.wanted.of(role)]
     if any(fitted.of(role) < count for role, count in wanted.items()):
         texts.append(f"more were wanted than {service.settings.gpus} GPUs can hold")
     return "; ".join(texts)
 
 
 def fitting(service: SimulatedService, wanted: Mapping[Role, int]) -> Targets:
-    """As many of the wanted workers as the box has GPUs: both pools give up their share."""
+    """Return as many of the wanted workers as the box has GPUs for, taken from the larger pool first."""
     widths = service.settings.gpus_per_worker
     targets = dict(wanted)
     while sum(count * widths[role] for role, count in targets.items()) > service.settings.gpus:

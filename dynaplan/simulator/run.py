@@ -1,4 +1,4 @@
-"""One simulation: a trace, a deployment and a policy in, what became of it out."""
+"""One simulation: runs a trace through a deployment under a policy, and returns the result."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dynaplan.simulator.timeline import FleetChange, History, Moment, ScaleEvent
 
 
 class Policy(Protocol):
-    """Decides about the number of workers in virtual time.
+    """Decides on the numbers of workers in virtual time.
 
-    One that has a ``why`` says there why it last wanted another number.
+    A policy may have an attribute ``why``: the reason of its last change, in words.
     """
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """The name that the user gave."""
         ...
 
     @property
     def every_s(self) -> float:
-        """How often it looks, in seconds."""
+        """The seconds between two looks."""
         ...
 
     def begin(self, service: SimulatedService) -> None:
-        """The service has started."""
+        """Begin: the service has started."""
         ...
 
     def look(self, service: SimulatedService) -> None:
-        """A moment to look, and to want another number of workers."""
+        """Look at the service, and ask it for other numbers of workers if need be."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle knows of its own result.
+    """The oracle's knowledge of its own result.
 
     ``is_slo_met``: at least ``percentile`` per cent of the requests meet the TTFT target, and as many the ITL
     target. ``lower_bound_gpu_hours``: no schedule that meets the SLO takes less; None where it is unknown,
@@ -53,11 +53,17 @@ class Verdict:
     no_lower_bound: str = ""
 
 
+LONGEST_TAIL_S = 3600.0
+"""Seconds after the last arrival in which the policy still looks; requests unanswered by then are lost."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """What one simulation came to. ``gpu_hours`` counts until the last arrival; ``end_s`` is its very end.
+    """The result of one simulation.
 
-    ``moments``, ``fleet`` and ``events`` tell how it went, thinned out when it was long.
+    ``gpu_hours`` count until the last arrival at ``trace_s`` seconds; ``end_s`` is the end of the last
+    answer. ``moments``, ``fleet`` and ``events`` are its course, thinned out when it was long. ``verdict`` is
+    the oracle's.
     """
 
     policy: str
@@ -76,7 +82,7 @@ class Result:
 def simulate(
     trace: Iterable[TracedRequest], settings: ServiceSettings, first: Targets, policy: Policy
 ) -> Result:
-    """Run the whole trace through the service under the policy, and answer what is left at its end."""
+    """Run the whole trace through the service under the policy, then answer the requests that are left."""
     service = SimulatedService(settings, first)
     policy.begin(service)
     history = History(service)
@@ -107,10 +113,6 @@ def simulate(
     )
 
 
-LONGEST_TAIL_S = 3600.0
-"""So long after the last arrival the policy still looks; what is not answered then is lost."""
-
-
 def _look(service: SimulatedService, policy: Policy, history: History, look_s: float) -> float:
     service.run_until(look_s)
     policy.look(service)
@@ -120,14 +122,14 @@ def _look(service: SimulatedService, policy: Policy, history: History, look_s: f
 
 @dataclass(frozen=True)
 class StaticPolicy:
-    """As many workers as at the start, always."""
+    """Keeps the workers of the beginning."""
 
     name: str = "static"
     every_s: float = 1.0
 
     def begin(self, service: SimulatedService) -> None:
-        """Nothing to remember."""
+        """Begin: there is nothing to remember."""
 
     def look(self, service: SimulatedService) -> None:
-        """Nothing to change."""
+        """Bring the engines up to date: there is nothing to change."""
         service.advance_decoders(service.now_s)

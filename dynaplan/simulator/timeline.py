@@ -1,4 +1,5 @@
-"""What a simulation was like over time, for drawings, in memory that does not grow with the time."""
+"""The course of a simulation, for drawings: the fleet, the queues and the decisions, thinned to constant
+memory."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.service import SimulatedService
 
 FLAP_S = 300.0
-"""A change that takes back one of the same role within that time is a flap."""
+"""Seconds within which a change that takes back another one of the same role counts as a flap."""
 
-MOST = 2000
-"""So many of a kind are kept at most."""
+MOST_ITEMS = 2000
+"""The largest number of moments, fleet changes or decisions that are kept: more than a page shows."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The service at one look of the policy. ``arrived`` counts all requests until then."""
+    """The service when the policy looked, ``at_s`` seconds; ``arrived`` counts all requests until then."""
 
     at_s: float
     in_service: int
@@ -29,7 +30,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class FleetChange:
-    """The fleet from then on: workers that get requests, workers asked for, GPUs that all of them hold."""
+    """The fleet from ``at_s`` on: the workers that get requests, the workers wanted, and the GPUs held."""
 
     at_s: float
     serving: Targets
@@ -39,7 +40,7 @@ class FleetChange:
 
 @dataclass(frozen=True)
 class ScaleEvent:
-    """One decision that changed something, and why as the policy says it; "" where it does not say."""
+    """A decision that changed something, and its reason in the policy's words; "" where it gives none."""
 
     at_s: float
     before: Targets
@@ -48,7 +49,7 @@ class ScaleEvent:
 
 
 class Timed(Protocol):
-    """Something of one moment."""
+    """Anything with a moment."""
 
     @property
     def at_s(self) -> float:
@@ -60,34 +61,35 @@ T = TypeVar("T", bound=Timed)
 
 
 class Thinned(Generic[T]):
-    """The last item of every stretch of time; the stretches double whenever there are too many of them."""
+    """Keeps the last item of every stretch of time, and doubles the stretches when there are too many
+    items."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST_ITEMS) -> None:
         self._most = most
         self._stretch_s = 0.0
         self._items: list[T] = []
 
     def add(self, item: T) -> None:
-        """One more, no earlier than the one before."""
-        if self._items and self._of(self._items[-1]) == self._of(item):
+        """Add an item, no earlier than the one before."""
+        if self._items and self._stretch_of(self._items[-1]) == self._stretch_of(item):
             self._items[-1] = item
             return
         self._items.append(item)
         if len(self._items) > self._most:
             span_s = item.at_s - self._items[0].at_s
             self._stretch_s = max(2 * self._stretch_s, 2 * span_s / self._most)
-            self._items = list({self._of(each): each for each in self._items}.values())
+            self._items = list({self._stretch_of(kept): kept for kept in self._items}.values())
 
     def items(self) -> tuple[T, ...]:
-        """What was kept, the earliest first."""
+        """Return the kept items, the earliest first."""
         return tuple(self._items)
 
-    def _of(self, item: T) -> float:
+    def _stretch_of(self, item: T) -> float:
         return item.at_s // self._stretch_s if self._stretch_s else item.at_s
 
 
 class History:
-    """Watches a service that has just begun; ``arrived`` is for the caller to count."""
+    """Records a service that has just begun; the caller counts ``arrived``."""
 
     def __init__(self, service: SimulatedService) -> None:
         self._service = service
@@ -103,7 +105,7 @@ class History:
         self._fleet_changed(service.now_s)
 
     def note(self, why: str) -> None:
-        """The policy has looked, and says that it last changed something for that reason."""
+        """Record the service after a look of the policy, whose last change had that reason."""
         service = self._service
         at_s, wanted = service.now_s, service.pools.wanted
         if wanted != self._wanted:

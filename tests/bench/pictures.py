@@ -59,7 +59,7 @@ def picture(options: SimulateOptions, result: Result, title: str, keys: Sequence
     every = charts.panels_of([result], options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
     shown = [panel for key in keys for panel in every if panel.key == key]
     drawing, height = panels.draw(shown, charts.lanes_of([result], axis), axis)
-    texts = [f"{axis.text(each.at_s)}: {charts.told(each)}" for each in result.events[:MOST_DECISIONS]]
+    texts = [f"{axis.text(each.at_s)}: {charts.change_text(each)}" for each in result.events[:MOST_DECISIONS]]
     more = len(result.events) - MOST_DECISIONS
     texts += [f"and {more} more"] if more > 0 else []
     lines = [line for text in texts for line in textwrap.wrap(text, LINE_LETTERS)]

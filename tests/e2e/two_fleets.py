@@ -121,7 +121,8 @@ class TwoFleets:
 
     async def _path_ms(self, deployment: Deployment) -> float:
         seen = await replay(deployment.url, MODEL, ALONE, asyncio.get_running_loop().time())
-        simulated_ms = self.simulated(ALONE).outcome.ttft_ms.mean
+        alone_ms = self.simulated(ALONE).outcome.ttft_ms
+        simulated_ms = alone_ms.total / alone_ms.count
         return percentile((1000 * each.ttft_s for each in seen), 50) - simulated_ms
 
     async def _next_decision_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The formats of trace files. Each is known by its first line, never by the file's name."""
+"""The formats of trace files. A file's first line tells its format, never its name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from typing import Any
 from dynaplan.domain.trace import TracedRequest, seconds, tokens
 
 MOONCAKE_BLOCK_TOKENS = 512
+"""The tokens of a block in Mooncake's traces, as their paper states."""
+
 MOST_DIGITS = 13
+"""The digits from which on a number of tokens is an error: ten thousand billion."""
 
 NumberedRequests = Iterator[tuple[int, TracedRequest]]
-"""Line numbers, from 1, and requests; arrivals in seconds since whatever the file counts from."""
+"""Line numbers, from 1, and requests; arrivals in seconds since the moment that the file counts from."""
 
 
 class BadLine(Exception):
-    """A line is not what the format wants. ``number`` counts from 1."""
+    """A line that breaks its format. ``number`` is the line's, from 1."""
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(problem)
@@ -27,8 +30,8 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True)
-class Format:
-    """One format: whether a first line is of it, what a line must look like, and how to read all of them."""
+class TraceFormat:
+    """One format: its name, the lines that it expects in words, a test of the first line, and the reader."""
 
     name: str
     expected: str
@@ -37,10 +40,11 @@ class Format:
 
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+"""The columns of the Azure LLM inference traces of 2023 and 2024, in any order, beside others."""
 
 
 def _columns(line: str) -> list[str]:
-    return [each.strip() for each in next(csv.reader([line]), [])]
+    return [column.strip() for column in next(csv.reader([line]), [])]
 
 
 def _is_azure(first_line: str) -> bool:
@@ -49,7 +53,7 @@ def _is_azure(first_line: str) -> bool:
 
 def _read_azure(lines: Iterable[str]) -> NumberedRequests:
     rows = csv.reader(lines)
-    columns = [each.strip() for each in next(rows)]
+    columns = [column.strip() for column in next(rows)]
     at, prompt, output = map(columns.index, AZURE_COLUMNS)
     for row in rows:
         if not row:
@@ -68,7 +72,7 @@ def _read_azure(lines: Iterable[str]) -> NumberedRequests:
 
 
 def _timestamp_s(text: str) -> float:
-    """Seconds since 1970. Without a zone it is taken as UTC: only differences matter."""
+    """Return the seconds since 1970. A time without a zone is taken as UTC: only differences matter."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -111,7 +115,7 @@ def _has_keys(*keys: str) -> Callable[[str], bool]:
 
 
 def _from_mooncake(document: Mapping[str, Any]) -> TracedRequest:
-    """Its hashes are chained already; that of a last, part-filled block is no full block's."""
+    """Read one line. Its hashes are chained already; the hash of a last, part-filled block is left out."""
     prompt_tokens = tokens(document, "input_length")
     full = prompt_tokens // MOONCAKE_BLOCK_TOKENS
     hashes = (document.get("hash_ids") or [])[:full]
@@ -127,17 +131,18 @@ def _from_mooncake(document: Mapping[str, Any]) -> TracedRequest:
 
 
 FORMATS = (
-    Format("Azure CSV", f"the columns {', '.join(AZURE_COLUMNS)}", _is_azure, _read_azure),
-    Format(
+    TraceFormat("Azure CSV", f"the columns {', '.join(AZURE_COLUMNS)}", _is_azure, _read_azure),
+    TraceFormat(
         "Mooncake JSON lines",
-        "timestamp (ms), input_length, output_length and, if it likes, hash_ids",
+        "timestamp (ms), input_length, output_length and perhaps hash_ids",
         _has_keys("timestamp", "input_length", "output_length"),
         lambda lines: _json_lines(lines, _from_mooncake),
     ),
-    Format(
+    TraceFormat(
         "dynaplan recording",
-        "arrival_s, prompt_tokens, output_tokens and, if it likes, block_hashes with block_tokens",
+        "arrival_s, prompt_tokens, output_tokens and perhaps block_hashes with block_tokens",
         _has_keys("arrival_s", "prompt_tokens", "output_tokens"),
         lambda lines: _json_lines(lines, TracedRequest.from_json),
     ),
 )
+"""All formats, in the order in which a first line is compared with them."""

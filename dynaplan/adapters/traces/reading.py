@@ -13,24 +13,28 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dynaplan.adapters.traces.formats import FORMATS, BadLine, Format, NumberedRequests
+from dynaplan.adapters.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.trace import TracedRequest
 
 GZIP_MAGIC = b"\x1f\x8b"
 LONGEST_FIRST_LINE = 1 << 20
+"""The characters of a first line that are read to tell the format: a file without line ends is no trace."""
 
 REORDERED_REQUESTS = 65_536
-REORDERED_BLOCKS = 1 << 22
-"""How many requests, or blocks of their prompts, later one that arrived earlier may stand in the file.
+"""The number of requests by which a line may stand too late in the file.
 
-A recording is written as requests end: at 100 a second, one of ten minutes is not too long. In memory
-these are tens of millions of bytes, and less than 200 millions.
+A recording is written as requests end: at 100 a second, an answer of ten minutes is not too long. In memory
+65,536 requests are some 10 MiB.
 """
+
+REORDERED_BLOCKS = 1 << 22
+"""The number of blocks of prompts by which a line may stand too late: less than 200 MB of hashes in
+memory."""
 
 
 def read_trace(path: Path) -> Iterator[TracedRequest]:
-    """The requests of a trace file in the order in which they arrived; the first arrives at 0 s.
+    """Yield the requests of a trace file in the order in which they arrived; the first arrives at 0 s.
 
     Azure CSV, Mooncake JSON lines or our own recordings, plain or gzip; the content tells which. Rows
     that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError naming the file,
@@ -50,12 +54,12 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
                 request.block_tokens,
             )
         if began_s is None:
-            raise ConfigError(f"{path} holds no request", hint=f"expected {kind.name} with {kind.expected}")
+            raise ConfigError(f"{path} holds no request", hint=f"Expected {kind.name} with {kind.expected}.")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIOWrapper]:
-    """The file as text; whatever is wrong with reading it as ConfigError."""
+    """Open the file as text, gzip or not; raise ConfigError for whatever is wrong with reading it."""
     try:
         with path.open("rb") as raw:
             is_gzip = raw.read(2) == GZIP_MAGIC
@@ -68,10 +72,10 @@ def _opened(path: Path) -> Iterator[TextIOWrapper]:
         raise ConfigError(f"cannot read the trace {path}: {reason}", hint=_known_formats()) from error
 
 
-def _format_of(path: Path, first_line: str) -> Format:
-    for each in FORMATS:
-        if each.is_first_line(first_line):
-            return each
+def _format_of(path: Path, first_line: str) -> TraceFormat:
+    for known in FORMATS:
+        if known.is_first_line(first_line):
+            return known
     if not first_line:
         raise ConfigError(f"{path} is empty", hint=_known_formats())
     shown = first_line.strip()[:80]
@@ -79,11 +83,11 @@ def _format_of(path: Path, first_line: str) -> Format:
 
 
 def _known_formats() -> str:
-    return "expected " + "; or ".join(f"{each.name}: {each.expected}" for each in FORMATS)
+    return "Expected " + "; or ".join(f"{known.name}: {known.expected}" for known in FORMATS) + "."
 
 
-def _in_order(path: Path, kind: Format, rows: NumberedRequests) -> Iterator[TracedRequest]:
-    """Sorted by arrival, of equals the one that stands first; ConfigError for one that comes too late."""
+def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator[TracedRequest]:
+    """Sort by arrival, equal arrivals by line; raise ConfigError for a request that stands too late."""
     waiting: list[tuple[float, int, TracedRequest]] = []
     passed_s, blocks = float("-inf"), 0
     for number, request in _checked(path, kind, rows):
@@ -91,7 +95,7 @@ def _in_order(path: Path, kind: Format, rows: NumberedRequests) -> Iterator[Trac
             raise ConfigError(
                 f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
                 "stand too far above it",
-                hint="expected the lines in the order of arrival, or nearly so: sort the file",
+                hint="Expected the lines in the order of arrival, or nearly so: sort the file.",
             )
         heappush(waiting, (request.arrival_s, number, request))
         blocks += len(request.block_hashes)
@@ -103,10 +107,10 @@ def _in_order(path: Path, kind: Format, rows: NumberedRequests) -> Iterator[Trac
         yield heappop(waiting)[2]
 
 
-def _checked(path: Path, kind: Format, rows: NumberedRequests) -> NumberedRequests:
+def _checked(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
     try:
         yield from rows
     except BadLine as error:
         raise ConfigError(
-            f"{path}, line {error.number}: {error}", hint=f"expected {kind.name} with {kind.expected}"
+            f"{path}, line {error.number}: {error}", hint=f"Expected {kind.name} with {kind.expected}."
         ) from None

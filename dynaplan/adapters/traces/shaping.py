@@ -12,11 +12,12 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.trace import TracedRequest
 
 SPREAD_S = 5.0
-"""Over how long the copies of one request are spread: they are other users', not one user's burst."""
+"""Seconds over which the copies of a request are spread: they stand for other users, not for one user's
+burst."""
 
 
 def scaled(trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1) -> Iterator[TracedRequest]:
-    """The trace with ``rate_scale`` times the requests, over the same time.
+    """Return the trace with ``rate_scale`` times the requests, over the same time.
 
     The load rises and falls as fast as before, as with that many times the users. Each request comes
     ``rate_scale`` times on average: the first one as it was, the others up to ``SPREAD_S`` later and with
@@ -24,7 +25,7 @@ def scaled(trace: Iterable[TracedRequest], rate_scale: float, *, seed: int = 1) 
     leaves requests out. 1 changes nothing. Deterministic under the seed.
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
-        raise ConfigError(f"rate-scale: {rate_scale!r}", hint="expected a number, more than 0")
+        raise ConfigError(f"rate-scale: {rate_scale!r}", hint="Expected a number, more than 0.")
     return iter(trace) if rate_scale == 1 else _scaled(trace, rate_scale, uniform_draws(seed))
 
 
@@ -41,7 +42,7 @@ def _scaled(
         copies = int(whole) + (next(draws) < part if part else 0)
         for user in range(copies):
             arrival_s = request.arrival_s + (SPREAD_S * next(draws) if user else 0.0)
-            hashes = tuple(each * users + user for each in request.block_hashes)
+            hashes = tuple(block * users + user for block in request.block_hashes)
             number += 1
             copy = replace(request, arrival_s=arrival_s, block_hashes=hashes)
             heappush(waiting, (arrival_s, number, copy))
@@ -50,10 +51,10 @@ def _scaled(
 
 
 def sped_up(trace: Iterable[TracedRequest], factor: float) -> Iterator[TracedRequest]:
-    """The trace with its time compressed: the same requests in a ``factor``-th of the time.
+    """Return the trace with its time compressed: the same requests in a ``factor``-th of the time.
 
-    The load also rises and falls so many times faster, which no start-up time does.
+    The load rises and falls ``factor`` times as fast, too, and start-up times do not.
     """
     if not (math.isfinite(factor) and factor > 0):
-        raise ConfigError(f"speed-up: {factor!r}", hint="expected a number, more than 0")
-    return (replace(each, arrival_s=each.arrival_s / factor) for each in trace)
+        raise ConfigError(f"speed-up: {factor!r}", hint="Expected a number, more than 0.")
+    return (replace(request, arrival_s=request.arrival_s / factor) for request in trace)

@@ -16,56 +16,70 @@ from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.trace import TracedRequest
 
 CELL_S = 0.1
+"""The length of a cell of time in which the rate is taken as constant, in seconds."""
+
 Numbers = Mapping[str, float]
+"""Parameters of a load by their names."""
 
 COMMON: Numbers = {"duration": 600, "isl": 3000, "osl": 150, "isl-cv": 0, "osl-cv": 0, "seed": 1}
-"""What every kind takes: seconds, tokens, and the lengths' standard deviation over their mean."""
+"""The parameters of every kind, with their defaults: seconds, tokens, and of the lengths (``isl``, ``osl``)
+the standard deviation over the mean (``-cv``)."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of load: its parameters with their defaults, and its rate, in requests/s, at a time."""
+class LoadKind:
+    """One kind of load: its parameters with their defaults, and its rate, in requests/s, at a time in s."""
 
     defaults: Numbers
     rate: Callable[[float, Numbers], float]
     is_poisson: bool = True
 
 
-def _sinusoid(at_s: float, of: Numbers) -> float:
-    """From low up to high and back, once a period; begins at its lowest."""
-    return of["low"] + (of["high"] - of["low"]) * (1 - math.cos(2 * math.pi * at_s / of["period"])) / 2
+def _sinusoid(at_s: float, given: Numbers) -> float:
+    """Return a rate that goes from low up to high and back, once a period."""
+    return (
+        given["low"]
+        + (given["high"] - given["low"]) * (1 - math.cos(2 * math.pi * at_s / given["period"])) / 2
+    )
 
 
-KINDS: Mapping[str, Kind] = {
-    "constant": Kind({"rate": 10, "noise": 0.05, "every": 10}, lambda at_s, of: of["rate"], is_poisson=False),
-    "poisson": Kind({"rate": 10}, lambda at_s, of: of["rate"]),
-    "ramp": Kind(
-        {"low": 5, "high": 20}, lambda at_s, of: of["low"] + (of["high"] - of["low"]) * at_s / of["duration"]
+KINDS: Mapping[str, LoadKind] = {
+    "constant": LoadKind(
+        {"rate": 10, "noise": 0.05, "every": 10}, lambda at_s, given: given["rate"], is_poisson=False
     ),
-    "step": Kind(
-        {"low": 5, "high": 20, "at": 300}, lambda at_s, of: of["low"] if at_s < of["at"] else of["high"]
+    "poisson": LoadKind({"rate": 10}, lambda at_s, given: given["rate"]),
+    "ramp": LoadKind(
+        {"low": 5, "high": 20},
+        lambda at_s, given: given["low"] + (given["high"] - given["low"]) * at_s / given["duration"],
     ),
-    "sinusoid": Kind({"low": 5, "high": 20, "period": 150}, _sinusoid),
-    "onoff": Kind(
+    "step": LoadKind(
+        {"low": 5, "high": 20, "at": 300},
+        lambda at_s, given: given["low"] if at_s < given["at"] else given["high"],
+    ),
+    "sinusoid": LoadKind({"low": 5, "high": 20, "period": 150}, _sinusoid),
+    "onoff": LoadKind(
         {"low": 0, "high": 20, "on": 60, "off": 60},
-        lambda at_s, of: of["high"] if at_s % (of["on"] + of["off"]) < of["on"] else of["low"],
+        lambda at_s, given: (
+            given["high"] if at_s % (given["on"] + given["off"]) < given["on"] else given["low"]
+        ),
     ),
 }
-"""Rates in requests/s, times in s; ``noise`` is the standard deviation of the rate over the rate, drawn anew
-``every`` so many seconds."""
+"""The kinds of load. Rates are in requests/s, times in s; ``noise`` is the standard deviation of the rate
+over the rate, drawn anew ``every`` 10 s unless that says otherwise."""
 
 LEAST = {"period": 0.1, "on": 0.1, "off": 0.1, "every": 0.1, "isl": 1, "osl": 1}
+"""The least values of parameters; 0 for the others."""
 
 
 def is_synthetic(text: str) -> bool:
-    """Whether the text names made-up load, and not a file."""
+    """Tell whether the text names made-up load, and not a file."""
     return text.partition(":")[0] in KINDS
 
 
 def synthetic(text: str) -> Iterator[TracedRequest]:
-    """The requests of made-up load, the same for the same text. ConfigError at once for a wrong text.
+    """Return the requests of made-up load, the same for the same text; ConfigError at once for a wrong text.
 
-    ``KIND`` or ``KIND:key=value,...``; what is not given has its default.
+    The text is ``KIND`` or ``KIND:key=value,...``; parameters that it leaves out have their defaults.
     """
     name, _, parameters = text.partition(":")
     if name not in KINDS:
@@ -76,8 +90,8 @@ def synthetic(text: str) -> Iterator[TracedRequest]:
 
 def _numbers(text: str, parameters: str, defaults: Numbers) -> Numbers:
     given = {}
-    for each in filter(None, parameters.split(",")):
-        key, _, value = (part.strip() for part in each.partition("="))
+    for parameter in filter(None, parameters.split(",")):
+        key, _, value = (part.strip() for part in parameter.partition("="))
         if key not in defaults:
             raise ConfigError(f"{text!r} has no {key!r}", hint=nearest(key, defaults))
         given[key] = _number(text, key, value)
@@ -91,47 +105,47 @@ def _number(text: str, key: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= least):
-        raise ConfigError(f"{text!r}: {key} is {value!r}", hint=f"expected a number, {least:g} or more")
+        raise ConfigError(f"{text!r}: {key} is {value!r}", hint=f"Expected a number, {least:g} or more.")
     return number
 
 
-def _requests(kind: Kind, of: Numbers) -> Iterator[TracedRequest]:
-    seed = int(of["seed"])
-    isl = _lengths(of["isl"], of["isl-cv"], uniform_draws(seed + 1))
-    osl = _lengths(of["osl"], of["osl-cv"], uniform_draws(seed + 2))
-    for at_s in _arrivals(kind, of, uniform_draws(seed)):
+def _requests(kind: LoadKind, given: Numbers) -> Iterator[TracedRequest]:
+    seed = int(given["seed"])
+    isl = _lengths(given["isl"], given["isl-cv"], uniform_draws(seed + 1))
+    osl = _lengths(given["osl"], given["osl-cv"], uniform_draws(seed + 2))
+    for at_s in _arrivals(kind, given, uniform_draws(seed)):
         yield TracedRequest(at_s, next(isl), next(osl))
 
 
-def _arrivals(kind: Kind, of: Numbers, draws: Iterator[float]) -> Iterator[float]:
-    """Times in seconds, ascending, below the duration."""
-    noise = _noise(of, uniform_draws(int(of["seed"]) + 3))
+def _arrivals(kind: LoadKind, given: Numbers, draws: Iterator[float]) -> Iterator[float]:
+    """Yield times in seconds, ascending, below the duration."""
+    noise = _noise(given, uniform_draws(int(given["seed"]) + 3))
     # Evenly spaced arrivals begin half a space after the beginning.
     expected, threshold = 0.0, _exponential(draws) if kind.is_poisson else 0.5
-    for cell in range(math.ceil(of["duration"] / CELL_S)):
+    for cell in range(math.ceil(given["duration"] / CELL_S)):
         begin_s = cell * CELL_S
-        length_s = min(CELL_S, of["duration"] - begin_s)
-        rate = kind.rate(begin_s + length_s / 2, of) * next(noise)
+        length_s = min(CELL_S, given["duration"] - begin_s)
+        rate = kind.rate(begin_s + length_s / 2, given) * next(noise)
         while rate > 0 and expected + rate * length_s > threshold:
             yield begin_s + (threshold - expected) / rate
             threshold += _exponential(draws) if kind.is_poisson else 1.0
         expected += rate * length_s
 
 
-def _noise(of: Numbers, draws: Iterator[float]) -> Iterator[float]:
-    """What the rate of each cell is multiplied with."""
-    if not of.get("noise"):
+def _noise(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
+    """Yield the factor on the rate of each cell."""
+    if not given.get("noise"):
         while True:
             yield 1.0
-    cells = max(1, round(of["every"] / CELL_S))
+    cells = max(1, round(given["every"] / CELL_S))
     while True:
-        factor = max(0.0, 1 + of["noise"] * _normal(draws))
+        factor = max(0.0, 1 + given["noise"] * _normal(draws))
         for _ in range(cells):
             yield factor
 
 
 def _lengths(mean: float, variation: float, draws: Iterator[float]) -> Iterator[int]:
-    """Lengths in tokens, at least 1: all the same, or lognormal with that mean and variation."""
+    """Yield lengths in tokens, at least 1: all the same, or lognormal with that mean and variation."""
     if not variation:
         while True:
             yield max(1, round(mean))
@@ -146,6 +160,6 @@ def _exponential(draws: Iterator[float]) -> float:
 
 
 def _normal(draws: Iterator[float]) -> float:
-    """Box and Muller's."""
+    """Return a draw of the standard normal distribution, by Box and Muller (1958)."""
     radius = math.sqrt(2 * _exponential(draws))
     return radius * math.cos(2 * math.pi * next(draws))

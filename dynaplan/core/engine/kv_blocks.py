@@ -1,4 +1,4 @@
-"""The paged KV store of one engine: how many blocks are in use, and which hold a known prefix.
+"""The paged KV store of one engine: the number of blocks in use, and the blocks that hold a known prefix.
 
 A block is either private to one request, or published under the hash of the tokens it holds and all
 before it; published blocks are shared. A published block that no request uses any more stays findable
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 
 def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, ...]:
-    """One hash per full block of the prompt, each over the block and the hash before it.
+    """Return one hash per full block of the prompt, each over the block and the hash before it.
 
     ``block_length`` counts the prompt's elements: token ids, or characters of a text. The hashes of token ids
     are the same in every process; those of a text in this one only, because Python randomises them.
@@ -28,7 +28,7 @@ def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, .
 
 
 class KvBlocks:
-    """Counts blocks. ``used`` are referenced by a request; ``used + free == total`` always."""
+    """Counts blocks. Requests refer to ``used`` ones; ``used + free == total`` always."""
 
     __slots__ = ("_idle", "_users", "total", "used")
 
@@ -40,16 +40,16 @@ class KvBlocks:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken: empty, or published and unused."""
+        """The number of blocks that can be taken: empty, or published and unused."""
         return self.total - self.used
 
     @property
     def idle(self) -> int:
-        """Published blocks that no request uses."""
+        """The number of published blocks that no request uses."""
         return len(self._idle)
 
     def matching(self, hashes: Sequence[int]) -> int:
-        """How many of the hashes, from the first on without a gap, are published."""
+        """Return the number of hashes, from the first on without a gap, that are published."""
         users = self._users
         for index, block in enumerate(hashes):
             if block not in users:
@@ -57,11 +57,12 @@ class KvBlocks:
         return len(hashes)
 
     def idle_among(self, hashes: Iterable[int]) -> int:
-        """How many of these published blocks would leave ``free`` when shared."""
+        """Return the number of these published blocks that no request uses: sharing takes them from
+        ``free``."""
         return sum(block in self._idle for block in hashes)
 
     def share(self, hashes: Iterable[int]) -> None:
-        """Use published blocks once more."""
+        """Use published blocks for one more request."""
         for block in hashes:
             if self._users[block] == 0:
                 del self._idle[block]
@@ -85,7 +86,7 @@ class KvBlocks:
         return True
 
     def release(self, private: int, shared: Sequence[int]) -> None:
-        """Let go of blocks. The end of a chain becomes idle first, so that its beginning lives longest."""
+        """Give blocks back. The end of a chain becomes idle first, so that its beginning lives longest."""
         self.used -= private
         for block in reversed(shared):
             self._users[block] -= 1

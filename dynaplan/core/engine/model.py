@@ -25,11 +25,11 @@ from dynaplan.core.engine.timing import StepTiming
 from dynaplan.domain.worker_load import WorkerLoad
 
 ADMISSION_RESERVE = 0.01
-"""The share of all blocks that stays free when a request is admitted beside others, for those to grow."""
+"""The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""
 
 
 class EngineModel:
-    """One engine. ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``."""
+    """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``."""
 
     def __init__(self, settings: EngineSettings, timing: StepTiming) -> None:
         self.settings = settings
@@ -51,12 +51,12 @@ class EngineModel:
 
     @property
     def is_idle(self) -> bool:
-        """No request waits or runs (some may be held)."""
+        """True when no request waits or runs; some may be held."""
         return not self._running and not self._waiting
 
     @property
     def held(self) -> int:
-        """Requests whose blocks wait to be taken."""
+        """The number of requests whose blocks wait to be taken."""
         return len(self._held)
 
     def submit(self, request: EngineRequest) -> None:
@@ -76,7 +76,7 @@ class EngineModel:
         self._waiting[key] = request
 
     def cancel(self, request_id: str) -> bool:
-        """End the request now, wherever it stands; False when it is not here (any more)."""
+        """End the request now, in whatever state; False when it is not here (any more)."""
         request = self._waiting.pop(request_id, None) or self._running.get(request_id)
         if request is None:
             return self.release(request_id)
@@ -85,7 +85,7 @@ class EngineModel:
         return True
 
     def release(self, request_id: str) -> bool:
-        """Free the blocks of a held request: they were taken, or nobody came; False when it is not held."""
+        """Free the blocks of a held request, taken or not; False when it is not held."""
         request = self._held.pop(request_id, None)
         if request is None:
             return False
@@ -94,13 +94,14 @@ class EngineModel:
         return True
 
     def emitted_tokens(self, request: EngineRequest) -> int:
-        """The tokens of its answer so far."""
+        """Return the number of tokens of its answer so far."""
         if request.state is RequestState.DECODING:
             return request._emitted + self._clock - request._joined_at
         return request._emitted
 
     def load(self) -> WorkerLoad:
-        """Running, waiting and KV usage as vLLM tells them; the hit rate is that since the start."""
+        """Return running and waiting requests and KV usage as vLLM exports them; the hit rate since the
+        start."""
         totals = self.totals
         return WorkerLoad(
             running_requests=len(self._running),
@@ -115,8 +116,9 @@ class EngineModel:
     def step(self, horizon_s: float = 0.0) -> StepResult:
         """Do one step; its effects are complete when ``duration_s`` has passed.
 
-        With a horizon, decode-only steps are done as one until a request finishes, a block is lacking, or
-        about that much time has passed: the same tokens, and the duration of the middle one for each.
+        With a horizon, in seconds, decode-only steps are done as one until a request finishes, a block is
+        lacking, or about the horizon has passed: the same tokens, and the duration of the middle one for
+        each.
         """
         preempted = self._make_room()
         decodes, kv_tokens = self._decoding, self._kv_tokens
@@ -164,7 +166,7 @@ class EngineModel:
     def _schedule(
         self, *, may_admit: bool
     ) -> tuple[list[tuple[EngineRequest, int, int]], int, list[EngineRequest]]:
-        """This step's chunks (request, done, size), how many begin a prompt, and who came with its KV."""
+        """Choose this step's chunks (request, done, size), the number of new prompts, and remote requests."""
         chunks: list[tuple[EngineRequest, int, int]] = []
         remote: list[EngineRequest] = []
         starts = 0
@@ -250,7 +252,7 @@ class EngineModel:
             shared.append(block)
 
     def _decode_only(self, decodes: int, kv_tokens: int, horizon_s: float) -> tuple[int, float]:
-        """How many decode steps to do at once, and their duration in ms."""
+        """Return the number of decode steps to do at once, and their duration in ms."""
         decode_ms = self.timing.decode_ms
         if horizon_s <= 0.0:
             return 1, decode_ms(decodes, kv_tokens)
@@ -297,7 +299,7 @@ class EngineModel:
     def _complete(
         self, chunks: list[tuple[EngineRequest, int, int]], finished: list[EngineRequest]
     ) -> list[EngineRequest]:
-        """Those whose prompt is computed now emit a token, and decode from the next step on."""
+        """Let requests whose prompt is computed emit a token, and decode from the next step on."""
         started = []
         for request, _, _ in chunks:
             if request._context < request._target:
@@ -313,7 +315,7 @@ class EngineModel:
         return started
 
     def _join(self, request: EngineRequest, context: int) -> None:
-        """From the next step on the request decodes, with so many tokens in KV."""
+        """Let the request decode from the next step on, with ``context`` tokens in KV."""
         key = request.request_id
         request.state = RequestState.DECODING
         request._context = context
@@ -364,7 +366,7 @@ class EngineModel:
         request.state = RequestState.ENDED
 
     def _free(self, request: EngineRequest) -> None:
-        """Release its blocks: of the whole prompt while that is computed, of the tokens in KV after it."""
+        """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
         tokens = max(request._target - request.is_remote, request._context)
         shared = request._shared
         self.blocks.release(self.settings.blocks_for(tokens) - len(shared), shared)

@@ -1,4 +1,4 @@
-"""What goes into the engine model and what comes out of it: a request, the result of a step, the totals."""
+"""The data of the engine model: a request, the result of a step, the totals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class RequestState(IntEnum):
-    """Where a request stands. ``HELD``: computed for somebody else, its blocks wait to be taken."""
+    """The state of a request. ``HELD``: computed for another engine, which has yet to take its blocks."""
 
     WAITING = 0
     PREFILLING = 1
@@ -18,7 +18,7 @@ class RequestState(IntEnum):
 
 
 class EngineRequest:
-    """One request: what was asked, and, once submitted, where it stands. Only its model writes to it.
+    """One request, and once it is submitted its state, which only its model changes.
 
     ``block_hashes`` are the chained hashes of the prompt's full blocks (none: nothing is shared).
     ``is_remote`` says that the prompt's KV entries come from another engine; ``is_held`` that its own are
@@ -74,10 +74,10 @@ class EngineRequest:
 
 
 class StepResult(NamedTuple):
-    """What one step did. ``started`` emitted their first token; ``finished`` their last.
+    """The result of one step: requests that emitted their first token (``started``) and their last.
 
-    ``decode_steps`` above 1 are that many decode-only steps told as one. An empty result (``is_empty``)
-    means that nothing can go on until a request comes, is cancelled, or a held one is released.
+    ``decode_steps`` above 1 are as many decode-only steps in one result. An empty result (``is_empty``) means
+    that nothing can go on until a request comes, is cancelled, or a held one is released.
     """
 
     duration_s: float

@@ -1,12 +1,13 @@
-"""How long one step of an engine takes: from a measured profile, or from fitted polynomials.
+"""The duration of one step of an engine, from a measured profile or from fitted polynomials.
 
 A step that decodes ``b`` sequences with ``kv`` tokens of KV and computes prompt chunks takes
 
-    decode(b, kv) + sum over chunks (T(s + c) - T(s)) + what is left of the prefill's fixed cost
+    decode(b, kv) + sum over chunks (T(s + c) - T(s)) + the rest of the prefill's fixed cost
 
-for a chunk of ``c`` tokens after ``s`` done. ``T(0)`` is the fixed cost of a prefill: it is paid in the step
-where a prompt begins, and only the part above the fixed cost of decoding when the step decodes too. So a
-prompt alone takes exactly ``T(isl)`` in however many chunks, and a batch alone exactly its measured ITL.
+milliseconds, for a chunk of ``c`` tokens after ``s`` done. ``T(t)`` is the measured TTFT of a prompt of ``t``
+tokens alone, ``T(0)`` the fixed cost of a prefill: it is paid in the step where a prompt begins, and where
+that step decodes too only its part above the fixed cost of decoding, decode(1, 0). So a prompt alone takes
+exactly ``T(isl)`` in any number of chunks, and a batch alone exactly its measured ITL.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StepTiming:
         self._decode_fixed_ms = decode_ms(1, 0.0)
 
     def sped_up(self, ratio: float) -> StepTiming:
-        """The same with every step so many times as fast."""
+        """Return a timing whose every step is ``ratio`` times as fast."""
         if ratio == 1:
             return self
         prefill_ms, decode_ms = self.prefill_ms, self.decode_ms
@@ -49,7 +50,8 @@ class StepTiming:
     def step_ms(
         self, decodes: int, kv_tokens: float, chunks: Sequence[tuple[int, int]], starts: int
     ) -> float:
-        """The ms of one step; chunks are (tokens done, tokens to do), ``starts`` of them begin a prompt."""
+        """Return the ms of one step; chunks are (tokens done, tokens to do), ``starts`` of them begin a
+        prompt."""
         prefill_ms = self.prefill_ms
         chunks_ms = sum(max(prefill_ms(done + size) - prefill_ms(done), 0.0) for done, size in chunks)
         fixed_ms = self._prefill_fixed_ms if starts else 0.0
@@ -93,7 +95,7 @@ class MeasuredProfile:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"profile '{name}' is not a measured profile: {error!r}",
-                hint=f"expected the keys {', '.join(_ARRAYS)} (lists of numbers) and max_kv_tokens",
+                hint=f"Expected the keys {', '.join(_ARRAYS)} (lists of numbers) and max_kv_tokens.",
             ) from error
         profile._check(name)
         return profile
@@ -104,16 +106,16 @@ class MeasuredProfile:
         if len(prefill) > 1 or len(decode) > 1 or len(set(self.prefill_isl)) < 2 or not self.x_kv_usage:
             raise ConfigError(
                 f"profile '{name}' has arrays of unequal length, or too few points",
-                hint="expected at least two prefill points and one decode point, with all their values",
+                hint="Expected at least two prefill points and one decode point, with all their values.",
             )
         if self.max_kv_tokens < 1 or min(*self.prefill_ttft, *self.z_itl) <= 0:
             raise ConfigError(
                 f"profile '{name}' holds a time or a KV size that is not positive",
-                hint="expected prefill_ttft and z_itl in ms, max_kv_tokens in tokens",
+                hint="Expected prefill_ttft and z_itl in ms, max_kv_tokens in tokens.",
             )
 
     def timing(self) -> StepTiming:
-        """Steps that give back what was measured."""
+        """Return steps that take the measured times."""
         return StepTiming(
             _Curve(self.prefill_isl, self.prefill_ttft),
             _Surface(self.x_kv_usage, self.y_context_length, self.z_itl, self.max_kv_tokens),
@@ -121,7 +123,7 @@ class MeasuredProfile:
 
 
 class _Curve:
-    """Straight lines through the points, the first and the last line prolonged; never below 0."""
+    """Interpolates linearly between points; beyond them the first and the last line go on, not below 0."""
 
     __slots__ = ("_lines", "_starts")
 
@@ -140,9 +142,9 @@ class _Curve:
 
 
 class _Surface:
-    """ITL over (KV usage, mean context): linear in usage within a measured context, linear between contexts.
+    """Interpolates ITL over (KV usage, mean context): linear in usage within a context, and between contexts.
 
-    Outside of what was measured, the nearest measured edge.
+    Outside of the measured points the nearest measured edge counts.
     """
 
     __slots__ = ("_contexts", "_max_kv_tokens", "_rows")
@@ -196,7 +198,7 @@ class FittedTiming:
     max_kv_tokens: int
 
     def timing(self) -> StepTiming:
-        """Steps by these polynomials."""
+        """Return steps whose times these polynomials give."""
         return StepTiming(
             lambda tokens: self.p0 + (self.p1 + self.p2 * tokens) * tokens,
             lambda decodes, kv_tokens: self.d0 + self.d1 * decodes + self.d2 * kv_tokens,
@@ -214,11 +216,12 @@ operators), the last to the measured H200 profile. KV tokens of the first three:
 18 GB of weights, at 128 KiB per token."""
 
 MOCKER_KV_BLOCKS = 16_384
-"""The KV blocks of Dynamo's mocker when nothing else is said."""
+"""The KV blocks of Dynamo's mocker by default."""
 
 
 def mocker_timing(total_kv_tokens: int) -> StepTiming:
-    """The built-in polynomials of Dynamo's mocker 1.6.1; decoding depends on the share of KV in use."""
+    """Return the built-in polynomials of Dynamo's mocker 1.6.1; decoding depends on the share of KV in
+    use."""
 
     def decode_ms(_decodes: int, kv_tokens: float) -> float:
         usage = min(kv_tokens / total_kv_tokens, 1.0)

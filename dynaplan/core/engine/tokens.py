@@ -1,4 +1,4 @@
-"""The simulated engine's tokenizer, used by whoever must count or hash its prompts.
+"""The simulated engine's tokenizer, also for routers and planners that count or hash its prompts.
 
 One token is four bytes of UTF-8, about what a trained tokenizer makes of English. Appending to a text
 leaves all its tokens but the last as they were: equal beginnings give equal tokens, as prefix caching needs.
@@ -13,22 +13,23 @@ from typing import Any
 from dynaplan.domain.errors import UserError
 
 BYTES_PER_TOKEN = 4
+"""The bytes of UTF-8 in one token."""
 
 
 def tokenize(text: str) -> tuple[int, ...]:
-    """The token ids of the text; the last token is padded with zero bytes."""
+    """Return the token ids of the text; the last token is padded with zero bytes."""
     encoded = text.encode("utf-8", "replace")
     count = -(-len(encoded) // BYTES_PER_TOKEN)
     return struct.unpack(f"<{count}I", encoded.ljust(count * BYTES_PER_TOKEN, b"\0"))
 
 
 def count_tokens(text: str) -> int:
-    """How many tokens the text has."""
+    """Return the number of tokens of the text."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def chat_text(messages: object) -> str:
-    """A chat as one text, the assistant's turn opened; raises UserError when they are not messages."""
+    """Return a chat as one text that ends with the assistant's turn; raises UserError for anything else."""
     if not isinstance(messages, list) or not messages:
         raise UserError("'messages' must be a non-empty list of messages")
     turns = [f"<|{_role(message)}|>\n{_content(message)}\n" for message in messages]
@@ -36,13 +37,13 @@ def chat_text(messages: object) -> str:
 
 
 def prompt_token_ids(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int, ...]:
-    """The prompt of an OpenAI request body as token ids; raises UserError when it holds none."""
+    """Return the prompt of an OpenAI request body as token ids; raises UserError when it holds none."""
     prompt = text_prompt(body, is_chat=is_chat)
     return tokenize(prompt) if isinstance(prompt, str) else prompt
 
 
 def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, ...]:
-    """The prompt of an OpenAI request body, one text or one sequence of token ids; UserError if none.
+    """Return the prompt of an OpenAI request body, one text or one sequence of token ids; UserError if none.
 
     A completion's ``prompt`` is a text, a list of token ids, or a list with one of these.
     """

@@ -1,1 +1,1 @@
-"""Which worker gets a request, and where its prompt is prefilled."""
+"""Routing: the worker that gets a request, the router's book, and the place of a prompt's prefill."""

@@ -1,4 +1,4 @@
-"""Which worker gets the next request. Pure: the caller counts the turns and throws the dice."""
+"""The choice of the worker for the next request. Pure: the caller counts the turns and draws numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Candidate:
     """One worker as the router sees it, in the router's own bookkeeping.
 
-    ``active_blocks`` are the KV blocks of the prompts it holds, ``prefill_blocks`` those of them that
-    it has yet to compute, ``overlap_blocks`` those of the new prompt that it probably has in its cache.
+    ``active_blocks`` are the KV blocks of its prompts, ``prefill_blocks`` the part of them that it has yet to
+    compute, ``overlap_blocks`` the part of the new prompt that it probably has in its cache.
     """
 
     instance_id: int
@@ -23,7 +23,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a choice may depend on besides the candidates.
+    """The inputs of a choice besides the candidates.
 
     ``turn`` counts the choices made so far, ``draw`` is a random number in [0, 1), ``prompt_blocks`` is
     the length of the new prompt in KV blocks.
@@ -36,22 +36,22 @@ class Inputs:
 
 
 def round_robin(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """One after the other."""
+    """Choose one after the other."""
     return candidates[inputs.turn % len(candidates)]
 
 
 def random_choice(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Any of them, all alike probable."""
+    """Choose any of them, all alike probable."""
     return candidates[int(inputs.draw * len(candidates))]
 
 
 def least_loaded(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """The one with the fewest requests in flight; equals take turns."""
+    """Choose the one with the fewest requests in flight; equals take turns."""
     return _lowest(candidates, inputs.turn, lambda candidate: candidate.in_flight)
 
 
 def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
-    """What it would cost there: ``overlap_weight * prefill blocks to compute + active decode blocks``.
+    """Return the cost of the request there: ``overlap_weight * prefill blocks to compute + active blocks``.
 
     Both terms count the request as if it were there already. Source: Dynamo's KV router, 0.4 to 1.6.
     """
@@ -60,11 +60,12 @@ def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
 
 
 def lowest_kv_cost(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """The one where the request costs least; equals take turns."""
+    """Choose the one where the request costs least; equals take turns."""
     return _lowest(candidates, inputs.turn, lambda candidate: kv_cost(candidate, inputs))
 
 
 Choose = Callable[[Sequence[Candidate], Inputs], Candidate]
+"""A routing mode: chooses among at least one candidate."""
 
 MODES: Mapping[str, Choose] = {
     "round-robin": round_robin,

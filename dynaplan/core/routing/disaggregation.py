@@ -1,4 +1,4 @@
-"""Whether a prefill is computed by the decode worker itself (local) or by a prefill worker (remote)."""
+"""The place of a prefill: the decode worker itself (local) or a prefill worker (remote)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynaplan.domain.settings.routing import DisaggregationSettings
 
 
 class PrefillPlace(Enum):
-    """Where a prefill goes, and why. Only ``REMOTE`` leaves the decode worker."""
+    """The place of a prefill and the reason. Only ``REMOTE`` leaves the decode worker."""
 
     REMOTE = "remote"
     OFF = "remote prefill is off"
@@ -28,7 +28,7 @@ def place_prefill(
     queue_size: int,
     prefill_workers: int,
 ) -> PrefillPlace:
-    """Where to compute the prompt.
+    """Return the place to compute the prompt.
 
     Remote iff ``int(prompt_tokens * (1 - prefix_hit_rate)) > max_local_prefill_length`` (only asked for
     when conditional) and ``queue_size < max_prefill_queue_size``. Source: the disaggregated router of
@@ -48,14 +48,14 @@ def place_prefill(
 
 
 def live_settings_prefix(namespace: str) -> str:
-    """The prefix of the keys through which the thresholds are changed while requests flow."""
+    """Return the prefix of the keys that change the thresholds while requests flow."""
     return f"/{namespace}/disagg_router/"
 
 
 def with_live_settings(
     settings: DisaggregationSettings, namespace: str, keys: Mapping[str, str]
 ) -> DisaggregationSettings:
-    """The settings with what the keys say; one that is missing or not a whole number changes nothing."""
+    """Return the settings with the keys' values; a missing key, or no whole number, changes nothing."""
     prefix = live_settings_prefix(namespace)
 
     def number(name: str, otherwise: int) -> int:
@@ -73,11 +73,12 @@ def with_live_settings(
 
 @dataclass(frozen=True)
 class QueueReading:
-    """A reading of the prefill queue's depth, and how much of it was put there by the reader itself."""
+    """A reading of the prefill queue's depth, and the part of it (``own``) that the reader itself put
+    there."""
 
     depth: int = 0
     own: int = 0
 
     def estimate(self, own_now: int) -> int:
-        """The depth now: what others had in it at the reading, plus what the reader has in it now."""
+        """Estimate the depth now: the others' part at the reading, plus the reader's part now."""
         return max(0, self.depth - self.own) + own_now

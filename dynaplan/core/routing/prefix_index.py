@@ -1,4 +1,4 @@
-"""Which worker probably holds the KV blocks of a prompt's beginning: a guess from what was sent where.
+"""The workers that probably hold the KV blocks of a prompt's beginning, by the prompts sent to them.
 
 The router does not hear of the engines' evictions, so an entry simply expires. Source: the approximate
 mode of Dynamo's KV router (time to live 120 s, a cap on the number of blocks).
@@ -10,11 +10,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 TIME_TO_LIVE_S = 120.0
+"""Seconds for which a block that was sent to a worker is taken to be in its cache."""
+
 LARGEST_BLOCKS = 65_536
+"""The largest number of blocks that are remembered: about 1 million tokens in blocks of 16."""
 
 
 class PrefixIndex:
-    """Block hash -> the workers it was sent to, and when; the least recently sent blocks are dropped first.
+    """Remembers for each block hash the workers it was sent to, and when; drops the least recent blocks
+    first.
 
     The hashes are those of ``dynaplan.core.engine.kv_blocks.chain_hashes``.
     A worker that left needs no forgetting: its id never comes back, and its entries expire.
@@ -29,7 +33,7 @@ class PrefixIndex:
         return len(self._sent_s)
 
     def record(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
-        """These blocks were sent to that worker."""
+        """Note that these blocks were sent to that worker."""
         for block in hashes:
             self._sent_s.setdefault(block, {})[worker] = now_s
             self._sent_s.move_to_end(block)
@@ -37,7 +41,8 @@ class PrefixIndex:
             self._sent_s.popitem(last=False)
 
     def overlaps(self, hashes: Sequence[int], now_s: float) -> dict[int, int]:
-        """Worker -> how many of the first blocks it probably holds without a gap; absent if none."""
+        """Return by worker the number of first blocks that it probably holds without a gap; absent if
+        none."""
         found: dict[int, int] = {}
         holders: set[int] | None = None
         for block in hashes:

@@ -1,4 +1,4 @@
-"""What is drawn of simulations: their results as panels over one time axis."""
+"""The charts of simulations: their results as panels over one time axis."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from dynaplan.simulator.run import Result
 from dynaplan.simulator.timeline import ScaleEvent
 
 PERCENT = 95
-"""The percentile of latencies that is drawn."""
+"""The percentile of the latencies in a window that is drawn."""
 
 Lines = list[Series]
+"""The lines of one panel."""
+
+Measure = Callable[[Window, float], float | None]
+"""A value of a window, from the window and its length in seconds."""
 
 
 def axis_of(results: Sequence[Result]) -> TimeAxis:
-    """From the beginning to the last arrival: GPU-hours are counted until then, too."""
+    """Return the time axis: until the last arrival, as GPU-hours are counted."""
     return TimeAxis(max([1.0, *(each.trace_s for each in results)]))
 
 
 def panels_of(results: Sequence[Result], slo: Slo, gpus: int, *, is_disaggregated: bool) -> list[Panel]:
-    """Load, workers, GPUs, latencies and queues. What requests met counts by their arrival, per window."""
+    """Return the panels: load, workers, GPUs, latencies and queues; latencies by the requests' arrival."""
     load, p95, workers = results[:1], f"p{PERCENT}, ms (dotted: target)", "workers (dashed: wanted)"
     tokens = {"prompts": _prompts, "answers": _answers}
     queue, service = _moments(results, "prefill_queue"), _moments(results, "in_service")
@@ -41,18 +45,18 @@ def panels_of(results: Sequence[Result], slo: Slo, gpus: int, *, is_disaggregate
 
 
 def lanes_of(results: Sequence[Result], axis: TimeAxis) -> list[Lane]:
-    """The decisions of every policy in words."""
+    """Return the decisions of every policy, in words."""
     return [
         Lane(
             [each.at_s for each in result.events],
-            [f"{result.policy}, {axis.text(each.at_s)}: {told(each)}" for each in result.events],
+            [f"{result.policy}, {axis.text(each.at_s)}: {change_text(each)}" for each in result.events],
         )
         for result in results
     ]
 
 
-def told(event: ScaleEvent) -> str:
-    """A change and its reason."""
+def change_text(event: ScaleEvent) -> str:
+    """Return a change and its reason in words."""
     changes = [
         f"{name} {before} → {after}"
         for name, before, after in (
@@ -64,11 +68,9 @@ def told(event: ScaleEvent) -> str:
     return ", ".join(changes) + (f": {event.why}" if event.why else "")
 
 
-def _load(
-    results: Sequence[Result], measures: Mapping[str, Callable[[Window, float], float | None]]
-) -> Lines:
-    """Every policy has the same load, so that of one will do."""
-    lines = [each for name, of in measures.items() for each in _per_window(results, name, of)]
+def _load(results: Sequence[Result], measures: Mapping[str, Measure]) -> Lines:
+    """Return the lines of the load, which is the same for every policy."""
+    lines = [each for name, measure in measures.items() for each in _per_window(results, name, measure)]
     return [
         Series(each.name, each.at_s, each.values, is_dashed=bool(index)) for index, each in enumerate(lines)
     ]
@@ -98,11 +100,11 @@ def _latency(field: str, title: str, results: Sequence[Result], target_ms: float
     return Panel(field, title, _per_window(results, "", value), target_ms, is_adaptive=True)
 
 
-def _per_window(results: Sequence[Result], name: str, of: Callable[[Window, float], float | None]) -> Lines:
+def _per_window(results: Sequence[Result], name: str, measure: Measure) -> Lines:
     lines = []
     for policy, result in enumerate(results):
         windows = result.outcome.windows
-        values = [of(each, windows.width_s) for each in windows]
+        values = [measure(window, windows.width_s) for window in windows]
         lines.append(Series(name, [index * windows.width_s for index in range(len(values))], values, policy))
     return lines
 
@@ -127,7 +129,8 @@ def _gpus(results: Sequence[Result]) -> Lines:
 
 
 def _moments(results: Sequence[Result], field: str) -> Lines:
-    """Means over the windows of what the looks saw; where nobody looked the last one holds."""
+    """Return means over the windows of the policy's looks; in a window without a look the last value
+    holds."""
     lines = []
     for policy, result in enumerate(results):
         width_s = result.outcome.windows.width_s

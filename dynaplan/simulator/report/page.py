@@ -16,7 +16,7 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.simulator.options import ANY_QUEUE, SimulateOptions
-from dynaplan.simulator.report.charts import axis_of, lanes_of, panels_of, told
+from dynaplan.simulator.report.charts import axis_of, change_text, lanes_of, panels_of
 from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
 from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
@@ -24,7 +24,7 @@ from dynaplan.simulator.run import Result
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 
 HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "slo_of_oracle"})
-"""Of any other number less is better."""
+"""The columns whose highest value is the best; of any other number the lowest is."""
 
 
 def page(options: SimulateOptions, results: Sequence[Result]) -> str:
@@ -40,7 +40,7 @@ def page(options: SimulateOptions, results: Sequence[Result]) -> str:
     return Template(_file("page.html")).substitute(
         title=escape(f"{', '.join(each.policy for each in results)} on {options.trace}"),
         essentials="".join(
-            f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _asked(options)
+            f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _essentials(options)
         ),
         table=_table(table, columns_of(table)),
         notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes(results)),
@@ -62,7 +62,7 @@ def _file(name: str) -> str:
     return (DIRECTORY / name).read_text(encoding="utf-8")
 
 
-def _asked(options: SimulateOptions) -> Iterable[tuple[str, object]]:
+def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
     profile = wiring.engine_profile(SimOptions.from_options(options.engine))
     yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
@@ -84,7 +84,7 @@ def _asked(options: SimulateOptions) -> Iterable[tuple[str, object]]:
 
 
 def _local_prefill(settings: DisaggregationSettings) -> str:
-    """Which prompts decode workers compute themselves."""
+    """Return in words the prompts that decode workers compute themselves."""
     texts = []
     if settings.max_prefill_queue_size < ANY_QUEUE:
         texts.append(f"with {settings.max_prefill_queue_size} prompts in the prefill queue")
@@ -110,7 +110,7 @@ def _table(table: Sequence[Row], columns: Columns) -> str:
 
 
 def _best(key: str, shown: str, table: Sequence[Row]) -> str | None:
-    """The best value as it is shown; None when all are alike, or are no numbers."""
+    """Return the best value as it is shown; None when all are alike, or are no numbers."""
     values = [row[key] for row in table if isinstance(row[key], int | float)]
     if len({shown.format(each) for each in values}) < 2:
         return None
@@ -138,7 +138,7 @@ def _decisions(index: int, result: Result, axis: TimeAxis) -> str:
 
 
 def _document(results: Sequence[Result], panels: Sequence[Panel], axis: TimeAxis) -> dict[str, Any]:
-    """What is drawn as plain data; times in s, the rest as the panels' titles say."""
+    """Return the drawn numbers as plain data: times in s, values in the units of the panels' titles."""
     return {
         "axis": {
             "end_s": axis.end_s,
@@ -165,14 +165,14 @@ def _document(results: Sequence[Result], panels: Sequence[Panel], axis: TimeAxis
             for panel in panels
         ],
         "decisions": [
-            [{"at_s": round(each.at_s, 3), "told": told(each)} for each in result.events]
+            [{"at_s": round(each.at_s, 3), "told": change_text(each)} for each in result.events]
             for result in results
         ],
     }
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits, and no fraction where there is none."""
+    """Round to six digits; a whole number has no fraction."""
     if value is None:
         return None
     short = float(f"{value:.6g}")
@@ -180,5 +180,5 @@ def _short(value: float | None) -> float | None:
 
 
 def _embedded(document: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser can take for a tag."""
+    """Return JSON that no HTML parser can take for a tag."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

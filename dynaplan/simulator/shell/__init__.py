@@ -1,1 +1,1 @@
-"""What a simulation reads from the world: traces, profiles, a graph's file."""
+"""The inputs of a simulation, read from the world: traces, profiles, a graph's file."""

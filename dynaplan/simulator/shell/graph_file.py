@@ -28,17 +28,18 @@ class SimulatedGraph:
     is_served: bool
 
     def workers(self, name: str) -> int:
-        """How many of a service there are to begin with."""
+        """Return the number of a service's processes at the beginning."""
         return self._count(name, 1, "workers")
 
     def engines(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The engine options of decode workers and of prefill workers."""
+        """Return the engine options of decode workers and of prefill workers."""
         decode = self._engine(DECODE_COMPONENT)
         prefill = self._engine(PREFILL_COMPONENT)
         return decode, prefill if self.is_served and prefill else {**decode, **prefill}
 
     def routing(self) -> dict[str, Any]:
-        """Options of a simulation: the router, where prompts are computed, and how many may wait."""
+        """Return the options of a simulation that route: the router, disaggregation, and the limit of
+        waiting."""
         from dynaplan.options.frontend import SECTIONS as ROUTED_BY
         from dynaplan.options.frontend import read_settings
         from dynaplan.simulator.options import ANY_QUEUE
@@ -56,7 +57,7 @@ class SimulatedGraph:
         }
 
     def _engine(self, name: str) -> dict[str, Any]:
-        """As the supervisor does, a worker with several GPUs divides the layers between them."""
+        """Return a service's engine options; as in ``dynaplan serve``, a worker's GPUs divide its layers."""
         from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
 
         options = dict(self.sections[name])
@@ -66,7 +67,7 @@ class SimulatedGraph:
         return options
 
     def _count(self, name: str, least: int, *keys: str) -> int:
-        """A number in the service's ``ServiceArgs``; 1 when it is not there, or for a share of a GPU."""
+        """Return a number in the service's ``ServiceArgs``; 1 when it is absent, or for a share of a GPU."""
         value: Any = self.service_args[name]
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -79,7 +80,7 @@ class SimulatedGraph:
 
 
 def read_graph(file: Path | None, overrides: Sequence[str]) -> SimulatedGraph:
-    """The graph of a file, and of ``--Section.key=value``; ConfigError for what cannot be read."""
+    """Read the graph of a file and of ``--Section.key=value``; raises ConfigError for an unreadable one."""
     from dynaplan.options.overrides import sections_of
     from dynaplan.options.service_config import SERVICE_ARGS, kebab_keys, section_options
     from dynaplan.sdk.config import read_config

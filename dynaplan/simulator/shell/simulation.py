@@ -29,21 +29,27 @@ from dynaplan.simulator.run import Policy, Result, StaticPolicy, simulate
 from dynaplan.simulator.service import ServiceSettings
 
 ORACLE = "oracle"
+"""The policy that is no policy: the cheapest schedule for the trace, found beforehand."""
 POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa", ORACLE)
-"""``formula`` is the SLA planner as Dynamo had it: its formulas and no second thought."""
+"""The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
 
 HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
-"""Mean KV usage, and queue per prefill worker: the middle between the load planner's default thresholds."""
+"""The HPA's targets, mean KV usage and queue per prefill worker: between the load planner's default
+thresholds."""
 
 KPA_UTILIZATION = 0.7
-"""Knative's default: so much of the concurrency that one worker can bear."""
+"""The part of a worker's concurrency that the KPA aims at: Knative's
+``container-concurrency-target-percentage``."""
 
 KPA_PREFILLS = 2.0
+"""The prompts that a prefill worker bears: one that it computes and one that waits."""
+
 KPA_CONTEXT_TOKENS = 2000
+"""The context, in tokens, for which the batch of a decode worker is chosen."""
 
 
 def run_simulations(options: SimulateOptions) -> Iterator[Result]:
-    """The result of each policy on the same trace, in the order given; raises ConfigError at once."""
+    """Return the result of each policy on the same trace, in their order; raises ConfigError at once."""
     settings = service_settings(options)
     trace = _trace(options)
     runs = [_run(name, trace, options, settings) for name in options.policies]
@@ -58,7 +64,7 @@ def _run(
     _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
     if kind == ORACLE:
         if effort and not (effort.isdecimal() and int(effort)):
-            raise ConfigError(f"policy {name!r}", hint=f"expected {ORACLE}:EFFORT, a whole number from 1 on")
+            raise ConfigError(f"policy {name!r}", hint=f"Expected {ORACLE}:EFFORT, a whole number from 1 on.")
         oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
         return lambda: find_oracle(trace, settings, oracle).result
     policy, first = _policy(name, options, settings), _first(name, options)
@@ -80,7 +86,7 @@ def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
     if needed > settings.gpus:
         raise ConfigError(
             f"policy {name!r}: {workers} need {needed} GPUs, but --gpus is {settings.gpus}",
-            hint="expected more GPUs, or fewer workers to begin with",
+            hint="Expected more GPUs, or fewer workers to begin with.",
         )
 
 
@@ -89,16 +95,16 @@ Trace = Callable[[], Iterator[TracedRequest]]
 
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
-    """The deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
+    """Return the deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
     if options.router not in ROUTERS:
-        raise ConfigError(f"router: {options.router!r}", hint=f"expected one of: {', '.join(ROUTERS)}")
+        raise ConfigError(f"router: {options.router!r}", hint=f"Expected one of: {', '.join(ROUTERS)}.")
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
     prefills = WorkerSettings.from_options(options.engine_of(Role.PREFILL))
     return ServiceSettings(
-        engines={role: _engine(each) for role, each in checked.items()},
+        engines={role: _engine(own) for role, own in checked.items()},
         gpus=options.gpus,
-        gpus_per_worker={role: each.tensor_parallel_size for role, each in checked.items()},
+        gpus_per_worker={role: own.tensor_parallel_size for role, own in checked.items()},
         startup_s=dict.fromkeys(roles, options.startup_time_s),
         router=options.router,
         overlap_weight=options.overlap_weight,
@@ -114,11 +120,11 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     if checked.startup_time_s:
         raise ConfigError(
             f"startup-time of the engine is {checked.startup_time_s:g}",
-            hint="expected it as --startup-time here: all that passes until a worker is ready",
+            hint="Expected it as --startup-time here: the whole time until a worker is ready.",
         )
     timing, kv_tokens = wiring.engine_timing(checked)
     if not checked.speedup_ratio:
-        raise ConfigError("speedup-ratio is 0", hint="expected more: without delays there is nothing to see")
+        raise ConfigError("speedup-ratio is 0", hint="Expected more: without delays there is nothing to see.")
     return EngineSettings.of(checked, kv_tokens), timing.sped_up(checked.speedup_ratio)
 
 
@@ -140,18 +146,18 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
     kind, _, rest = name.partition(":")
     if kind not in POLICIES:
         known = ", ".join(POLICIES)
-        raise ConfigError(f"policy {name!r} is unknown", hint=f"expected one of: {known}; --policy for each")
+        raise ConfigError(f"policy {name!r} is unknown", hint=f"Expected one of: {known}.")
     if kind == "static":
         return StaticPolicy(name)
     if rest:
-        raise ConfigError(f"policy {name!r}", hint=f"expected {kind}, which is told nothing more")
+        raise ConfigError(f"policy {name!r}", hint=f"Expected {kind} alone.")
     if kind in PLANNED:
         planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
         model = None
         if planner.is_by_targets:
             prefill = options.engine_of(Role.PREFILL)
             model = wiring.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
-        return PlannerPolicy(name, planner, model, before=_warm_up(planner), foretell=_foretold_by(planner))
+        return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
     roles = settings.gpus_per_worker
     if kind == "hpa":
         return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
@@ -161,7 +167,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
 
 
 def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
-    """The largest number of sequences of that context whose common step meets the ITL target; at least 1."""
+    """Return the largest batch of sequences of that context whose step meets the ITL target; at least 1."""
     batch = 1
     while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
         batch += 1
@@ -175,13 +181,13 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     return interval_history(wiring.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
 
 
-def _foretold_by(planner: PlannerSettings) -> OutsideForetell | None:
+def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
     if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
         return None
-    return OutsideForetell(planner)
+    return OutsideMethod(planner)
 
 
-class OutsideForetell:
+class OutsideMethod:
     """Forecasts that a library computes in another process; virtual time stands still meanwhile."""
 
     def __init__(self, planner: PlannerSettings) -> None:
@@ -190,16 +196,17 @@ class OutsideForetell:
         self._runner = asyncio.Runner()
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
-        """See ``dynaplan.ports.Forecaster``."""
+        """Forecast as ``dynaplan.ports.Forecaster``."""
         return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
 
     def close(self) -> None:
-        """End the process."""
+        """End the forecasting process."""
         self._runner.run(self._forecaster.close())
         self._runner.close()
 
 
 PATIENCE_S = 600.0
+"""Seconds that a forecast may take here: virtual time does not pass, so none is ever too late."""
 
 
 PLANNED: Mapping[str, Mapping[str, Any]] = {
@@ -208,7 +215,7 @@ PLANNED: Mapping[str, Mapping[str, Any]] = {
     "both": {"policy": "both"},
     "formula": {"policy": "sla", "sizing": "formula"},
 }
-"""The policies of the planner itself, as its options."""
+"""The policies of the planner itself: the options that make each of them."""
 
 
 def _planner_settings(
@@ -224,7 +231,7 @@ def _planner_settings(
 def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:
     numbers = workers.split(",")
     expected = "static:P,D" if options.is_disaggregated else "static:N"
-    if len(numbers) != 1 + options.is_disaggregated or not all(each.isdecimal() for each in numbers):
-        raise ConfigError(f"policy {name!r}", hint=f"expected {expected}, numbers of workers")
+    if len(numbers) != 1 + options.is_disaggregated or not all(map(str.isdecimal, numbers)):
+        raise ConfigError(f"policy {name!r}", hint=f"Expected {expected}, numbers of workers.")
     *prefill, decode = map(int, numbers)
     return Targets(prefill[0] if prefill else 0, decode)

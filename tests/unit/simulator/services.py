@@ -8,7 +8,7 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.outcome import Slo, Spread
 from dynaplan.simulator.service import ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
@@ -36,6 +36,11 @@ def every(
 ) -> list[TracedRequest]:
     """So many equal requests, one each time so many seconds have passed."""
     return [TracedRequest(index * seconds, prompt_tokens, output_tokens) for index in range(count)]
+
+
+def mean(spread: Spread) -> float:
+    """The mean of the values of a distribution."""
+    return spread.total / spread.count
 
 
 def workers(prefill: int = 0, decode: int = 1) -> Targets:

@@ -135,7 +135,7 @@ def test_what_is_wrong_is_told_with_the_file_the_line_and_what_was_expected(
     with pytest.raises(ConfigError, match=message) as caught:
         list(read_trace(path))
     assert str(path) in str(caught.value)
-    assert "expected" in caught.value.hint
+    assert "Expected" in caught.value.hint
 
 
 def test_a_file_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_speeding_up_compresses_the_time() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
 def test_a_factor_that_is_none_is_refused_at_once(factor: float) -> None:
-    with pytest.raises(ConfigError, match="expected a number, more than 0"):
+    with pytest.raises(ConfigError, match="Expected a number, more than 0"):
         scaled([], factor)
-    with pytest.raises(ConfigError, match="expected a number, more than 0"):
+    with pytest.raises(ConfigError, match="Expected a number, more than 0"):
         sped_up([], factor)

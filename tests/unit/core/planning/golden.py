@@ -17,7 +17,7 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.options.planner import settings_of
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.policies import Decided, PlannerPolicy
+from dynaplan.simulator.policies import OnDecision, PlannerPolicy
 from dynaplan.simulator.run import simulate
 from dynaplan.simulator.shell.simulation import service_settings
 
@@ -67,7 +67,7 @@ def trail(scenario: Scenario) -> list[str]:
     return lines
 
 
-def _simulate(scenario: Scenario, decided: Decided) -> None:
+def _simulate(scenario: Scenario, decided: OnDecision) -> None:
     slo = Slo(ttft_ms=1500.0, itl_ms=20.0)
     engine = {"profile": H200}
     service = service_settings(
@@ -92,7 +92,7 @@ def _simulate(scenario: Scenario, decided: Decided) -> None:
         }
     )
     model = wiring.sla_model(settings, engine) if settings.is_by_targets else None
-    policy = PlannerPolicy(scenario.policy, settings, model, decided=decided)
+    policy = PlannerPolicy(scenario.policy, settings, model, on_decision=decided)
     simulate(wiring.read_requests(scenario.load, 1.0, 1), service, scenario.first, policy)
 
 
