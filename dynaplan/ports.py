@@ -1,12 +1,11 @@
-"""The doors: small protocols between what decides and what acts.
+"""The ports: small protocols between the rooms that decide and the adapters that act.
 
-Each port has a real adapter and an in-memory twin in ``adapters``; both pass the same contract
-tests (``tests/contract``).
+Most ports have a real adapter and a twin in memory; both pass the same contract tests (``tests/contract``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaplan.domain.identity import ProcessIdentity
@@ -14,8 +13,11 @@ from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
 from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
 from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.foundation.connection import Closable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynaplan.domain.planning.decisions import Decision, DecisionRecord
     from dynaplan.domain.planning.observation import FleetCounts, Sample
     from dynaplan.domain.planning.scaling import DesiredCounts
@@ -27,7 +29,7 @@ class Clock(Protocol):
     """Monotonic time."""
 
     def now_s(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds on a clock that never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -39,27 +41,71 @@ class Processes(Protocol):
     """The processes of this machine, each told from its successors by its start time."""
 
     def identify(self, pid: int) -> int | None:
-        """When the process started, in clock ticks since boot; None when there is none or only a zombie."""
+        """Return the process's start, in clock ticks since boot; None without a process, or for a zombie."""
         ...
 
     def identity_of(self, pid: int) -> ProcessIdentity:
-        """The identity of a running process; raises ProcessLookupError when it does not run."""
+        """Return the identity of a running process; raises ProcessLookupError when it does not run."""
         ...
 
     def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this very process still runs."""
+        """Tell whether this very process still runs, and not a later one with its pid."""
         ...
 
     def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
-        """SIGKILL what is left of the session that this very process leads or led; who was in it.
+        """SIGKILL the rest of the session that this very process leads or led; return the pids found in it.
 
-        Some may take a while to clean up after the others: blocks for them no longer than ``waits_s``, after
-        which they are killed; with 0 call it again until nobody is left.
+        Some processes get time to clean up after the others. The call blocks for them for ``waits_s`` seconds
+        at most and then kills them; with 0 it does not block: call it again until no pid is returned.
         """
         ...
 
-    def sweep(self, document: dict[str, Any]) -> list[str]:
-        """End what a dead arbiter's deployment left running; one sentence per session ended."""
+
+class DocumentStore(Protocol):
+    """One JSON document, the statefile, replaced as a whole."""
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the document, None when there is none; raises StatefileCorrupt."""
+        ...
+
+    def write(self, document: dict[str, Any]) -> None:
+        """Replace the document; raises StatefileUnwritable."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the document; nothing happens when there is none."""
+        ...
+
+    def set_aside(self) -> Path:
+        """Move a document that cannot be read out of the way; return its new path."""
+        ...
+
+
+class Claims(Protocol):
+    """One arbiter's claims on GPUs of this machine, by UUID. Methods raise DeploymentError."""
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these GPUs; return the subset that is now ours."""
+        ...
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these GPUs back."""
+        ...
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
+        ...
+
+
+class StartupTimes(Protocol):
+    """The durations of earlier starts, in seconds, by what they depend on. A cache: it never raises."""
+
+    def read(self) -> dict[str, list[float]]:
+        """Return the last durations of every key, oldest first."""
+        ...
+
+    def learn(self, key: str, seconds: float) -> None:
+        """Remember one duration."""
         ...
 
 
@@ -67,11 +113,11 @@ class KeyValueStore(Protocol):
     """Keys and values, both text. Every method raises StoreUnavailable when the store does not answer."""
 
     async def get(self, key: str) -> KeyValue | None:
-        """The key, or None when it is absent."""
+        """Return the key's value and revision, or None when it is absent."""
         ...
 
     async def list(self, prefix: str) -> tuple[KeyValue, ...]:
-        """Every key under the prefix, in key order."""
+        """Return every key under the prefix, in key order."""
         ...
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
@@ -87,7 +133,7 @@ class KeyValueStore(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
-        """First a Snapshot, then every change, without a gap, for ever.
+        """Yield a Snapshot, then every change, without a gap, for ever.
 
         An outage of the store is not an error here: the watch waits, and goes on where it was, or with
         a new Snapshot when the store no longer knows the changes in between. Ends when closed.
@@ -99,11 +145,11 @@ class LeaseKeeper(Protocol):
     """Time-limited rights of keys to exist. Methods raise StoreUnavailable when the store does not answer."""
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease; its id, positive and below 2**63."""
+        """Make a lease that lives ``ttl_s`` seconds unless renewed; return its id, between 0 and 2**63."""
         ...
 
     async def keep_alive(self, lease: int) -> float:
-        """Renew the lease; its new time to live in seconds, or 0.0 when it no longer exists."""
+        """Renew the lease; return its new time to live in seconds, or 0.0 when it no longer exists."""
         ...
 
     async def revoke(self, lease: int) -> None:
@@ -111,42 +157,45 @@ class LeaseKeeper(Protocol):
         ...
 
     async def identity(self) -> str:
-        """What identifies this store's data; it changes when the store comes back empty."""
+        """Return an identifier of this store's data; it changes when the store comes back empty."""
         ...
 
 
+class Store(KeyValueStore, LeaseKeeper, Closable, Protocol):
+    """A connection to a key-value store that keeps leases."""
+
+
 class WorkItem(Protocol):
-    """One piece of work taken from a queue: delivered again to somebody unless acknowledged in time."""
+    """One piece of work taken from a queue: delivered again, to any worker, unless acknowledged in time."""
 
     payload: bytes
 
     @property
     def deliveries(self) -> int:
-        """How often it has been delivered, this time included; starts anew when the queue's server does."""
+        """The number of its deliveries, this one included; starts anew when the queue's server does."""
         ...
 
     async def ack(self) -> None:
-        """The work is done: never deliver it again."""
-        ...
-
-    async def nack(self, delay_s: float = 0.0) -> None:
-        """The work was not done: deliver it again after the delay."""
+        """Tell the queue that the work is done: it is never delivered again."""
         ...
 
     async def in_progress(self) -> None:
-        """The work goes on: start the time allowed for it anew."""
+        """Tell the queue that the work goes on: the time allowed for it starts anew."""
         ...
 
 
 class WorkQueue(Protocol):
-    """Work for whoever comes first. Every method raises QueueUnavailable when the queue does not answer."""
+    """A queue that gives each piece of work to one worker.
+
+    Every method raises QueueUnavailable when the queue does not answer.
+    """
 
     async def put(self, payload: bytes) -> int:
-        """Append the work; its sequence number."""
+        """Append the work; return its sequence number."""
         ...
 
     async def get(self, timeout_s: float) -> WorkItem | None:
-        """The next piece of work, or None when there is none in that time."""
+        """Take the next piece of work; None when there is none within ``timeout_s`` seconds."""
         ...
 
     async def remove(self, sequence: int) -> None:
@@ -154,15 +203,15 @@ class WorkQueue(Protocol):
         ...
 
     async def depth(self) -> int:
-        """How much work is not done: waiting, or taken and not acknowledged."""
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
         ...
 
 
-class Messenger(Protocol):
+class Messenger(Closable, Protocol):
     """Fire-and-forget messages. Methods raise QueueUnavailable when the server does not answer."""
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send the payload to whoever listens now."""
+        """Send the payload to the present subscribers of the subject."""
         ...
 
     async def subscribe(self, subject: str, receive: Callable[[str, bytes], None]) -> None:
@@ -170,11 +219,7 @@ class Messenger(Protocol):
         ...
 
     async def queue(self, stream: str) -> WorkQueue:
-        """The durable work queue of that stream, made when it does not exist."""
-        ...
-
-    async def close(self) -> None:
-        """End every subscription and the connection."""
+        """Return the durable work queue of that stream, made when it does not exist."""
         ...
 
 
@@ -264,34 +309,30 @@ class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, Protocol):
     """
 
 
-class MetricsSource(Protocol):
-    """The load of workers, as they tell it themselves."""
+class MetricsSource(Closable, Protocol):
+    """The load of workers, read from the workers."""
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
         """The load of the worker at each base address, asked at once; None for one that does not answer."""
         ...
 
-    async def close(self) -> None:
-        """End the connections."""
-        ...
-
 
 class Connector(Protocol):
-    """Carries the planner's decisions to whoever starts and stops workers.
+    """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
 
-    Methods raise StoreUnavailable when that is not reachable now.
+    Methods raise StoreUnavailable when it cannot be reached now.
     """
 
     async def fleet(self) -> FleetCounts:
-        """The workers there are, by role and state."""
+        """Return the present numbers of workers, by role and state."""
         ...
 
     async def desired(self) -> DesiredCounts:
-        """What is asked for now, whoever asked for it, and whether it is being carried out."""
+        """Return the counts asked for now, by any planner or user, and whether they are carried out."""
         ...
 
     async def apply(self, decision: Decision) -> int:
-        """Ask for the decision's desired counts; the id it travels under, above every id in use.
+        """Ask for the decision's desired counts; return the decision's id, above every id in use.
 
         All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
         counts since the decision was made.
@@ -300,54 +341,54 @@ class Connector(Protocol):
 
 
 class Recorder(Protocol):
-    """Writes down what the planner sees and decides. Never raises: what cannot be written is logged once."""
+    """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
 
     def pulled(self, sample: Sample) -> None:
-        """One metric pull."""
+        """Write down one metric pull."""
         ...
 
     def decided(self, record: DecisionRecord) -> None:
-        """One adjustment interval."""
+        """Write down the decision of one adjustment interval."""
         ...
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         ...
 
 
-class Forecaster(Protocol):
-    """Foretells a curve of the load from its past."""
+class GaugeRecorder(Recorder, Protocol):
+    """A recorder that keeps the newest numbers, for a page of metrics."""
+
+    def read(self) -> dict[str, float]:
+        """Return the newest numbers by their names."""
+        ...
+
+
+class Forecaster(Closable, Protocol):
+    """Forecasts a series of the load, such as requests per interval, from its past."""
 
     async def forecast(
         self, history: Sequence[float | None], steps: int, *, is_count: bool = False
     ) -> Forecast:
-        """What is expected ``steps`` intervals after the newest value of the history.
+        """Forecast the value ``steps`` intervals after the newest value of the history.
 
         One value per adjustment interval, the newest last; None is "no data", which is not 0. ``is_count``:
-        the values are numbers of requests, of which it is known how much they vary by chance. Never raises:
-        where a method fails or is late, the last value stands in, and the forecast says so.
+        the values are numbers of requests, whose variation by chance is known (Poisson). Never raises: where
+        a method fails or is late, the last value stands in, and the forecast says so.
         """
         ...
 
-    async def close(self) -> None:
-        """Let go of everything."""
-        ...
 
-
-class TrafficSource(Protocol):
-    """What clients sent and how they were answered, over all frontends of a deployment."""
+class TrafficSource(Closable, Protocol):
+    """The requests of clients and the latencies of their answers, over all frontends of a deployment."""
 
     async def pull(self) -> None:
-        """Look at the counters, every ``metric-pulling-interval``. Never raises."""
+        """Read the counters, every ``metric-pulling-interval``. Never raises."""
         ...
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """What was seen since the last call, which was that long ago.
+        """Return the traffic since the last call, ``interval_s`` seconds ago.
 
-        Never raises: no data is a Traffic without requests that says why; no requests are 0.
+        Never raises: without data the Traffic has no number of requests and says why; no request is 0.
         """
-        ...
-
-    async def close(self) -> None:
-        """End the connections."""
         ...

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.domain.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.adapters.clock import SystemClock
-    from dynaplan.adapters.local.claims import Claims
-    from dynaplan.adapters.local.startup_times import StartupTimes
-    from dynaplan.adapters.local.statefile import NamespaceLock, StatefileStore
-    from dynaplan.adapters.recorders.gauges import GaugesRecorder
-    from dynaplan.adapters.stores.etcd import EtcdStore
+    from contextlib import AbstractContextManager
+
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.engine import EngineContext
@@ -28,15 +24,20 @@ if TYPE_CHECKING:
     from dynaplan.domain.settings.worker import SimOptions
     from dynaplan.domain.trace import TracedRequest
     from dynaplan.ports import (
+        Claims,
         Clock,
         Connector,
+        DocumentStore,
         Engine,
         Forecaster,
+        GaugeRecorder,
         KeyValueStore,
         Messenger,
         MetricsSource,
         Processes,
         Recorder,
+        StartupTimes,
+        Store,
         TrafficSource,
     )
 
@@ -50,22 +51,22 @@ ENGINES: Mapping[str, str] = {
 """The values of ``engine:``, and the module of ``adapters/engines`` that makes and checks each."""
 
 
-def system_clock() -> SystemClock:
-    """The machine's monotonic clock."""
+def system_clock() -> Clock:
+    """Return the machine's monotonic clock."""
     from dynaplan.adapters.clock import SystemClock
 
     return SystemClock()
 
 
-def connect_store() -> EtcdStore:
-    """The key-value store that ``ETCD_ENDPOINTS`` names; it also keeps leases."""
+def connect_store() -> Store:
+    """Return a connection to the key-value store that ``ETCD_ENDPOINTS`` names."""
     from dynaplan.adapters.stores.etcd import EtcdStore
 
     return EtcdStore.from_environment(os.environ)
 
 
 async def connect_messenger() -> Messenger:
-    """The messaging server that ``NATS_SERVER`` names."""
+    """Return a connection to the messaging server that ``NATS_SERVER`` names."""
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
     return await NatsMessenger.from_environment(os.environ)
@@ -121,49 +122,49 @@ def _nearest_engine(name: str) -> str:
 
 
 def statefile_path(namespace: str) -> Path:
-    """The statefile of a namespace of this user."""
+    """Return the path of a namespace's statefile, for this user."""
     from dynaplan.adapters.local import statefile
 
     return statefile.statefile_path(os.environ, namespace)
 
 
-def open_statefile(path: Path) -> StatefileStore:
-    """The statefile at that path."""
+def open_statefile(path: Path) -> DocumentStore:
+    """Return the statefile at that path."""
     from dynaplan.adapters.local.statefile import StatefileStore
 
     return StatefileStore(path)
 
 
 def startup_times(statefile: Path) -> StartupTimes:
-    """The start-up times that were learnt by the deployments whose statefiles lie beside this one."""
-    from dynaplan.adapters.local.startup_times import StartupTimes
+    """Return the start-up times that deployments with statefiles beside this one have learnt."""
+    from dynaplan.adapters.local.startup_times import StartupTimesFile
 
-    return StartupTimes(statefile.parent)
+    return StartupTimesFile(statefile.parent)
 
 
-def namespace_lock(path: Path) -> NamespaceLock:
-    """The right to run the namespace whose statefile has that path."""
+def namespace_lock(path: Path) -> AbstractContextManager[object]:
+    """Return the right to run the namespace of that statefile: held inside a ``with`` block."""
     from dynaplan.adapters.local.statefile import NamespaceLock
 
     return NamespaceLock(path)
 
 
 def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
-    """The GPUs that a deployment may use, and whether they are simulated."""
+    """Return the GPUs that a deployment may use, and whether they are simulated."""
     from dynaplan.adapters.local.gpus import inventory
 
     return inventory(number, os.environ)
 
 
 def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:
-    """What keeps this arbiter and the others of the machine off each other's GPUs."""
-    from dynaplan.adapters.local.claims import Claims, node_dir
+    """Return this arbiter's claims, which keep the arbiters of the machine off each other's GPUs."""
+    from dynaplan.adapters.local.claims import NodeClaims, node_dir
 
-    return Claims(arbiter, namespace, node_dir(os.environ))
+    return NodeClaims(arbiter, namespace, node_dir(os.environ))
 
 
 def processes() -> Processes:
-    """The processes of this machine."""
+    """Return the processes of this machine."""
     from dynaplan.adapters.local import processes
 
     return processes
@@ -172,29 +173,29 @@ def processes() -> Processes:
 def planner_connector(
     store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]
 ) -> Connector:
-    """What carries the planner's decisions; ``registered`` counts workers where no supervisor does."""
+    """Return the connector for decisions; ``registered`` counts the workers where no supervisor does."""
     from dynaplan.adapters.connectors.virtual import VirtualConnector
 
     return VirtualConnector(store, namespace, registered)
 
 
 def worker_metrics() -> MetricsSource:
-    """The load of workers, read over HTTP."""
+    """Return the source of the load of workers, read over HTTP."""
     from dynaplan.adapters.metrics.http import HttpMetrics
 
     return HttpMetrics()
 
 
 def planner_recorders(log_dir: Path, settings: PlannerSettings) -> Sequence[Recorder]:
-    """What writes the planner's decisions and curves into that directory."""
+    """Return the recorders that write the planner's decisions and curves into that directory."""
     from dynaplan.adapters.recorders.jsonl import JsonLinesRecorder
     from dynaplan.adapters.recorders.tensorboard import TensorBoardRecorder
 
     return JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings)
 
 
-def planner_gauges(settings: PlannerSettings) -> GaugesRecorder:
-    """What keeps the planner's numbers for its ``/metrics``."""
+def planner_gauges(settings: PlannerSettings) -> GaugeRecorder:
+    """Return the recorder that keeps the planner's numbers for its ``/metrics``."""
     from dynaplan.adapters.recorders.gauges import GaugesRecorder
 
     return GaugesRecorder(settings)
@@ -222,7 +223,7 @@ def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
-    """How long the steps of the simulated engine take, and how many KV tokens it has by its profile."""
+    """Return the step times of the simulated engine, and the number of KV tokens in its profile."""
     from dynaplan.adapters.engines.sim.profiles import timing_for
 
     return timing_for(options)
@@ -236,7 +237,7 @@ def engine_profile(options: SimOptions) -> str:
 
 
 def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
-    """The requests of a trace file, or of made-up load, so many times over; raises ConfigError."""
+    """Yield the requests of a trace file, or of made-up load, at ``rate_scale`` times their rate."""
     from dynaplan.adapters.traces.reading import read_trace
     from dynaplan.adapters.traces.shaping import scaled
     from dynaplan.adapters.traces.synthetic import is_synthetic, synthetic
@@ -269,7 +270,7 @@ def sla_model(
     *,
     prefill_engine: Mapping[str, Any] | None = None,
 ) -> SlaModel:
-    """What the SLA policy plans with, by the profile that the settings name; raises ConfigError."""
+    """Return the model that the SLA policy plans with, by the settings' profile; raises ConfigError."""
     from dynaplan.adapters.profiles.modelling import model_of
 
     return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
@@ -297,7 +298,7 @@ def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSourc
 
 
 def _metrics_prefix() -> str:
-    """What the names of the frontends' metrics begin with."""
+    """Return the prefix of the names of the frontends' metrics."""
     from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX
 
     return os.environ.get("DYN_METRICS_PREFIX") or DEFAULT_PREFIX

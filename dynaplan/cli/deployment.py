@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import Deployment
+    from dynaplan.supervisor.deployments import RunningDeployment
 
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
 )
 
 
-def connect(namespace: str | None) -> Deployment:
+def connect(namespace: str | None) -> RunningDeployment:
     """Return the running deployment, after putting its addresses and tokens into this process's environment.
 
     Raises DeploymentError when no deployment runs, or several run and none is named.

@@ -18,7 +18,7 @@ from dynaplan.domain.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports import KeyValueStore
-    from dynaplan.supervisor.deployments import Deployment
+    from dynaplan.supervisor.deployments import RunningDeployment
 
 POLL_S = 0.1
 """Time between two looks whether the new counts are carried out."""
@@ -44,7 +44,7 @@ def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: f
     asyncio.run(_scale(found.namespace, wanted, timeout if wait else 0.0))
 
 
-def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
+def _parsed(text: str, found: RunningDeployment) -> tuple[Role, int]:
     name, _, number = text.partition("=")
     components = _scaled_components(found)
     roles = {role.value: role for role in components.values()} | components
@@ -59,7 +59,7 @@ def _parsed(text: str, found: Deployment) -> tuple[Role, int]:
     return roles[name], int(number)
 
 
-def _scaled_components(found: Deployment) -> dict[str, Role]:
+def _scaled_components(found: RunningDeployment) -> dict[str, Role]:
     scaled = {role.value: role for role in COUNT_KEYS}
     entries = found.document["components"].values()
     return {entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled}

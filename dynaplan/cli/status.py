@@ -17,7 +17,7 @@ from dynaplan.foundation.tables import text_table
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
     from dynaplan.domain.worker_load import WorkerLoad
-    from dynaplan.supervisor.deployments import Deployment
+    from dynaplan.supervisor.deployments import RunningDeployment
 
 ANSWER_S = 1.0
 """Half of the time in which etcd must list the workers."""
@@ -128,7 +128,7 @@ def _uptime_s(started_at: int) -> float | None:
     return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
 
 
-def _usual_start_s(found: Deployment) -> dict[str, float | None]:
+def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan import wiring
     from dynaplan.core.fleet.startup_times import startup_key, usual_s

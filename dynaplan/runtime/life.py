@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class HostedService:
     """A service that is ready to serve: its endpoints, the names it registers, what to call at its end.
 
     ``checks`` are its own health checks: path -> what must be true.
@@ -51,9 +51,9 @@ class WorkerLife:
     public: Callable[[], WorkerServer]
     drain_deadline_s: float
     _servers: list[WorkerServer] = field(default_factory=list, init=False)
-    _prepared: Prepared = field(default_factory=Prepared, init=False)
+    _prepared: HostedService = field(default_factory=HostedService, init=False)
 
-    async def live(self, prepare: Callable[[], Awaitable[Prepared]]) -> int:
+    async def live(self, prepare: Callable[[], Awaitable[HostedService]]) -> int:
         """The exit code, when everything has ended. What ``prepare`` raises comes through."""
         runtime = self.runtime
         registration = self._registration()
@@ -76,7 +76,9 @@ class WorkerLife:
         beginning.cancel()
         await asyncio.gather(beginning, return_exceptions=True)
 
-    async def _begin(self, prepare: Callable[[], Awaitable[Prepared]], registration: Registration) -> None:
+    async def _begin(
+        self, prepare: Callable[[], Awaitable[HostedService]], registration: Registration
+    ) -> None:
         await self._serve(self.server, self._open_routes())
         log.info("starting: %s tells its health at %s", self.runtime.worker_name, self.runtime.url)
         self._prepared = prepared = await prepare()

@@ -17,7 +17,7 @@ from dynaplan.supervisor.runtime_dir import CLIENTS_FILE
 
 
 @dataclass(frozen=True)
-class Deployment:
+class RunningDeployment:
     """A deployment whose arbiter runs; ``document`` is its statefile as it was when it was found."""
 
     statefile: Path
@@ -72,7 +72,7 @@ class Deployment:
         return dict(self.document["addresses"])
 
 
-def find_deployment(namespace: str | None = None) -> Deployment:
+def find_deployment(namespace: str | None = None) -> RunningDeployment:
     """The deployment of that namespace, or the only one that runs; DeploymentError otherwise."""
     directory = wiring.statefile_path("any").parent
     paths = [wiring.statefile_path(namespace)] if namespace else sorted(directory.glob("*.json"))
@@ -100,7 +100,7 @@ def tail(path: Path, lines: int) -> Iterator[str]:
         return
 
 
-def _read(path: Path) -> Deployment | None:
+def _read(path: Path) -> RunningDeployment | None:
     """The deployment of a statefile; None when there is none, or its arbiter does not run."""
     try:
         document = wiring.open_statefile(path).read()
@@ -109,4 +109,4 @@ def _read(path: Path) -> Deployment | None:
     arbiter = arbiter_of(document) if document else None
     if document is None or arbiter is None or "addresses" not in document:
         return None
-    return Deployment(path, document, arbiter) if wiring.processes().is_alive(arbiter) else None
+    return RunningDeployment(path, document, arbiter) if wiring.processes().is_alive(arbiter) else None

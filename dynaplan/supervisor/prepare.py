@@ -22,11 +22,10 @@ from typing import Any
 from dynaplan import wiring
 from dynaplan.core.fleet.allocation import check_fits
 from dynaplan.core.fleet.reconcile import reconcile
-from dynaplan.core.fleet.statefile import arbiter_of, with_fleet
+from dynaplan.core.fleet.statefile import with_fleet
 from dynaplan.domain.errors import (
     DeploymentError,
     PermanentError,
-    StatefileCorrupt,
     StatefileUnwritable,
     TemporaryError,
 )
@@ -46,6 +45,7 @@ from dynaplan.supervisor.embedded import (
 from dynaplan.supervisor.fleet.document import new_document
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
+from dynaplan.supervisor.leftovers import clear_leftovers
 from dynaplan.supervisor.runtime_dir import (
     CLIENTS_FILE,
     hold_port,
@@ -83,7 +83,7 @@ class ServeOptions:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Preparation:
     """All that is needed to start: deployment, first workers, servers; ``notes`` are for the user."""
 
     launch: Launch
@@ -93,7 +93,7 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack) -> Prepared:
+def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack) -> Preparation:
     """Check everything and take hold of everything. Raises a UserError that says what is in the way."""
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
@@ -103,7 +103,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     with _as_deployment_error():
         stack.enter_context(wiring.namespace_lock(statefile))
         stack.enter_context(wiring.namespace_lock(runtime_dir.with_suffix(".json")))
-        notes = _clear_what_was_left(statefile)
+        notes = clear_leftovers(wiring.open_statefile(statefile), wiring.processes())
     arbiter = wiring.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.gpu_inventory(options.gpus)
     claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
@@ -142,7 +142,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
-    return Prepared(launch, workers, servers, is_simulated, tuple(notes))
+    return Preparation(launch, workers, servers, is_simulated, tuple(notes))
 
 
 def _forget_decisions(namespace: str) -> None:
@@ -181,26 +181,6 @@ def _as_deployment_error() -> Iterator[None]:
         yield
     except StatefileUnwritable as error:
         raise DeploymentError(str(error.args[0]), hint=error.hint) from error
-
-
-def _clear_what_was_left(path: Path) -> list[str]:
-    """An earlier deployment of this namespace: refused when it lives, what it left ended when not."""
-    store, processes = wiring.open_statefile(path), wiring.processes()
-    try:
-        document = store.read()
-    except StatefileCorrupt as error:
-        return [f"The statefile of an earlier run is set aside as {store.set_aside()} ({error})."]
-    if document is None:
-        return []
-    arbiter = arbiter_of(document)
-    if arbiter and processes.is_alive(arbiter):
-        raise DeploymentError(
-            f"namespace {document['namespace']} is already running here (pid {arbiter.pid})",
-            hint="stop it with `dynaplan stop`, or choose another one with --namespace",
-        )
-    ended = processes.sweep(document)
-    store.remove()
-    return ["An earlier run ended without cleaning up; that is done now.", *ended]
 
 
 def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Worker, ...]:

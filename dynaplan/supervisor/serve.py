@@ -21,7 +21,7 @@ from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.health import health_answer
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
-from dynaplan.supervisor.prepare import Config, Prepared, ServeOptions, prepare
+from dynaplan.supervisor.prepare import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 
@@ -66,7 +66,7 @@ def gpu_map(graph: GraphSpec, gpus: int | None) -> str:
 class Serving:
     """The arbiter from its start to its end."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Preparation) -> None:
         self._prepared = prepared
         self._launch = prepared.launch
         self._told_to_stop = asyncio.Event()

@@ -11,7 +11,7 @@ import aiohttp
 from dynaplan.domain.lifecycle import Role
 from dynaplan.runtime.client import DependencyClient, LocalClient, worker_session
 from dynaplan.runtime.endpoints import ServedEndpoint
-from dynaplan.runtime.life import Prepared
+from dynaplan.runtime.life import HostedService
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.sdk.service import Service
 
@@ -36,14 +36,14 @@ class Host:
         self._instances: dict[str, Any] = {}
         self._services: dict[str, Service[Any]] = {}
 
-    async def prepare(self) -> Prepared:
+    async def prepare(self) -> HostedService:
         """Make the instances and run their start hooks, those of a dependency before those of its user."""
         self._make(self._service)
         for hook in list(self._hooks(lambda service: service.start_hooks)):
             result = hook()
             if inspect.isawaitable(result):
                 await result
-        return Prepared(
+        return HostedService(
             endpoints=tuple(self._served(self._service).values()),
             registered=registered_names(self._service),
             shutdown_hooks=tuple(self._hooks(lambda service: service.shutdown_hooks)),

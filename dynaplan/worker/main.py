@@ -20,6 +20,7 @@ from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
 if TYPE_CHECKING:
+    from dynaplan.ports import Store
     from dynaplan.runtime.process import WorkerRuntime
     from dynaplan.sdk.service import Service
 
@@ -103,6 +104,7 @@ def _prepare_process(surroundings: Surroundings) -> LogFile | None:
 async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file: LogFile | None) -> int:
     import asyncio
 
+    from dynaplan import wiring
     from dynaplan.foundation.sockets import bound_socket
     from dynaplan.runtime.life import WorkerLife
     from dynaplan.runtime.server import WorkerServer
@@ -110,7 +112,8 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
 
     service = _service(options)
     server = WorkerServer(bound_socket("127.0.0.1", 0), surroundings.worker_token)
-    runtime = await _runtime(service, surroundings, server.url)
+    store = wiring.connect_store()
+    runtime = await _runtime(service, surroundings, server.url, store)
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
     runtime.spawn(runtime.discovery.failed(), "discovery")
@@ -130,7 +133,7 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
                 await host.close()
                 await runtime.close()
                 await runtime.discovery.close()
-                await runtime.store.close()  # type: ignore[attr-defined]
+                await store.close()
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
@@ -139,13 +142,14 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
     return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
 
 
-async def _runtime(service: Service[Any], surroundings: Surroundings, url: str) -> WorkerRuntime:
+async def _runtime(
+    service: Service[Any], surroundings: Surroundings, url: str, store: Store
+) -> WorkerRuntime:
     from dynaplan import wiring
     from dynaplan.options.service_config import ServiceConfig, section_options
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 
-    store = wiring.connect_store()
     discovery = Discovery(store, surroundings.namespace)
     await discovery.start()
     return WorkerRuntime(

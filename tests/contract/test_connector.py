@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from dynaplan.adapters.connectors.memory import MemoryConnector
 from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
@@ -15,6 +14,7 @@ from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
 from tests.fakes.clock import LoopClock
+from tests.fakes.connector import MemoryConnector
 
 NAMES = ("num_prefill_workers", "num_decode_workers", "decision_id", "scaled_decision_id")
 

@@ -202,24 +202,6 @@ async def test_removed_work_is_not_delivered_and_not_counted(queue: WorkQueue) -
     assert await queue.depth() == 0
 
 
-async def test_work_given_back_is_delivered_again_at_once(queue: WorkQueue, other_queue: WorkQueue) -> None:
-    await queue.put(b"work")
-    await (await taken(queue)).nack()
-    begun_s = now_s()
-    item = await taken(other_queue)
-    assert item.payload == b"work"
-    assert now_s() - begun_s < 1.0
-    await item.ack()
-
-
-async def test_work_given_back_with_a_delay_is_delivered_after_it(queue: WorkQueue) -> None:
-    await queue.put(b"work")
-    await (await taken(queue)).nack(delay_s=0.5)
-    begun_s = now_s()
-    await taken(queue)
-    assert 0.4 < now_s() - begun_s < 1.5
-
-
 async def test_work_of_one_who_died_comes_back_in_three_seconds(
     queue: WorkQueue, other_queue: WorkQueue
 ) -> None:

@@ -75,9 +75,6 @@ class FakeProcesses:
         self.circus.end(next(name for name, each in self.circus.pids.items() if each == pid))
         return (pid,)
 
-    def sweep(self, document: dict[str, Any]) -> list[str]:
-        return []
-
 
 class FakeLink:
     """The store's end: what a test puts in, and what the keeper wrote."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from dynaplan.adapters.local import processes
 from dynaplan.adapters.local.processes import (
     TRACKERS_WITHIN_S,
     boot_id,
@@ -22,10 +23,10 @@ from dynaplan.adapters.local.processes import (
     identity_of,
     kill_group,
     session_members,
-    sweep,
 )
 from dynaplan.core.fleet.statefile import Document
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.supervisor.leftovers import end_leftovers
 from tests.fakes.polling import wait_until
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -162,21 +163,25 @@ def document(arbiter: ProcessIdentity, pid: int, started_at: int) -> Document:
     }
 
 
+def ended(document: Document) -> list[str]:
+    return end_leftovers(document, processes)
+
+
 def test_what_a_dead_arbiter_left_is_ended_and_told(spawn: Spawn) -> None:
     leader, started_at = family(spawn)
     dead = ProcessIdentity(os.getpid(), 1, boot_id())
-    assert sweep(document(dead, leader.pid, started_at)) == [
+    assert ended(document(dead, leader.pid, started_at)) == [
         f"killed dynamo_W (session {leader.pid}, 2 processes), left by arbiter {os.getpid()}"
     ]
     wait_until(lambda: group_members(leader.pid) == ())
-    assert sweep(document(dead, leader.pid, started_at)) == []
+    assert ended(document(dead, leader.pid, started_at)) == []
 
 
 def test_nothing_is_ended_while_the_arbiter_lives_or_after_a_reboot(spawn: Spawn) -> None:
     leader, started_at = family(spawn)
-    assert sweep(document(identity_of(os.getpid()), leader.pid, started_at)) == []
-    assert sweep(document(ProcessIdentity(os.getpid(), 1, "another boot"), leader.pid, started_at)) == []
-    assert sweep({"components": {"dynamo_W": {"pid": leader.pid, "started_at": started_at}}}) == []
+    assert ended(document(identity_of(os.getpid()), leader.pid, started_at)) == []
+    assert ended(document(ProcessIdentity(os.getpid(), 1, "another boot"), leader.pid, started_at)) == []
+    assert ended({"components": {"dynamo_W": {"pid": leader.pid, "started_at": started_at}}}) == []
     assert len(group_members(leader.pid)) == 2
 
 

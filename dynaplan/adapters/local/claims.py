@@ -34,7 +34,7 @@ def node_dir(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("DYNAPLAN_NODE_DIR") or DEFAULT_DIRECTORY).absolute()
 
 
-class Claims:
+class NodeClaims:
     """The claims of one arbiter. Methods raise DeploymentError when the directory is unusable or unsafe."""
 
     def __init__(

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from dynaplan.core.fleet.statefile import Document, arbiter_of
 from dynaplan.domain.identity import ProcessIdentity
 
 _PROC = Path("/proc")
@@ -185,26 +184,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def sweep(document: Document) -> list[str]:
-    """End what a dead arbiter's deployment left running; one sentence per session ended.
-
-    Takes a statefile's document. Does nothing while its arbiter lives, after a reboot, or for entries
-    without pid and start time: what cannot be recognised for certain is left alone. Embedded servers
-    may stand beside the workers under ``servers``, as name -> pid and started_at.
-    """
-    arbiter = arbiter_of(document)
-    if arbiter is None or arbiter.boot_id != boot_id() or is_alive(arbiter):
-        return []
-    ended = []
-    entries = {**document.get("components", {}), **document.get("servers", {})}
-    for name, entry in entries.items():
-        pid, started_at = int(entry.get("pid", 0)), int(entry.get("started_at", 0))
-        if not pid or not started_at:
-            continue
-        if members := kill_group(pid, started_at, waits_s=TRACKERS_WITHIN_S):
-            ended.append(
-                f"killed {name} (session {pid}, {len(members)} processes), left by arbiter {arbiter.pid}"
-            )
-    return ended

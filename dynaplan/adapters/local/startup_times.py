@@ -15,7 +15,7 @@ FILE_NAME = ".startup_times.json"
 """Begins as no namespace does: the other files there are named after namespaces."""
 
 
-class StartupTimes:
+class StartupTimesFile:
     """Shared by all deployments of the directory; when two write at once, one time is lost."""
 
     def __init__(self, directory: Path) -> None:

@@ -69,12 +69,6 @@ class NatsWorkItem:
                 pass
         await self._queue.remove(self.sequence)
 
-    async def nack(self, delay_s: float = 0.0) -> None:
-        """The work was not done: deliver it again after the delay."""
-        delay = json.dumps({"delay": int(delay_s * 1e9)})
-        word = f"-NAK {delay}" if delay_s > 0 else "-NAK"
-        await self._messenger.publish(self._message.reply, word.encode())
-
     async def in_progress(self) -> None:
         """The work goes on: the time allowed for it starts anew."""
         await self._messenger.publish(self._message.reply, b"+WPI")

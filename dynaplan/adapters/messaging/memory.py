@@ -183,10 +183,6 @@ class MemoryWorkItem:
         """The work is done."""
         await self._queue.remove(self.sequence)
 
-    async def nack(self, delay_s: float = 0.0) -> None:
-        """The work was not done: deliver it again after the delay."""
-        self._queue.set_due(self.sequence, self._delivery, delay_s)
-
     async def in_progress(self) -> None:
         """The work goes on: the time allowed for it starts anew."""
         self._queue.set_due(self.sequence, self._delivery, self._queue.ack_wait_s)

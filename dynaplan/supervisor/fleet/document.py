@@ -7,30 +7,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
 
 from dynaplan.core.fleet.statefile import Deployment, Document, fleet_of, initial, with_fleet
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Worker
-from dynaplan.ports import Processes
+from dynaplan.ports import DocumentStore, Processes
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.watchers import worker_watcher
 
 log = logging.getLogger(__name__)
-
-
-class DocumentStore(Protocol):
-    """Where the statefile is."""
-
-    def read(self) -> Document | None:
-        """The document; None when there is none; raises StatefileCorrupt."""
-        ...
-
-    def write(self, document: Document) -> None:
-        """Replace the document; raises StatefileUnwritable."""
-        ...
 
 
 def new_document(launch: Launch) -> Document:

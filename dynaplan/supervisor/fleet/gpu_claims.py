@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker
+from dynaplan.ports import Claims
 
 log = logging.getLogger(__name__)
-
-
-class Claims(Protocol):
-    """The claims of one arbiter; UUIDs in and out."""
-
-    def claim(self, uuids: Iterable[str]) -> set[str]:
-        """Claim these; those obtained."""
-        ...
-
-    def release(self, uuids: Iterable[str]) -> None:
-        """Give these back."""
-        ...
-
-    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Those of these that others have, each with who it is."""
-        ...
 
 
 class GpuClaims:

@@ -9,13 +9,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import KeyValue, Snapshot, Transaction, values_after
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import KeyValueStore, LeaseKeeper
+from dynaplan.ports import Store
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.unreadable import unreadable
 
@@ -25,10 +25,6 @@ ANSWER_S = 2.0
 RETRY_S = 0.5
 REVOKE_FOR_S = 30.0
 """After that time a lease whose keeper is gone has expired by itself."""
-
-
-class Store(KeyValueStore, LeaseKeeper, Protocol):
-    """A key-value store that keeps leases."""
 
 
 class StoreLink:

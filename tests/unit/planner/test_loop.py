@@ -7,7 +7,6 @@ import logging
 
 import pytest
 
-from dynaplan.adapters.connectors.memory import MemoryConnector
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
@@ -18,6 +17,7 @@ from dynaplan.domain.worker_load import WorkerLoad
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observer import Observer
 from tests.fakes.clock import ManualClock
+from tests.fakes.connector import MemoryConnector
 from tests.fakes.worker_metrics import MemoryMetrics
 
 

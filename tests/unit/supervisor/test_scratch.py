@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.startup_times import FILE_NAME, StartupTimes
+from dynaplan.adapters.local.startup_times import FILE_NAME, StartupTimesFile
 from dynaplan.core.fleet.startup_times import startup_key, usual_s
 from dynaplan.sdk.resolve import NAMESPACE
 from dynaplan.supervisor.scratch import remove_files_of, scratch_directory
@@ -117,12 +117,12 @@ def test_only_the_workers_own_files_are_removed_and_no_link_is_followed(tmp_path
 
 
 def test_the_usual_time_is_the_median_of_the_last_five(tmp_path: Path) -> None:
-    times = StartupTimes(tmp_path)
+    times = StartupTimesFile(tmp_path)
     assert usual_s(times.read(), "a") is None
     for seconds in (1000, 40, 41, 42, 300, 39):
         times.learn("a", seconds)
     times.learn("b", 7)
-    assert usual_s(StartupTimes(tmp_path).read(), "a") == 41
+    assert usual_s(StartupTimesFile(tmp_path).read(), "a") == 41
     assert usual_s(times.read(), "b") == 7
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
@@ -130,14 +130,14 @@ def test_the_usual_time_is_the_median_of_the_last_five(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": ["x"]}', "\x00"])
 def test_a_spoilt_file_is_begun_anew(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    times = StartupTimes(tmp_path)
+    times = StartupTimesFile(tmp_path)
     assert times.read() == {}
     times.learn("a", 3)
     assert usual_s(times.read(), "a") == 3
 
 
 def test_what_cannot_be_written_is_forgotten(tmp_path: Path) -> None:
-    StartupTimes(tmp_path / "nothing").learn("a", 3)
+    StartupTimesFile(tmp_path / "nothing").learn("a", 3)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.claims import Claims, node_dir
+from dynaplan.adapters.local.claims import NodeClaims, node_dir
 from dynaplan.adapters.local.processes import boot_id, identify, identity_of, is_alive
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
@@ -33,7 +33,7 @@ def test_claims_lie_in_the_directory_that_the_environment_names() -> None:
 
 
 def test_a_gpu_has_one_owner_on_the_whole_machine(node: Path) -> None:
-    ours, theirs = Claims(OURS, "a", node), Claims(THEIRS, "b", node)
+    ours, theirs = NodeClaims(OURS, "a", node), NodeClaims(THEIRS, "b", node)
     assert ours.claim(["GPU-0", "GPU-1"]) == {"GPU-0", "GPU-1"}
     assert theirs.claim(["GPU-1", "GPU-2"]) == {"GPU-2"}
     assert ours.claim(["GPU-1", "GPU-2"]) == {"GPU-1"}
@@ -41,7 +41,7 @@ def test_a_gpu_has_one_owner_on_the_whole_machine(node: Path) -> None:
 
 
 def test_a_gpu_given_back_can_be_claimed_and_only_its_owner_gives_it_back(node: Path) -> None:
-    ours, theirs = Claims(OURS, "a", node), Claims(THEIRS, "b", node)
+    ours, theirs = NodeClaims(OURS, "a", node), NodeClaims(THEIRS, "b", node)
     ours.claim(["GPU-0", "GPU-1"])
     theirs.release(["GPU-0", "GPU-1"])
     assert theirs.claim(["GPU-0"]) == set()
@@ -51,15 +51,15 @@ def test_a_gpu_given_back_can_be_claimed_and_only_its_owner_gives_it_back(node: 
 
 @pytest.mark.parametrize("gone", [DEAD, replace(THEIRS, boot_id="another boot"), ProcessIdentity(0, 0, "")])
 def test_the_claim_of_a_dead_arbiter_is_void(node: Path, gone: ProcessIdentity) -> None:
-    Claims(gone, "old", node).claim(["GPU-0"])
-    ours = Claims(OURS, "new", node)
+    NodeClaims(gone, "old", node).claim(["GPU-0"])
+    ours = NodeClaims(OURS, "new", node)
     assert ours.foreign(["GPU-0"]) == {}
     assert ours.claim(["GPU-0"]) == {"GPU-0"}
-    assert Claims(THEIRS, "b", node).claim(["GPU-0"]) == set()
+    assert NodeClaims(THEIRS, "b", node).claim(["GPU-0"]) == set()
 
 
 def test_everybody_may_claim_and_nobody_may_remove_the_claims_of_others(node: Path) -> None:
-    Claims(OURS, "a", node).claim(["GPU-0"])
+    NodeClaims(OURS, "a", node).claim(["GPU-0"])
     assert stat.S_IMODE(node.stat().st_mode) == 0o1777
     assert stat.S_IMODE(next(node.iterdir()).stat().st_mode) == 0o644
 
@@ -68,23 +68,23 @@ def test_a_directory_behind_a_link_is_refused(node: Path, tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     node.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DeploymentError, match="DYNAPLAN_NODE_DIR"):
-        Claims(OURS, "a", node).claim(["GPU-0"])
+        NodeClaims(OURS, "a", node).claim(["GPU-0"])
 
 
 def test_a_directory_where_anybody_may_remove_claims_is_refused(node: Path) -> None:
     node.mkdir()
     node.chmod(0o777)
     with pytest.raises(DeploymentError, match="everybody may remove files"):
-        Claims(OURS, "a", node).claim(["GPU-0"])
+        NodeClaims(OURS, "a", node).claim(["GPU-0"])
 
 
 def test_a_directory_for_claims_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="No such file or directory"):
-        Claims(OURS, "a", tmp_path / "no" / "gpus").claim(["GPU-0"])
+        NodeClaims(OURS, "a", tmp_path / "no" / "gpus").claim(["GPU-0"])
 
 
 def test_a_lock_that_is_never_given_back_is_told(node: Path) -> None:
-    claims = Claims(OURS, "a", node, lock_timeout_s=0.0)
+    claims = NodeClaims(OURS, "a", node, lock_timeout_s=0.0)
     claims.claim([])
     fd = os.open(node, os.O_RDONLY)
     try:
@@ -96,7 +96,7 @@ def test_a_lock_that_is_never_given_back_is_told(node: Path) -> None:
 
 
 def test_what_is_no_claim_counts_for_nothing(node: Path, tmp_path: Path) -> None:
-    theirs = Claims(THEIRS, "b", node)
+    theirs = NodeClaims(THEIRS, "b", node)
     theirs.claim(["GPU-0"])
     (claim,) = node.iterdir()
     text = claim.read_text()
@@ -108,7 +108,7 @@ def test_what_is_no_claim_counts_for_nothing(node: Path, tmp_path: Path) -> None
     (node / claim.name).symlink_to(tmp_path / "outside")
     os.mkfifo(node / "pipe.json")
     (node / "folder.json").mkdir()
-    assert Claims(OURS, "a", node).claim(["GPU-0"]) == {"GPU-0"}
+    assert NodeClaims(OURS, "a", node).claim(["GPU-0"]) == {"GPU-0"}
     assert json.loads((tmp_path / "outside").read_text())["namespace"] == "b"
 
 

@@ -28,9 +28,6 @@ class Item:
         self.broker.events.append("ack")
         self.broker.acknowledged.append(self)
 
-    async def nack(self, delay_s: float = 0.0) -> None:
-        self.broker.events.append("nack")
-
     async def in_progress(self) -> None:
         self.broker.check()
         self.told_in_progress += 1

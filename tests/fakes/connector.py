@@ -1,4 +1,4 @@
-"""A connector in this process: for tests, and for planning over a modelled fleet."""
+"""A connector in memory, in the hands of a test."""
 
 from __future__ import annotations
 
