@@ -126,9 +126,9 @@ async def test_a_request_that_kills_its_workers_is_given_up() -> None:
     async with stage() as here:
         workers = [await here.worker("die_before") for _ in range(4)]
         status, text = await here.post()
-    assert status == 502
-    assert json.loads(text)["error"]["code"] == "worker_failed"
-    assert sum(len(worker.bodies) for worker in workers) == 3
+    assert status == 500
+    assert json.loads(text)["error"]["code"] == "request_kills_workers"
+    assert sum(len(worker.bodies) for worker in workers) == 2
 
 
 async def test_an_error_of_the_worker_is_passed_on() -> None:

@@ -16,6 +16,7 @@ from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.stream_events import WholeLines, failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import tokens_in
+from dynaplan.serving.frontend.trials import Trial
 from dynaplan.serving.frontend.upstream import WorkerDied, read_whole
 from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, worker_failed
 from dynaplan.serving.prefill.hand_off import HandOff
@@ -49,6 +50,8 @@ class Exchange:
     hand_off: HandOff | None = None
     """The remotely computed prompt, until the answering worker has taken it over; None without one."""
     blocks: PromptBlocks = NO_BLOCKS
+    trial: Trial | None = None
+    """The attempt that is under way."""
     usage: bytes = b""
     """The end of the answer, in which an engine states its usage."""
     failure: str = ""
@@ -59,6 +62,13 @@ class Exchange:
         self.place.leave()
         self.record.answering()
         self.let_go()
+        if self.trial:
+            self.trial.answering()
+
+    def worker_died(self, death: WorkerDied) -> None:
+        """Note against the request that its worker has died, if that is what the failure means."""
+        if self.trial and death.is_connection_lost:
+            self.trial.died()
 
     def let_go(self) -> None:
         """Release the hand-off: the engine has taken it over, or no engine will."""
@@ -109,6 +119,7 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
             events = await lines.read()
     except WorkerDied as death:
         reason = str(death)
+        exchange.worker_died(death)
     exchange.usage = b"".join(last)
     if _DONE not in exchange.usage[-_END_BYTES:]:
         exchange.failure = "internal"

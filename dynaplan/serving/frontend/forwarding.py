@@ -17,6 +17,7 @@ from aiohttp import web
 from dynaplan.domain.discovery import Instance
 from dynaplan.serving.frontend.answering import Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
+from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused
 from dynaplan.serving.openai_api import no_worker, worker_failed
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
@@ -50,6 +51,7 @@ class Forwarder:
         self._reservations = reservations
         self._worker_wait_s = worker_wait_s
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
+        self._trials = Trials(self._now_s)
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
@@ -63,38 +65,45 @@ class Forwarder:
         deaths = 0
         deadline_s = self._now_s() + self._worker_wait_s
         while True:
-            booking = await self._router.book(exchange.call, deadline_s)
-            exchange.blocks = booking.blocks
-            is_needed = bool(booking.instance.card.get("needs_hand_off"))
-            try:
-                if not is_prefill_placed:
-                    exchange.hand_off = await self._prefill.hand_off(
-                        exchange.call, booking.prefix_hit_rate, is_needed=is_needed
-                    )
-                    is_prefill_placed = True
+            async with self._trials.trial(exchange.call) as exchange.trial:
+                booking = await self._router.book(exchange.call, deadline_s)
+                exchange.blocks = booking.blocks
+                is_needed = bool(booking.instance.card.get("needs_hand_off"))
+                try:
+                    if not is_prefill_placed:
+                        exchange.hand_off = await self._prefill.hand_off(
+                            exchange.call, booking.prefix_hit_rate, is_needed=is_needed
+                        )
+                        is_prefill_placed = True
+                        deadline_s = self._now_s() + self._worker_wait_s
+                    if is_needed and exchange.hand_off is None:
+                        raise no_worker(
+                            "No prefill worker has taken the prompt, and no decode worker can. Try again."
+                        )
+                    response = await self._attempt(exchange, booking, is_first=deaths == 0)
+                    if not exchange.failure:
+                        exchange.trial.answered()
+                    return response
+                except WorkerRefused as reason:
+                    log.debug("%s refused a request: %s", booking.instance.worker, reason)
+                    self._router.avoid(booking.instance)
+                except WorkerDied as reason:
+                    log.info("%s failed over a request: %s", booking.instance.worker, reason)
+                    self._router.avoid(booking.instance)
+                    exchange.worker_died(reason)
+                    exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
+                    is_prefill_placed = not is_needed
+                    deaths += 1
                     deadline_s = self._now_s() + self._worker_wait_s
-                if is_needed and exchange.hand_off is None:
-                    raise no_worker(
-                        "No prefill worker has taken the prompt, and no decode worker can. Try again."
-                    )
-                return await self._attempt(exchange, booking, is_first=deaths == 0)
-            except WorkerRefused as reason:
-                log.debug("%s refused a request: %s", booking.instance.worker, reason)
-                self._router.avoid(booking.instance)
-            except WorkerDied as reason:
-                log.info("%s failed over a request: %s", booking.instance.worker, reason)
-                self._router.avoid(booking.instance)
-                exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
-                is_prefill_placed = not is_needed
-                deaths += 1
-                deadline_s = self._now_s() + self._worker_wait_s
-                if deaths == MOST_DEATHS:
-                    raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
-            finally:
-                booking.close()
+                    if deaths == MOST_DEATHS:
+                        raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
+                finally:
+                    booking.close()
 
     async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
         request_id = uuid.uuid4().hex
+        if exchange.trial:
+            exchange.trial.at(booking.instance.instance_id)
         fields = exchange.hand_off.fields if exchange.hand_off else None
 
         def may_fail() -> bool:

@@ -36,7 +36,15 @@ class WorkerRefused(Exception):
 
 
 class WorkerDied(Exception):
-    """The worker failed in the middle of the request, before the client got anything of its answer."""
+    """The worker failed in the middle of the request, before the client got anything of its answer.
+
+    ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
+    that says that the engine has failed.
+    """
+
+    def __init__(self, reason: str, *, is_connection_lost: bool = False) -> None:
+        super().__init__(reason)
+        self.is_connection_lost = is_connection_lost
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -83,7 +91,9 @@ class Upstream:
         try:
             return await self._posted(self._new, url, body, request_id)
         except WorkerRefused as error:
-            raise WorkerDied(str(error)) from None  # the first attempt may have reached it before it died
+            raise WorkerDied(
+                str(error), is_connection_lost=True
+            ) from None  # the first attempt may have reached it before it died
 
     async def close(self) -> None:
         """Close every connection."""
@@ -103,7 +113,7 @@ class Upstream:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise WorkerRefused(str(error)) from None
         except _Unanswered as error:
-            raise WorkerDied(_said(error)) from None
+            raise WorkerDied(_said(error), is_connection_lost=True) from None
         if response.status in REFUSALS:
             response.close()
             raise WorkerRefused(f"status {response.status}")
@@ -115,7 +125,7 @@ async def read_some(response: aiohttp.ClientResponse) -> bytes:
     try:
         return await response.content.readany()
     except _Unanswered as error:
-        raise WorkerDied(_said(error)) from None
+        raise WorkerDied(_said(error), is_connection_lost=True) from None
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
@@ -123,7 +133,7 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
     try:
         return await response.read()
     except _Unanswered as error:
-        raise WorkerDied(_said(error)) from None
+        raise WorkerDied(_said(error), is_connection_lost=True) from None
 
 
 def _said(error: BaseException) -> str:

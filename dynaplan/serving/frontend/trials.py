@@ -1,0 +1,121 @@
+"""Attempts in flight at each worker, so that a death is laid at the door of the request that causes it.
+
+The evidence and the verdicts are ``core.routing.suspects``; this is its memory in a running frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from dynaplan.core.routing.suspects import Fingerprint, Suspects, Suspicion, fingerprint
+from dynaplan.serving.openai_api import ApiError, Call
+
+log = logging.getLogger(__name__)
+
+MOST_DEAD_INSTANCES = 1000
+"""Dead instances that are remembered: the failures of one death are reported by every request there."""
+
+
+class Trial:
+    """One attempt to have a request answered by one worker."""
+
+    def __init__(self, trials: Trials, call: Call) -> None:
+        self._trials = trials
+        self.call = call
+        self.instance_id: int | None = None
+        self.turn: asyncio.Lock | None = None
+
+    def at(self, instance_id: int) -> None:
+        """Record that the request is in flight at that worker from now on."""
+        self.instance_id = instance_id
+        self._trials.in_flight.setdefault(instance_id, set()).add(self)
+
+    def answering(self) -> None:
+        """Record that the answer has begun: the next suspect may be tried."""
+        self._end_turn()
+
+    def answered(self) -> None:
+        """Record that the whole answer came: this request is not what kills workers."""
+        self._trials.answered(self)
+
+    def died(self) -> None:
+        """Record that the connection to the worker broke off, as it does when the worker dies."""
+        self._trials.died(self)
+
+    def end(self) -> None:
+        """Forget that the request is in flight."""
+        self._end_turn()
+        if self.instance_id is not None:
+            others = self._trials.in_flight.get(self.instance_id, set())
+            others.discard(self)
+            if not others:
+                self._trials.in_flight.pop(self.instance_id, None)
+
+    def _end_turn(self) -> None:
+        if self.turn:
+            self.turn.release()
+            self.turn = None
+
+
+class Trials:
+    """Every attempt in flight; suspected requests take turns, convicted ones are refused."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._suspects = Suspects()
+        self._turn = asyncio.Lock()
+        self._dead: OrderedDict[int, None] = OrderedDict()
+        self.in_flight: dict[int, set[Trial]] = {}
+
+    @asynccontextmanager
+    async def trial(self, call: Call) -> AsyncIterator[Trial]:
+        """Begin an attempt, when it is its turn; raises ApiError (500) for what has killed workers."""
+        trial = Trial(self, call)
+        try:
+            if self._verdict(call) is Suspicion.SUSPECTED:
+                await self._turn.acquire()
+                trial.turn = self._turn
+                self._verdict(call)  # the suspect before it may have been this very attack
+            yield trial
+        finally:
+            trial.end()
+
+    def answered(self, trial: Trial) -> None:
+        """Take a whole answer as evidence for its request."""
+        if not self._suspects.is_empty:
+            self._suspects.answered(_fingerprint(trial.call), self._now_s())
+
+    def died(self, trial: Trial) -> None:
+        """Take the death of the trial's worker as evidence against all that was in flight there, once."""
+        instance_id = trial.instance_id
+        if instance_id is None or instance_id in self._dead:
+            return
+        self._dead[instance_id] = None
+        if len(self._dead) > MOST_DEAD_INSTANCES:
+            self._dead.popitem(last=False)
+        there = [_fingerprint(each.call) for each in self.in_flight.get(instance_id, {trial})]
+        self._suspects.died(there, self._now_s())
+
+    def _verdict(self, call: Call) -> Suspicion:
+        if self._suspects.is_empty:
+            return Suspicion.CLEAR
+        verdict = self._suspects.verdict(_fingerprint(call), self._now_s())
+        if verdict is Suspicion.CONVICTED:
+            log.warning("a request is refused: workers have died over it, or over others of its shape")
+            raise ApiError(
+                500,
+                "Workers have died over this request, or over requests with the same fields and values. It is"
+                " not tried again for some minutes. Change its fields.",
+                kind="server_error",
+                code="request_kills_workers",
+                metric="internal",
+            )
+        return verdict
+
+
+def _fingerprint(call: Call) -> Fingerprint:
+    return fingerprint(call.body, call.document)

@@ -1,0 +1,111 @@
+"""A request that kills every worker that takes it costs a few workers and no innocent request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from dynaplan.domain.planning.scaling import fleet_key
+from tests.fakes.frontend_runtime import Stage, stage
+from tests.fakes.openai_worker import MODEL, FakeWorker
+from tests.fakes.polling import eventually
+
+COMPLETIONS = "/v1/completions"
+POISON = {"grammar_lazy": True, "grammar_triggers": [{"type": 99, "value": "x"}]}
+
+
+class MortalWorker(FakeWorker):
+    """Dies of a poisoned body, as llama.cpp aborts: every connection breaks off, and nothing listens."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, tokens=20)
+        self.transports: set[asyncio.Transport] = set()
+        self.dead = False
+
+    async def _act(self, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
+        assert request.transport
+        self.transports.add(request.transport)
+        if "grammar_triggers" in body:
+            self.dead = True
+            for transport in self.transports:
+                transport.abort()
+            assert self._runner
+            for site in list(self._runner.sites):
+                await site.stop()
+            return web.Response()
+        return await super()._act(request, body)
+
+
+class Hospital:
+    """Replaces workers that have died, as the fleet plugin does, under a new registration."""
+
+    def __init__(self, here: Stage, workers: int) -> None:
+        self._here = here
+        self._wanted = workers
+        self.workers: list[MortalWorker] = []
+        self._keys: dict[MortalWorker, str] = {}
+
+    @property
+    def deaths(self) -> int:
+        return sum(worker.dead for worker in self.workers)
+
+    async def keep(self) -> None:
+        fleet = {"roles": {"decode": {"ready": self._wanted, "starting": 1}}}
+        await self._here.store.put(fleet_key("ns"), json.dumps(fleet))
+        while True:
+            for worker, key in self._keys.copy().items():
+                if worker.dead:
+                    await self._here.store.delete(self._keys.pop(worker, key))
+            while len(self.workers) - self.deaths < self._wanted:
+                worker = MortalWorker(f"ns_VllmWorker_{len(self.workers)}")
+                await worker.start()
+                self.workers.append(worker)
+                self._here.workers.append(worker)
+                instance = await worker.register(self._here.store, len(self.workers))
+                self._keys[worker] = instance.key
+                await self._here.know(instance)
+            await asyncio.sleep(0.01)
+
+
+async def poisoned(here: Stage, text: str) -> tuple[int, str]:
+    return await here.post(COMPLETIONS, prompt=text, max_tokens=8, **POISON)
+
+
+async def test_a_poisoned_request_ends_in_500_with_the_reason_and_its_variants_are_refused_at_once() -> None:
+    async with stage(served_model_name=MODEL) as here:
+        hospital = Hospital(here, 3)
+        here.runtime.spawn(hospital.keep(), "hospital")
+        await eventually(lambda: len(hospital.workers) == 3)
+        first = await poisoned(here, "hi")
+        assert first[0] == 500
+        assert json.loads(first[1])["error"]["code"] == "request_kills_workers"
+        for number in range(30):
+            status, _ = await poisoned(here, f"variant {number}")
+            assert status == 500
+        assert hospital.deaths <= 4
+
+
+async def test_innocent_requests_beside_a_poisoned_one_are_all_answered() -> None:
+    """Eight clients ask all the time; a stream that had begun at a death is cut, as any is today."""
+    answers: list[int] = []
+
+    async with stage(served_model_name=MODEL) as here:
+        hospital = Hospital(here, 3)
+        here.runtime.spawn(hospital.keep(), "hospital")
+        await eventually(lambda: len(hospital.workers) == 3)
+
+        async def ask(client: int) -> None:
+            for number in range(25):
+                status, _ = await here.post(COMPLETIONS, prompt=f"{client} {number}", max_tokens=8)
+                answers.append(status)
+
+        async def attack() -> None:
+            for number in range(25):
+                await poisoned(here, f"variant {number}")
+
+        await asyncio.gather(attack(), *map(ask, range(8)))
+        assert 2 <= hospital.deaths <= 6
+    assert answers == [200] * 200

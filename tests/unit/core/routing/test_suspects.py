@@ -1,0 +1,129 @@
+"""One bad request among good ones is found within few deaths, and no good one is ever refused for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynaplan.core.routing.suspects import (
+    FORGET_S,
+    MOST_REMEMBERED,
+    Fingerprint,
+    Suspects,
+    Suspicion,
+    fingerprint,
+)
+
+POISON = {"model": "m", "prompt": "hi", "grammar_triggers": [{"type": 99, "value": "x"}]}
+GOOD = {"model": "m", "prompt": "Why is the sky blue?", "max_tokens": 8}
+
+
+def of(document: dict[str, Any], **changes: Any) -> Fingerprint:
+    changed = document | changes
+    return fingerprint(json.dumps(changed).encode(), changed)
+
+
+def test_a_request_alone_at_a_death_is_suspected_and_convicted_by_the_next() -> None:
+    suspects = Suspects()
+    assert suspects.verdict(of(POISON), 0) is Suspicion.CLEAR
+    suspects.died([of(POISON)], 0)
+    assert suspects.verdict(of(POISON), 1) is Suspicion.SUSPECTED
+    suspects.died([of(POISON), of(GOOD)], 1)
+    assert suspects.verdict(of(POISON), 2) is Suspicion.CONVICTED
+    assert suspects.verdict(of(GOOD), 2) is Suspicion.CLEAR
+
+
+def test_requests_at_two_deaths_are_suspected_and_one_answer_clears() -> None:
+    suspects = Suspects()
+    for now_s in (0, 1):
+        suspects.died([of(POISON), of(GOOD)], now_s)
+    assert suspects.verdict(of(GOOD), 2) is Suspicion.SUSPECTED
+    suspects.answered(of(GOOD), 2)
+    assert suspects.verdict(of(GOOD), 3) is Suspicion.CLEAR
+    assert suspects.verdict(of(POISON), 3) is Suspicion.SUSPECTED
+
+
+def test_two_suspects_of_one_death_convict_neither() -> None:
+    suspects = Suspects()
+    for now_s in range(5):
+        suspects.died([of(POISON), of(GOOD)], now_s)
+    assert suspects.verdict(of(POISON), 5) is suspects.verdict(of(GOOD), 5) is Suspicion.SUSPECTED
+
+
+def test_a_shape_is_convicted_by_two_bodies_and_then_refuses_a_third_at_once() -> None:
+    suspects = Suspects()
+    suspects.died([of(POISON)], 0)
+    suspects.died([of(POISON)], 1)
+    assert suspects.verdict(of(POISON, prompt="ho"), 2) is Suspicion.SUSPECTED
+    suspects.died([of(POISON, prompt="ho")], 2)
+    assert suspects.verdict(of(POISON, prompt="never seen"), 3) is Suspicion.CONVICTED
+
+
+def test_a_shape_that_was_answered_is_never_convicted_however_many_bodies_kill() -> None:
+    suspects = Suspects()
+    suspects.answered(of(GOOD), 0)
+    for number in range(10):
+        killer = of(GOOD, prompt=f"killer {number}")
+        suspects.died([killer], number)
+        suspects.died([killer], number)
+        assert suspects.verdict(killer, number) is Suspicion.CONVICTED
+    assert suspects.verdict(of(GOOD, prompt="an innocent one"), 10) is Suspicion.CLEAR
+
+
+def test_evidence_is_forgotten_and_bounded() -> None:
+    suspects = Suspects()
+    for number in range(2 * MOST_REMEMBERED):
+        suspects.died([of(POISON, prompt=str(number))] * 2, 0)
+    assert len(suspects._exact) == MOST_REMEMBERED
+    suspects.died([of(GOOD)], 0)
+    assert suspects.verdict(of(GOOD), FORGET_S) is Suspicion.SUSPECTED
+    assert suspects.verdict(of(GOOD), FORGET_S + 1) is Suspicion.CLEAR
+
+
+def test_nothing_is_remembered_before_the_first_death() -> None:
+    suspects = Suspects()
+    assert suspects.is_empty
+    suspects.died([of(GOOD)], 0)
+    assert not suspects.is_empty
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ({"prompt": "another text"}, True),
+        ({"max_tokens": 9}, False),
+        ({"top_k": 3}, False),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, False),
+    ],
+)
+def test_a_shape_holds_names_and_numbers_and_no_text(other: dict[str, Any], is_same: bool) -> None:
+    assert (of(GOOD).shape == of(GOOD, **other).shape) is is_same
+
+
+def test_conversations_of_different_length_have_one_shape() -> None:
+    turns = [[{"role": "user", "content": "x" * number}] * number for number in (1, 2, 9)]
+    assert len({of({"model": "m", "messages": messages}).shape for messages in turns}) == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(), json_values))
+def test_any_request_has_a_fingerprint(document: dict[str, Any]) -> None:
+    body = json.dumps(document).encode()
+    assert fingerprint(body, document) == fingerprint(body, json.loads(body))
+
+
+def test_a_deeply_nested_request_has_a_fingerprint() -> None:
+    nested: Any = []
+    for _ in range(900):
+        nested = [nested]
+    assert of({"model": "m", "x": nested}) != of({"model": "m", "x": [[]]})
