@@ -458,7 +458,7 @@ async def test_an_option_that_llamacpp_does_not_have_is_refused_by_name_and_neve
         check(section, 0)
     assert hint in raised.value.hint
     engine = LlamaCppEngine(section, EngineContext("w"))
-    with pytest.raises(WorkerStartFailed, match=option):
+    with pytest.raises(WorkerStartFailed, match=option.replace("-", "_")):
         await engine.start()
     await engine.stop()
 

@@ -1,1 +1,1 @@
-"""What the engines share: a server as a child process, its metrics, its model's files."""
+"""Parts that the engines share: a server as a child process, its metrics, its model's files."""

@@ -22,22 +22,30 @@ from dynaplan.foundation.guard import guarded
 log = logging.getLogger(__name__)
 
 SECRETS = ("DYNAPLAN_WORKER_TOKEN", "DYNAPLAN_API_KEY", "DYNAMO_SERVICE_CONFIG", "NATS_AUTH_", "ETCD_AUTH_")
-"""How the names begin of what an engine does not need; the configuration may hold keys."""
+"""Beginnings of environment variables that an engine does not get; the configuration may hold keys."""
 
 KEPT_LINES = 30
+"""The number of an engine's last lines that are kept, for the message when it dies."""
+
 LONGEST_LINE_BYTES = 65536
+"""A line without an end is passed on when it is longer than this."""
+
 POLL_S = 0.02
+"""Seconds between two looks at whether a killed group is gone."""
+
 READY_POLL_S = 0.1
+"""Seconds between two questions to a starting server whether it is ready."""
+
 GONE_WITHIN_S = 10.0
-"""How long the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
+"""Seconds that the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
 
 
 class EngineChild:
     """One engine process and its children, in a process group of their own within the worker's session.
 
-    The leader is killed when the worker dies, or the thread that spawned it: spawn from the main thread.
-    What it prints goes to standard error, which is the worker's log. Its pid is nobody else's before
-    ``stop`` returns.
+    The kernel kills the leader when the worker dies, or the thread that spawned it: spawn from the main
+    thread. The group's output goes to standard error, which is the worker's log. No other process gets the
+    leader's pid before ``stop`` returns.
     """
 
     def __init__(
@@ -62,9 +70,9 @@ class EngineChild:
         pass_descriptors: Sequence[int] = (),
         hidden: str = "",
     ) -> EngineChild:
-        """Start it: our environment without our secrets, plus ``extra``; nothing on its standard input.
+        """Start it, in our environment without our secrets, plus ``extra``; its standard input is empty.
 
-        ``hidden`` is masked in what it prints: SGLang begins with its settings, the API key among them.
+        ``hidden`` is masked in its output: SGLang begins with its settings, the API key among them.
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)} | dict(
             extra
@@ -90,22 +98,23 @@ class EngineChild:
 
     @property
     def pid(self) -> int:
-        """The leader's pid, which is its group's number."""
+        """The leader's pid, which is also the number of the group."""
         return self._process.pid
 
     @property
     def has_exited(self) -> bool:
-        """Whether the leader has ended."""
+        """True when the leader has ended."""
         return self._exit.done()
 
     async def exited(self) -> int:
-        """Return when the leader has ended: its exit code, or the negative number of the signal."""
+        """Wait for the leader's end; returns its exit code, or the negative number of the signal."""
         return await asyncio.shield(self._exit)
 
     async def lost_part(self, marks: Sequence[str]) -> str:
-        """Return when one of the processes that are in the group now has ended; what its command line was.
+        """Wait until a process that is in the group now has ended; returns its command line.
 
-        Only those whose command line holds one of these texts; when there is none it never returns.
+        Watches only processes whose command line holds one of the texts in ``marks``; without any it never
+        returns.
         """
         ended: asyncio.Future[str] = self._loop.create_future()
         watched: list[int] = []
@@ -123,15 +132,15 @@ class EngineChild:
                 os.close(descriptor)
 
     def last_lines(self) -> str:
-        """The last lines that it printed."""
+        """Return the last lines of its output."""
         self._pass_on()
         begun = self._shown(self._begun_line).decode(errors="replace")
         return "\n".join([*self._lines, *([begun] if begun else [])])
 
     async def stop(self, term_deadline_s: float) -> None:
-        """SIGTERM to the leader, SIGKILL to the whole group at the deadline; return when the group is gone.
+        """Send SIGTERM to the leader, SIGKILL to the group at the deadline; return when the group is gone.
 
-        A deadline of 0 kills at once. Calling it again, or after the end, does no harm.
+        A deadline of 0 s kills at once. Calling it again, or after the end, does no harm.
         """
         try:
             if not self.has_exited and term_deadline_s > 0:
@@ -144,10 +153,10 @@ class EngineChild:
             await self._gone()
 
     def kill(self, *, spares_trackers: bool = True) -> None:
-        """SIGKILL to the whole group, what its leader left behind included; never blocks.
+        """Send SIGKILL to the whole group, also to children that outlived their leader; never blocks.
 
-        Python's resource trackers in it are left to remove the engine's shared memory and end by themselves,
-        unless not even they are spared.
+        Spared are Python's resource trackers: they remove the engine's shared memory and then end by
+        themselves. ``spares_trackers=False`` kills them too.
         """
         if self._process.returncode is None:  # not reaped: the number is still this group's
             if spares_trackers and kill_but_trackers(group_members(self.pid)):
@@ -170,7 +179,7 @@ class EngineChild:
         self.close()
 
     def close(self) -> None:
-        """Let go of what the ended process left in this one."""
+        """Close the descriptors of the ended process in this one."""
         if self._process.poll() is None or self._pidfd < 0:
             return
         self._pass_on()
@@ -181,7 +190,7 @@ class EngineChild:
         self._pidfd = self._output = -1
 
     def _note_exit(self) -> None:
-        """The leader has ended; it stays a zombie, which keeps its number from being used again."""
+        """Note the leader's end, and leave it a zombie, so that its number is not used again."""
         self._loop.remove_reader(self._pidfd)
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if not self._exit.done():
@@ -190,7 +199,7 @@ class EngineChild:
             self._exit.set_result(status if is_exit else -status)
 
     def _pass_on(self) -> None:
-        """What it has printed so far, into the log and into the last lines."""
+        """Move its output so far into the log and into the last lines."""
         while self._output >= 0:
             try:
                 data = os.read(self._output, 65536)
@@ -204,7 +213,7 @@ class EngineChild:
             self._write(len(self._begun_line) if len(self._begun_line) > LONGEST_LINE_BYTES else end)
 
     def _write(self, end: int) -> None:
-        """Into the log, up to there: whole lines, so that nothing hidden comes in two parts."""
+        """Write the output up to ``end`` to the log: whole lines, so that no secret comes in two parts."""
         text, self._begun_line = self._shown(self._begun_line[:end]), self._begun_line[end:]
         self._lines.extend(text.decode(errors="replace").splitlines())
         with suppress(OSError):  # a full disk must not end the worker
@@ -215,7 +224,7 @@ class EngineChild:
 
 
 async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, timeout_s: float) -> bool:
-    """True when the child's server answers 200 at that path, False when the child has ended before.
+    """Wait for a 200 of the child's server at that path; False when the child has ended before.
 
     Raises TemporaryError with its last lines when neither happens within ``timeout_s``.
     """
@@ -235,7 +244,7 @@ async def is_up(child: EngineChild, client: ServerClient, path: str, name: str, 
 
 
 def _commands(pids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """The command lines of those that are still there."""
+    """Yield the pid and the command line of every process that still exists."""
     for pid in pids:
         with suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -248,7 +257,7 @@ def _settle(future: asyncio.Future[str], result: str) -> None:
 
 
 def exit_words(code: int) -> str:
-    """``exited with 3``, or ``was killed by SIGKILL``."""
+    """Describe an exit: ``exited with 3``, or ``was killed by SIGKILL``."""
     if code >= 0:
         return f"exited with {code}"
     try:

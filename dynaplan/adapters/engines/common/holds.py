@@ -9,11 +9,14 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 HOLD_S = 60.0
-"""How long one is held that nobody releases: its frontend has died."""
+"""Seconds after which a hand-off expires that is never released: its frontend has died."""
 
 
 class Holds:
-    """Who still has to read KV entries here, by request id; ``let_go`` is called once with each that ends."""
+    """The requests whose KV entries a decode worker still has to read here.
+
+    ``let_go`` is called once with the id of each request whose hold ends, by release or after ``hold_s``.
+    """
 
     def __init__(self, let_go: Callable[[str], None] | None = None, hold_s: float = HOLD_S) -> None:
         self._let_go = let_go
@@ -25,18 +28,18 @@ class Holds:
 
     @property
     def held(self) -> int:
-        """How many are held now."""
+        """The number of hand-offs held now."""
         return len(self._held)
 
     def hold(self, request_id: str) -> None:
-        """Hold it, anew if it is held already (the work came twice)."""
+        """Hold that request's hand-off; anew when it is held already, because the work came twice."""
         if request_id in self._held:
             self._held[request_id].cancel()
         self._held[request_id] = asyncio.get_running_loop().call_later(self._hold_s, self._expire, request_id)
         self._is_empty.clear()
 
     def release(self, request_id: str) -> None:
-        """Let it go; nothing happens when it is not held."""
+        """End the hold; nothing happens when there is none."""
         timer = self._held.pop(request_id, None)
         if timer is None:
             return
@@ -47,7 +50,7 @@ class Holds:
             self._let_go(request_id)
 
     def release_all(self) -> None:
-        """Let all of them go."""
+        """End every hold."""
         for request_id in list(self._held):
             self.release(request_id)
 

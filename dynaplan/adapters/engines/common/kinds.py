@@ -1,4 +1,4 @@
-"""What differs between engines that run as a server of their own: data, and a few functions."""
+"""The differences between engines that run as a server of their own: data, and a few functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.ports import HandOver
 
 EXIT_USAGE = 2
-"""The exit code of a command line that is wrong, by argparse and click alike: it will not get better."""
+"""The exit code for a wrong command line, of argparse and click alike; another start cannot help."""
 
 Options = Mapping[str, Any]
 """The worker's section of the configuration, keys in kebab-case."""
@@ -25,10 +25,10 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """How to start an engine's server.
+    """The command line that starts an engine's server.
 
-    ``environment`` comes on top of the worker's own. ``files`` are written (mode 0600) before the start and
-    removed after the end: where secrets go that an engine cannot take from its environment.
+    ``environment`` comes on top of the worker's own. ``files`` (path and text) are written with mode 0600
+    before the start and removed after the end: for secrets that an engine cannot take from its environment.
     """
 
     argv: tuple[str, ...]
@@ -37,19 +37,19 @@ class LaunchLine:
 
 
 Ask = Callable[[str, Mapping[str, Any], str], Awaitable[Mapping[str, Any]]]
-"""``ask(path, body, request_id)``: the own engine's JSON answer to a POST.
+"""``ask(path, body, request_id)`` posts to the worker's own engine and returns its JSON answer.
 
-Raises PermanentError for what the engine will never do (4xx), TemporaryError for what it failed to do.
+Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
 """
 
 
 @dataclass(frozen=True)
 class Prefilling:
-    """How a prompt is prefilled for another worker.
+    """An engine's way of prefilling a prompt for another worker.
 
-    ``run(request, hand_over, ask, ports)`` carries it out; ``ports`` are those that were leased, the HTTP
-    port first. ``holds`` says whether the engine keeps the KV entries after it, until the decode side has
-    read them.
+    ``run(request, hand_over, ask, ports)`` carries it out; ``ports`` are the leased ports, the HTTP port
+    first. ``holds`` is True when the engine keeps the KV entries after it until the decode side has read
+    them.
     """
 
     run: Callable[[RemotePrefillRequest, HandOver, Ask, Sequence[int]], Awaitable[None]]
@@ -60,23 +60,24 @@ class Prefilling:
 class EngineKind:
     """One engine that runs as a server of its own.
 
-    - ``command(options, context, ports)`` is how to start it; ``ports`` are consecutive, the HTTP port
-      first, and ``ports_needed(options, context)`` is how many it takes
+    - ``command(options, context, ports)`` builds the command line; ``ports`` are consecutive, the HTTP port
+      first, ``ports_needed(options, context)`` of them
     - ``check(options, gpus)`` raises the ConfigError that starting would
     - ``ready_path`` answers 200 when requests are taken
-    - ``parts`` are texts in the command lines of processes that it is dead without, though its server may
-      go on for a while
-    - ``term_grace_s`` is what it may take to end after SIGTERM when it has nothing to do
+    - ``parts`` are texts in the command lines of processes without which the engine is dead, though its
+      server may go on for a while
+    - ``term_grace_s``: seconds that an idle engine may take to end after SIGTERM
+    - ``stalls_on_term``: after SIGTERM with requests running, their clients would hang; it is killed instead
     - ``address_in_use`` are texts by which it says that a port was taken
-    - ``stalls_on_term``: told to end while it has requests, it lets their clients hang; it is killed then
-    - ``context_option`` is the option with the context length in tokens, in case ``/v1/models`` does not
-      tell it; ``request_slots(options)`` is the most requests at once, 0 when it is not known
-    - ``measures_memory``: it measures the free memory when it starts, the machine's where it has no GPU, so
-      that two must not start at once
-    - ``tells_requests``: whether its count of running and waiting requests can be relied upon when it drains
-    - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen: then
-      ``served-model-name`` is ours alone
-    - ``needs_hand_off(options, context)``: whether it takes only requests whose prompt is prefilled elsewhere
+    - ``context_option`` names the option with the context length in tokens, for a server whose
+      ``/v1/models`` lacks it
+    - ``request_slots(options)``: the most requests computed at once; 0 when it is not known
+    - ``measures_memory``: it measures the free memory when it starts (the machine's, where it has no GPU), so
+      that no two may start at once
+    - ``tells_requests``: its count of running and waiting requests can be relied upon when it drains
+    - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen, so
+      that ``served-model-name`` is known to dynaplan only
+    - ``needs_hand_off(options, context)``: it takes only requests whose prompt was prefilled elsewhere
     """
 
     name: str
@@ -105,7 +106,7 @@ def _whole(value: Any) -> int:
 
 
 def prefill_body(request: RemotePrefillRequest, **fields: Any) -> dict[str, Any]:
-    """The client's request reduced to its prompt: one token, not streamed; plus the engine's own fields."""
+    """Reduce the client's request to its prompt: one token, not streamed; add the engine's own fields."""
     dropped = ("stream_options", "min_tokens", "best_of")
     body = {key: value for key, value in request.body.items() if key not in dropped}
     body |= {"stream": False, "max_tokens": 1, "n": 1}
@@ -115,7 +116,7 @@ def prefill_body(request: RemotePrefillRequest, **fields: Any) -> dict[str, Any]
 
 
 def sequential(hand_off: str, fields: Mapping[str, Any]) -> Prefilling:
-    """Prefill first, then decode: ``fields`` go into the prefill request, ``hand_off`` is in its answer."""
+    """Prefill first, then decode: ``fields`` join the prefill request, its answer has ``hand_off``."""
 
     async def run(request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]) -> None:
         body = prefill_body(request, **fields)
@@ -129,72 +130,72 @@ def sequential(hand_off: str, fields: Mapping[str, Any]) -> Prefilling:
 
 
 def check_common(options: Options, engine: str, set_here: frozenset[str]) -> None:
-    """Raise ConfigError for what no server engine takes: no model, a flag of ours, times that are none."""
+    """Raise ConfigError for no model, for an option that dynaplan sets, and for times that are no times."""
     if not isinstance(options.get("model"), str) or not options["model"].strip():
         raise ConfigError(
-            f"model is {options.get('model')!r}", hint=f"expected the model that {engine} serves"
+            f"model is {options.get('model')!r}", hint=f"Expected the model that {engine} serves."
         )
     for option in sorted(set_here & set(options)):
         if options[option] not in (None, False):
             raise ConfigError(
-                f"{option} cannot be set with engine {engine}", hint="dynaplan sets it: leave it out"
+                f"{option} cannot be set with engine {engine}", hint="Leave it out: dynaplan sets it."
             )
     WorkerSettings.from_options(options)
 
 
 def check_two_names(options: Options, renamed: Mapping[str, str]) -> None:
-    """Raise ConfigError where an option and the engine's own name for it say different things."""
+    """Raise ConfigError where an option and the engine's own name for it have different values."""
     for option, name in renamed.items():
         if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
             raise ConfigError(
                 f"{option} is {options[option]!r} and {name} is {options[name]!r}",
-                hint="they are two names of the same: keep one",
+                hint="Keep one: they are two names of the same option.",
             )
 
 
 def check_no_data_parallel(options: Options, engine: str) -> None:
-    """Raise ConfigError for data parallel ranks, with an engine that has none within one server."""
+    """Raise ConfigError for data parallel ranks: this engine has none within one server."""
     for name in DATA:
         if options.get(name) not in (None, 1):
             raise ConfigError(
                 f"{name} is {options[name]!r}, but one worker of engine {engine} has one copy of the model",
-                hint="leave it out, and set ServiceArgs.workers",
+                hint="Leave it out, and set ServiceArgs.workers.",
             )
 
 
 def hub_token(options: Options) -> dict[str, str]:
-    """The token for the Hugging Face hub, as a variable: everybody can read a command line."""
+    """The environment variable with the token for the Hugging Face hub; a command line can be read by all."""
     return {"HF_TOKEN": str(options["hf-token"])} if options.get("hf-token") else {}
 
 
 def loopback_transport(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keeps UCX, which moves KV entries for NIXL, from listening on the machine's network addresses.
+    """Keep UCX, which moves KV entries for NIXL, from listening on the machine's network addresses.
 
-    Nothing when ``environ`` says which devices it may use.
+    Returns the environment variable to add; none when ``environ`` names the devices that UCX may use.
     """
     return {} if environ.get("UCX_NET_DEVICES") else {"UCX_NET_DEVICES": "lo"}
 
 
 def command_words(value: Any, option: str) -> list[str]:
-    """A command given as one text or as a list of words; [] when it is not given."""
+    """Split a command, given as one text or as a list of words; [] when it is not given."""
     try:
         words = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ConfigError(f"{option} is {value!r}: {error}", hint="expected a command line") from None
+        raise ConfigError(f"{option} is {value!r}: {error}", hint="Expected a command line.") from None
     if words is None:
         return []
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{option} is {value!r}", hint="expected a command: a text, or a list of words")
+        raise ConfigError(f"{option} is {value!r}", hint="Expected a command: a text, or a list of words.")
     return words
 
 
 def real_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that this worker has; none of them simulated."""
+    """The UUIDs of this worker's GPUs, simulated GPUs left out."""
     gpus = [gpu.strip() for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return [gpu for gpu in gpus if gpu and not gpu.startswith(("GPU-SIM-", "-"))]
 
 
 def drain_deadline_s(options: Options, environ: Mapping[str, str]) -> float:
-    """How long the worker's requests may take to finish when it leaves."""
+    """The seconds that the worker's requests may take to finish when it leaves."""
     own = options.get("drain-deadline") or environ.get("DYNAPLAN_DRAIN_DEADLINE_S")
     return float(own or WorkerSettings.drain_deadline_s)

@@ -1,4 +1,4 @@
-"""Whether a model is of the kind that its engine takes, found out before GPUs are taken for it."""
+"""Checks of a model's files, made before GPUs are taken for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL_KINDS: Mapping[str, str] = {
     "sglang": DIRECTORY,
     "trtllm": DIRECTORY,
 }
-"""What each engine takes. The model of any other engine is only a name."""
+"""The kind of model that each engine takes. The model of any other engine is only a name."""
 
 CONFIG_FILES = ("config.json", "params.json")
 """Either makes a directory a model: Hugging Face's, and Mistral's own."""
@@ -32,9 +32,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_model(engine: str, model: Any) -> list[str]:
-    """Raise ConfigError unless the engine can load this model; the warnings.
+    """Raise ConfigError unless the engine can load this model; returns warnings.
 
-    A path must lead to what the engine takes. A name that is none (``org/name``) is the engine's to look up.
+    A path must lead to what the engine takes. The engine itself looks up a name (``org/name``).
     """
     kind = MODEL_KINDS.get(engine)
     if kind is None:
@@ -55,7 +55,7 @@ def check_model(engine: str, model: Any) -> list[str]:
 
 
 def absolute_path(engine: str, model: Any, directory: Path) -> Any:
-    """The model with ``~`` replaced and a relative path made absolute; a name stays as it is."""
+    """Replace ``~`` in the model's path and make it absolute; a name stays as it is."""
     if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
         return model
     path = directory / Path(model).expanduser()
@@ -65,7 +65,7 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
 
 
 def public_name(engine: str, model: Any) -> str:
-    """What clients may call a model that is a path: the last part of it; empty for a model that is a name."""
+    """Name a model that is a path for clients: the path's last part; empty for a model that is a name."""
     if engine not in MODEL_KINDS or not isinstance(model, str) or not is_path(model):
         return ""
     name = Path(model).name
@@ -74,7 +74,7 @@ def public_name(engine: str, model: Any) -> str:
 
 
 def is_path(model: str) -> bool:
-    """Whether this means a file or directory, there or not; ``org/name`` does only when there is one."""
+    """True when this means a file or directory, there or not; ``org/name`` does only when it exists."""
     return model.startswith(("/", ".", "~")) or model.endswith(".gguf") or _exists(Path(model))
 
 
@@ -112,7 +112,7 @@ def _check_gguf(model: str, path: Path) -> None:
 
 
 def _check_parts(model: str, path: Path) -> None:
-    """Of a model that is split over several files, llama.cpp takes the first and wants all."""
+    """Raise ConfigError for a split model unless this is its first file and all the others are there."""
     part = GGUF_PART.fullmatch(path.name)
     if part is None:
         return
@@ -152,7 +152,7 @@ def _hint_for_file(expected: str, path: Path) -> str:
 
 
 def _others(path: Path) -> str:
-    """The nearest name where something is missing; a sentence, or nothing."""
+    """Suggest the nearest name beside a path that is missing; a sentence, or nothing."""
     from difflib import get_close_matches
 
     try:
@@ -164,7 +164,7 @@ def _others(path: Path) -> str:
 
 
 def _inside(directory: Path) -> str:
-    """What a directory that is no model has for a user who meant something in it; a sentence, or nothing."""
+    """Suggest what the user may have meant inside a directory that is no model; a sentence, or nothing."""
     if any((directory / name).exists() for name in CONFIG_FILES):
         return " This directory is for engines vllm, sglang and trtllm."
     snapshots = sorted(path.parent for path in directory.glob("snapshots/*/config.json"))

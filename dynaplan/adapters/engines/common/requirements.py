@@ -1,4 +1,4 @@
-"""Whether an engine is installed, found out before GPUs are taken for it."""
+"""Checks that an engine is installed, made before GPUs are taken for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynaplan.domain.errors import ConfigError
 
 @dataclass(frozen=True)
 class Requirement:
-    """An engine needs the Python ``module``, or the ``command`` on PATH, or ``option`` to name another one.
+    """The need of one engine: the Python ``module``, the ``command`` on PATH, or what ``option`` names.
 
     ``package`` is what pip installs.
     """
@@ -32,7 +32,7 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     "sglang": Requirement("sglang", "sglang", "sglang-command", "sglang"),
     "trtllm": Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm"),
 }
-"""What each engine needs; one that is not named needs nothing."""
+"""The requirement of each engine; an engine that is not named needs nothing."""
 
 
 def check_installed(engine: str, options: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ def check_installed(engine: str, options: Mapping[str, Any]) -> None:
 
 
 def _program(requirement: Requirement, given: Any) -> str:
-    """The program that the option names: a command line, or its words, or true for the usual one."""
+    """Find the program that the option names: a command line, or its words, or true for the usual one."""
     match given:
         case True:
             return requirement.command

@@ -1,4 +1,4 @@
-"""Speaks HTTP to an engine's own server on this machine."""
+"""An HTTP client for an engine's own server on this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 CONNECT_TIMEOUT_S = 5.0
+
 MOST_OF_AN_ERROR = 500
+"""The number of characters of an engine's error that are passed on."""
+
 TRY_AGAIN_STATUSES = frozenset({408, 425, 429})
+"""HTTP statuses below 500 after which another attempt may succeed."""
+
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
+"""HTTP statuses that blame the request itself."""
 
 
 class ServerClient:
-    """One server at ``url``, asked with the bearer ``token``. Methods raise TemporaryError when it fails."""
+    """Asks one server at ``url`` with the bearer ``token``. Methods raise TemporaryError when it fails."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -25,7 +31,7 @@ class ServerClient:
         self._session: ClientSession | None = None
 
     async def text(self, path: str, timeout_s: float) -> str:
-        """The text at that path; anything but a 200 is a TemporaryError."""
+        """Get the text at that path; raises TemporaryError for any answer but 200."""
         import aiohttp
 
         try:
@@ -39,7 +45,7 @@ class ServerClient:
         return data.decode(errors="replace")
 
     async def is_ready(self, path: str, timeout_s: float = 2.0) -> bool:
-        """Whether that path answers 200."""
+        """True when that path answers 200."""
         try:
             await self.text(path, timeout_s)
         except TemporaryError:
@@ -47,14 +53,14 @@ class ServerClient:
         return True
 
     async def json(self, path: str, timeout_s: float = 10.0) -> dict[str, Any]:
-        """The JSON object at that path; TemporaryError when it is none."""
+        """Get the JSON object at that path; raises TemporaryError for anything else."""
         return _object(await self.text(path, timeout_s), path)
 
     async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
-        """The answer to a request, however long it takes.
+        """Post a request and return its answer, however long it takes.
 
-        Raises PermanentError when the engine says that it will never answer it (4xx), RequestRefused when
-        it says that this is the request's fault.
+        Raises PermanentError when the engine will never answer this request (4xx), and RequestRefused when
+        the engine blames the request for that.
         """
         import aiohttp
 
@@ -83,7 +89,7 @@ class ServerClient:
             await session.close()
 
     def _open(self) -> ClientSession:
-        """A connection per request: engines close idle ones at bad moments, a new one costs little here."""
+        """Open the session, with a connection per request: engines close idle connections at bad moments."""
         import aiohttp
 
         if self._session is None:

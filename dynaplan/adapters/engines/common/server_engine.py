@@ -1,4 +1,4 @@
-"""An engine that runs as a server of its own: a child of the worker, driven by what its kind says."""
+"""An engine that runs as a server of its own: a child of the worker, driven by its ``EngineKind``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dynaplan.ports import HandOver
 log = logging.getLogger(__name__)
 
 LAST_LOOK_S = 1.0
-"""The longest that an engine which is to end may take to say that it has no requests."""
+"""The seconds that an engine has, when it is to end, to answer that it has no requests."""
 
 
 class ServerEngine:
@@ -65,7 +65,7 @@ class ServerEngine:
     async def start(self) -> None:
         """Start the server and return when it answers.
 
-        Raises WorkerStartFailed when it says that it never will (exit code 2), TemporaryError with its last
+        Raises WorkerStartFailed when no other start can help (exit code 2), TemporaryError with its last
         lines when it ends or takes longer than ``start-timeout``.
         """
         try:
@@ -81,11 +81,11 @@ class ServerEngine:
             raise
 
     def routes(self) -> Sequence[Route]:
-        """Nothing: the engine serves its API itself."""
+        """No routes: the engine serves its API itself."""
         return ()
 
     def card(self) -> Mapping[str, Any]:
-        """The model as the engine calls it, its context in tokens (0: not told), the tokens of a KV block."""
+        """Describe the model: the engine's name for it, its context and KV block in tokens (0: unknown)."""
         options, kind = self._options, self._kind
         context = self._model.get("max_model_len") or options.get(kind.context_option)
         block = self._watch.signals.block_tokens or options.get("block-size")
@@ -103,7 +103,7 @@ class ServerEngine:
         }
 
     def load(self) -> WorkerLoad:
-        """The load when the engine last told, at most about a second ago."""
+        """The load at the last reading, about a second ago at most."""
         return self._watch.load()
 
     @property
@@ -112,7 +112,7 @@ class ServerEngine:
         return self._client.url
 
     async def requests(self) -> int:
-        """How many requests it has now; raises TemporaryError when it does not tell."""
+        """Count its requests now; raises TemporaryError when the engine cannot be asked."""
         if not self._kind.tells_requests:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.requests()
@@ -126,7 +126,7 @@ class ServerEngine:
         return {**self._watch.metrics(), **(holds if self._context.role == "prefill" else {})}
 
     async def died(self) -> None:
-        """Raises PermanentError once the engine has ended unasked or is hung; its remains are killed."""
+        """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
         child = self._running()
         way = await first_of(child.exited(), self._hangs(), self._loses_a_part(child))
         if self._is_stopping:  # it was told to end
@@ -142,7 +142,7 @@ class ServerEngine:
         return f"has lost a process: {await child.lost_part(self._kind.parts)}"
 
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
-        """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.Engine``.
+        """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.PrefillingEngine``.
 
         Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
         """
@@ -151,7 +151,7 @@ class ServerEngine:
             raise PermanentError(f"{self._kind.name} does not prefill for others")
 
         async def hand_over_and_hold(fields: Mapping[str, Any]) -> None:
-            """Held before it is told: the release may come before the telling has ended."""
+            """Hold first: the release may come before the decode side's answer to the hand-over."""
             if prefilling.holds:
                 self._holds.hold(request.request_id)
             try:
@@ -206,7 +206,7 @@ class ServerEngine:
             return False
 
     async def _try_to_start(self) -> bool:
-        """False when the engine ended because its port was taken."""
+        """Start the server once; False when it ended because its port was taken."""
         kind, directory = self._kind, node_dir(os.environ)
         self._lease = lease_ports(kind.ports_needed(self._options, self._context), directory)
         self._client.url = f"http://127.0.0.1:{self._lease.ports[0]}"
@@ -230,12 +230,12 @@ class ServerEngine:
         raise failed(f"{kind.name} {exit_words(code)} while starting; its last lines:\n{lines}")
 
     async def _is_up(self, child: EngineChild) -> bool:
-        """True when it answers, False when it has ended; TemporaryError when it takes too long."""
+        """Wait until it answers; False when it has ended, TemporaryError when it takes too long."""
         timeout_s = WorkerSettings.from_options(self._options).start_timeout_s
         return await is_up(child, self._client, self._kind.ready_path, self._kind.name, timeout_s)
 
     async def _first_model(self) -> Mapping[str, Any]:
-        """What the engine says about the model that it serves; nothing when it does not."""
+        """The engine's own description of its model; empty when it cannot be asked."""
         try:
             models = (await self._client.json("/v1/models")).get("data")
         except TemporaryError as error:
@@ -248,11 +248,11 @@ class ServerEngine:
         return read_signals(await self._client.text(kind.metrics_path, kind.metrics_timeout_s), kind.signals)
 
     async def _ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
-        """The engine knows its model by one name, whatever the client called it."""
+        """Ask it, with its own name for the model in place of the client's."""
         return await self._client.ask(path, {**body, "model": self.card()["model"]}, request_id)
 
     async def _end(self, grace_s: float) -> None:
-        """Let go of everything; the leases last, when nobody listens there any more."""
+        """Let go of everything; the leases last, when nothing listens on the ports any more."""
         await self._watch.stop()
         child, self._child = self._child, None
         try:
@@ -282,7 +282,7 @@ class ServerEngine:
 
 
 async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
-    """The result of whichever ends first; the others are cancelled."""
+    """Return the result of the coroutine that ends first; the others are cancelled."""
     tasks = [asyncio.create_task(way) for way in ways]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What an engine says about itself in Prometheus' text format, under whatever names its version has."""
+"""Reads an engine's load and progress from its ``/metrics``, by the names of its version."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from functools import cached_property
 from dynaplan.domain.worker_load import WorkerLoad
 
 Names = tuple[str, ...]
-"""Names of one signal over an engine's versions, tried in order; the first one that is there counts."""
+"""The names of one signal over an engine's versions, tried in order; the first that is there counts."""
 
 
 @dataclass(frozen=True)
 class SignalNames:
-    """How one engine calls what we want to know. An empty tuple: it does not tell, and nobody misses it.
+    """One engine's names for the signals. An empty tuple: the engine has no such metric.
 
-    Counts and counters are summed over label sets (several engines behind one port), ``kv_usage`` is the
-    largest. ``waiting_besides`` are further queues, added to ``waiting`` where they are. ``kv_active`` and
-    ``kv_total`` are blocks, or tokens where the engine counts those. ``kv_info`` is a metric whose *labels*
-    tell the size of the KV cache: ``info_blocks``, or ``info_tokens`` divided by ``info_block_tokens``.
-    ``prefix_hits`` and ``prefix_queries`` are tokens since the start, ``prefix_hit_rate`` is a gauge from 0
-    to 1. At least one ``progress`` counter moves with every step of a busy engine; each of them has its own
-    names over versions. ``samples`` are passed on as they are, summed over label sets.
+    Counts and counters are summed over label sets (several engines behind one port); of ``kv_usage`` the
+    largest counts. ``waiting_besides`` are further queues, added to ``waiting`` where they are. ``kv_active``
+    and ``kv_total`` are blocks, or tokens where the engine counts tokens. ``kv_info`` is a metric whose
+    *labels* hold the size of the KV cache: ``info_blocks``, or ``info_tokens`` divided by
+    ``info_block_tokens``. ``prefix_hits`` and ``prefix_queries`` are tokens since the start,
+    ``prefix_hit_rate`` is a gauge from 0 to 1. At least one ``progress`` counter moves with every step of a
+    busy engine; each has its own names over versions. ``samples`` are passed on as they are, summed over
+    label sets.
     """
 
     running: Names
@@ -44,7 +45,7 @@ class SignalNames:
 
     @cached_property
     def wanted(self) -> frozenset[str]:
-        """Every name that may be read."""
+        """All names that may be read."""
         single = (
             *(self.running, self.waiting, self.waiting_besides, self.kv_usage, self.kv_active, self.kv_total),
             *(self.kv_info, self.prefix_hits, self.prefix_queries, self.prefix_hit_rate, self.samples),
@@ -56,11 +57,11 @@ class SignalNames:
 class Signals:
     """One reading. ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1.
 
-    ``kv_active`` and ``kv_total`` are blocks, or tokens where the engine counts those; ``block_tokens`` is 0
-    where it does not tell. ``progress`` differs between two readings if the engine has done anything; it is
-    empty if the engine tells none of its counters.
-    ``samples`` are for ``/metrics``, by the engine's own names. ``missing`` are the signals that the text
-    lacks, each as ``signal (names that were tried)``.
+    ``kv_active`` and ``kv_total`` are blocks, or tokens where the engine counts tokens; ``block_tokens`` is
+    the size of a block, 0 when it is unknown. ``progress`` differs between two readings if the engine has
+    done anything; it is empty if the engine has no progress counter. ``samples`` are for ``/metrics``, by
+    the engine's own names. ``missing`` are the signals that the text lacks, each as
+    ``signal (names that were tried)``.
     """
 
     running: int = 0
@@ -75,7 +76,7 @@ class Signals:
     missing: tuple[str, ...] = ()
 
     def load(self, request_slots: int = 0) -> WorkerLoad:
-        """The same in the wire format of ``/load_metrics``."""
+        """Convert to the wire format of ``/load_metrics``."""
         return WorkerLoad(
             running_requests=self.running,
             request_slots=request_slots,
@@ -91,7 +92,7 @@ Labelled = tuple[Mapping[str, str], float]
 
 
 def read_signals(text: str, names: SignalNames) -> Signals:
-    """The signals in a ``/metrics`` text; one that is missing is 0. Never raises, whatever the text is."""
+    """Read the signals in a ``/metrics`` text; a missing one is 0. Never raises, whatever the text is."""
     found = _samples(text, names.wanted)
     missing: list[str] = []
 
@@ -127,7 +128,7 @@ def read_signals(text: str, names: SignalNames) -> Signals:
 
 
 def _samples(text: str, wanted: frozenset[str]) -> dict[str, list[Labelled]]:
-    """The wanted samples by name; only their lines are parsed, and one that cannot be is left out."""
+    """Collect the wanted samples by name; other lines are not parsed, broken lines are left out."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[Labelled]] = {}
@@ -154,7 +155,7 @@ def _sum(samples: Iterable[Labelled]) -> float:
 
 
 def _cache_size(info: Sequence[Labelled], names: SignalNames) -> tuple[int, int]:
-    """Blocks of all engines together, and tokens of one block; 0 for what the labels do not tell."""
+    """Count the blocks of all engines together, and the tokens of one block; 0 for a missing label."""
     blocks = block_tokens = 0
     for labels, _ in info:
         block_tokens = _whole(labels.get(names.info_block_tokens)) or block_tokens

@@ -14,19 +14,25 @@ from dynaplan.ports import Clock
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+"""Seconds between two readings."""
+
 READ_TIMEOUT_S = 5.0
+"""Seconds that one reading may take."""
+
 LONGEST_STEP_S = POLL_S + READ_TIMEOUT_S + 2.0
-"""What one poll can add to the time without progress: more passes only while this process stands still."""
+"""Seconds that one poll adds at most to the time without progress.
+
+More time passes between two polls only when this process itself stood still.
+"""
 
 
 class EngineWatch:
     """Reads an engine's signals once a second, from ``start`` to ``stop``.
 
-    ``read`` asks the engine now; whatever it raises means that the engine did not answer. An engine is hung
-    when for ``hang_timeout_s`` it has had requests and no progress counter has moved, or it has not answered;
-    0 means never. An idle engine is not hung, nor is a busy one. Where it ``waits_for_others``, for KV
-    entries that another engine computes or fetches, requests that only wait are no sign. ``request_slots``
-    goes into the load.
+    ``read`` asks the engine; any exception means that the engine did not answer. The engine is hung when for
+    ``hang_timeout_s`` seconds it has not answered, or has had requests while no progress counter moved; 0
+    means never. Where it ``waits_for_others``, for KV entries that another engine computes or fetches,
+    requests that only wait do not count. ``request_slots`` goes into the load.
     """
 
     def __init__(
@@ -57,14 +63,14 @@ class EngineWatch:
         return self._signals
 
     def start(self) -> None:
-        """Begin to poll; from now on the engine is expected to answer."""
+        """Begin to poll; from now on the engine must answer."""
         self._stuck_s = 0.0
         self._polled_s = self._clock.now_s()
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll_for_ever(), name="engine watch")
 
     async def stop(self) -> None:
-        """End polling; nothing is found to be hung any more."""
+        """End polling; the engine is not found to be hung any more."""
         polling, self._polling = self._polling, None
         if polling is not None:
             polling.cancel()
@@ -79,7 +85,7 @@ class EngineWatch:
         return self._signals.samples
 
     async def requests(self) -> int:
-        """How many requests the engine has now, running and waiting; TemporaryError when it does not tell."""
+        """Count the engine's requests now, running and waiting; TemporaryError when it cannot be asked."""
         try:
             signals = await self._fresh()
         except Exception as error:
@@ -87,12 +93,12 @@ class EngineWatch:
         return signals.running + signals.waiting
 
     async def hung(self) -> str:
-        """Return when the engine is hung: why, in words; until then it does not return."""
+        """Wait until the engine is hung; returns the reason in words."""
         await self._hung.wait()
         return f"no progress and no idleness seen for {self._stuck_s:.0f} s (hang-timeout)"
 
     async def poll(self) -> None:
-        """One reading, and what follows from it."""
+        """Read once, and judge by it whether the engine is hung."""
         try:
             signals = await self._fresh()
         except Exception as error:
@@ -101,12 +107,15 @@ class EngineWatch:
         else:
             has_moved = signals.progress != self._judged_progress
             requests = signals.running + (0 if self._waits_for_others else signals.waiting)
-            is_well = requests == 0 or has_moved or not signals.progress  # none: it cannot be told
+            is_well = requests == 0 or has_moved or not signals.progress  # no counter: it cannot be judged
             self._judged_progress = signals.progress
         self._judge(is_well)
 
     def _judge(self, is_well: bool) -> None:
-        """Time that this process did not run in is not the engine's: a step has a longest length."""
+        """Add the time since the last poll to the time without progress, or begin that anew.
+
+        Time in which this process did not run is not counted against the engine.
+        """
         now_s = self._clock.now_s()
         step_s, self._polled_s = min(now_s - self._polled_s, LONGEST_STEP_S), now_s
         self._stuck_s = 0.0 if is_well else self._stuck_s + step_s
@@ -121,7 +130,7 @@ class EngineWatch:
         return signals
 
     def _tell_missing(self, signals: Signals) -> None:
-        """Once per signal, as soon as the engine tells anything."""
+        """Log each missing signal once, as soon as the engine has any."""
         is_silent = not signals.samples and not any(signals.progress) and not signals.running
         new = set() if is_silent else set(signals.missing) - self._told_missing
         if new:

@@ -1,11 +1,12 @@
 """Runs llama.cpp's HTTP server, out of the xllamacpp package, in a process of its own.
 
-A llama.cpp worker starts it: ``python -m dynaplan.adapters.engines.llamacpp.child --port=N --model="M" ...``.
-Every word is ``--name=JSON``; ``command`` in ``kind.py`` writes them. The API key is in the environment, as
-``LLAMA_API_KEY``: everybody can read a command line.
+``python -m dynaplan.adapters.engines.llamacpp.child 2 --port=40001 --model.path='"m.gguf"' ...`` is started
+by a llama.cpp worker (``command`` in ``kind.py``). The first word is the exit code for a model that does not
+load, every other one a field of ``xllamacpp.CommonParams`` and its value as JSON. The API key is in the
+environment, as ``LLAMA_API_KEY``, because every user of the machine can read a command line.
 
 Nothing here handles SIGTERM, so the kernel ends the process at once, also while xllamacpp's constructor
-holds Python's lock and loads the model. llama.cpp has nothing to save.
+holds Python's lock and loads the model. llama.cpp has nothing to save. Imports little: a start waits for it.
 """
 
 from __future__ import annotations
@@ -15,53 +16,52 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from enum import Enum
+from functools import reduce
 from typing import Any
 
-from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, real_gpus
-from dynaplan.adapters.engines.llamacpp.options import LlamaOptions, set_fields
-from dynaplan.domain.errors import ConfigError
-
-EXIT_TRY_AGAIN = 1
-"""The exit code for a model that may load later: a GPU's memory may be about to be freed."""
-
-VERBOSITY = 1
-"""llama.cpp's level for errors: two warnings come with every prompt that was prefilled elsewhere."""
+EXIT_USAGE = 2
+"""The exit code for a wrong command line."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Serve until a signal ends the process; the exit code when the server cannot start."""
+    """Serve until a signal ends the process; returns the exit code when the server cannot start."""
     import xllamacpp
 
-    given = {
-        name.removeprefix("--"): json.loads(value) for name, _, value in (w.partition("=") for w in words)
-    }
-    try:
-        params = _params(given, xllamacpp)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return EXIT_USAGE
+    exit_unloaded, *fields = words
+    params = xllamacpp.CommonParams()
+    if key := os.environ.get("LLAMA_API_KEY"):
+        params.api_keys = [key]
+    for field in fields:
+        name, _, value = field.removeprefix("--").partition("=")
+        try:
+            set_field(params, name, json.loads(value))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            print(f"llama.cpp does not take {field}: {error!r}", file=sys.stderr)
+            return EXIT_USAGE
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as error:
         print(f"llama.cpp does not load {params.model.path}: {error}", file=sys.stderr)
-        return EXIT_TRY_AGAIN if real_gpus(os.environ) else EXIT_USAGE
+        return int(exit_unloaded)
     while server:
         signal.pause()
     return 0
 
 
-def _params(given: dict[str, Any], xllamacpp: Any) -> Any:
-    """Translate the command line into llama.cpp's parameters."""
-    params = xllamacpp.CommonParams()
-    params.hostnames, params.port = ["127.0.0.1"], given.pop("port")
-    params.endpoint_metrics = params.endpoint_slots = True
-    params.ui = False
-    params.verbosity = VERBOSITY
-    params.slot_save_path = given.pop("slot-save-path")
-    if key := os.environ.get("LLAMA_API_KEY"):
-        params.api_keys = [key]
-    set_fields(params, LlamaOptions.from_words(given), xllamacpp)
-    return params
+def set_field(params: Any, name: str, value: Any) -> None:
+    """Set a field of ``CommonParams`` by its dotted name; a member of an enum is given by its name.
+
+    Raises AttributeError for a field that does not exist, KeyError, TypeError, ValueError or OverflowError
+    for a value that does not fit.
+    """
+    *path, last = name.split(".")
+    owner = reduce(getattr, path, params)
+    current = getattr(owner, last)
+    if last.startswith("_") or callable(current):
+        raise AttributeError(f"{name} is no field")
+    is_member = isinstance(current, Enum) and isinstance(value, str)
+    setattr(owner, last, type(current)[value] if is_member else value)
 
 
 if __name__ == "__main__":

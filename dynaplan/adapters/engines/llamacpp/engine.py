@@ -13,7 +13,7 @@ from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import Signals
 from dynaplan.adapters.engines.llamacpp.desk import HAND_OFF, SlotDesk
 from dynaplan.adapters.engines.llamacpp.kind import KIND
-from dynaplan.adapters.engines.llamacpp.options import read_options, set_fields
+from dynaplan.adapters.engines.llamacpp.options import check_fields, read_options
 from dynaplan.adapters.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError
@@ -34,7 +34,7 @@ def check(options: Options, gpus: float) -> None:
     if not checked.server and importlib.util.find_spec("xllamacpp"):
         import xllamacpp
 
-        set_fields(xllamacpp.CommonParams(), checked, xllamacpp)
+        check_fields(checked, xllamacpp.CommonParams())
 
 
 class LlamaCppEngine(ServerEngine):

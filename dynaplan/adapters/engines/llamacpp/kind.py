@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynaplan.adapters.engines.common.kinds import EngineKind, LaunchLine, Options
+from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, EngineKind, LaunchLine, Options, real_gpus
 from dynaplan.adapters.engines.common.requirements import check_installed
 from dynaplan.adapters.engines.common.signals import SignalNames
-from dynaplan.adapters.engines.llamacpp.options import LlamaOptions, own_words, read_options, server_flags
+from dynaplan.adapters.engines.llamacpp.options import LlamaOptions, fields, read_options, server_flags
 from dynaplan.domain.engine import EngineContext
 
 CHILD = "dynaplan.adapters.engines.llamacpp.child"
 """The module of our own program, which serves with the xllamacpp package."""
+
+EXIT_TRY_AGAIN = 1
+"""The exit code for a model that may load later: a GPU's memory may be about to be freed."""
+
+VERBOSITY = 1
+"""llama.cpp's level for errors: two warnings come with every prompt that was prefilled elsewhere."""
 
 SIGNALS = SignalNames(
     running=("llamacpp:requests_processing",),
@@ -55,11 +62,11 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
     if program:
         argv = _server_words(program, checked, ports[0], slots)
     else:
-        argv = [sys.executable, "-m", CHILD, *own_words(checked, ports[0], slots)]
+        argv = _child_words(checked, ports[0], slots)
     key = {"LLAMA_API_KEY": context.token} if context.token else {}
     # Else a crash would start a debugger on the process, if there is one.
     backtrace = {"GGML_NO_BACKTRACE": os.environ.get("GGML_NO_BACKTRACE", "1")}
-    return LaunchLine(tuple(argv), {**key, **backtrace, **checked.environment})
+    return LaunchLine(argv, {**key, **backtrace, **checked.environment})
 
 
 def _program(named: str) -> str:
@@ -69,7 +76,22 @@ def _program(named: str) -> str:
     return "" if importlib.util.find_spec("xllamacpp") else shutil.which("llama-server") or "llama-server"
 
 
-def _server_words(program: str, options: LlamaOptions, port: int, slots: str) -> Sequence[str]:
+def _child_words(options: LlamaOptions, port: int, slots: str) -> tuple[str, ...]:
+    ours = {
+        "hostnames": ["127.0.0.1"],
+        "port": port,
+        "endpoint_metrics": True,
+        "endpoint_slots": True,
+        "ui": False,
+        "verbosity": VERBOSITY,
+        "slot_save_path": slots,
+    }
+    words = (f"--{name}={json.dumps(value)}" for name, value in {**ours, **fields(options)}.items())
+    exit_unloaded = EXIT_TRY_AGAIN if real_gpus(os.environ) else EXIT_USAGE
+    return sys.executable, "-m", CHILD, str(exit_unloaded), *words
+
+
+def _server_words(program: str, options: LlamaOptions, port: int, slots: str) -> tuple[str, ...]:
     return (
         *(program, "--host", "127.0.0.1", "--port", str(port), "--metrics", "--slots", "--no-webui"),
         *(("--slot-save-path", slots) if slots else ()),

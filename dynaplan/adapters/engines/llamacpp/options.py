@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from dynaplan.adapters.engines.common.kinds import Options, check_common, check_no_data_parallel, hub_token
 from dynaplan.adapters.engines.common.model_files import public_name
+from dynaplan.adapters.engines.llamacpp.child import set_field
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.options.engine_flags import FlagStyle, engine_flags
@@ -18,12 +19,12 @@ from dynaplan.options.stock import OURS, WORKER
 SLOTS, STEP, BLOCK = "max-num-seqs", "max-num-batched-tokens", "block-size"
 
 SLOT_TOKENS = 4096
-"""Context of one slot where no option says it."""
+"""The default context of one slot, in tokens."""
 
 HTTP_THREADS = 1024
-"""Every request that waits for a slot holds one, and so does asking for the load.
+"""The default number of HTTP threads. Every request that waits for a slot occupies one.
 
-llama.cpp's own default lets a handful of waiting requests shut out ``/metrics`` for half a minute.
+With llama.cpp's own default a handful of waiting requests shut out ``/metrics`` for half a minute.
 """
 
 SET_HERE = frozenset(
@@ -32,25 +33,28 @@ SET_HERE = frozenset(
         *("endpoint-slots", "endpoint-metrics", "slot-save-path", "kv-unified", "api-prefix"),
     }
 )
-"""Options without which we could not reach the engine, or would not see its load."""
+"""Options that dynaplan sets: without them the engine could not be reached, or its load not be read."""
 
 
 @dataclass(frozen=True)
 class Knob:
     """One option: the field of xllamacpp's ``CommonParams`` (dotted), and llama-server's flag.
 
-    ``enum`` is the name of xllamacpp's enum of its values, whose members are named ``prefix`` + VALUE.
+    Where the field is an enum, its members are named ``prefix`` + VALUE.
     """
 
     attribute: str
     flag: str
-    enum: str = ""
     prefix: str = ""
 
 
 FLASH_PREFIX = "LLAMA_FLASH_ATTN_TYPE_"
+
 FLASH_ATTENTION = {True: "on", False: "off"}
+"""Values of ``flash-attn`` in YAML, which reads on and off as booleans."""
+
 FLASH_ATTENTION_MEMBERS = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+"""Members of xllamacpp's enum for the values of ``flash-attn``, without their prefix."""
 
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob("cpuparams.n_threads", "threads"),
@@ -61,16 +65,16 @@ KNOBS: Mapping[str, Knob] = {
     "ubatch-size": Knob("n_ubatch", "ubatch-size"),
     "n-gpu-layers": Knob("n_gpu_layers", "n-gpu-layers"),
     "main-gpu": Knob("main_gpu", "main-gpu"),
-    "split-mode": Knob("split_mode", "split-mode", "llama_split_mode", prefix="LLAMA_SPLIT_MODE_"),
-    "flash-attn": Knob("flash_attn_type", "flash-attn", "llama_flash_attn_type", prefix=FLASH_PREFIX),
-    "cache-type-k": Knob("cache_type_k", "cache-type-k", "ggml_type", prefix="GGML_TYPE_"),
-    "cache-type-v": Knob("cache_type_v", "cache-type-v", "ggml_type", prefix="GGML_TYPE_"),
+    "split-mode": Knob("split_mode", "split-mode", "LLAMA_SPLIT_MODE_"),
+    "flash-attn": Knob("flash_attn_type", "flash-attn", FLASH_PREFIX),
+    "cache-type-k": Knob("cache_type_k", "cache-type-k", "GGML_TYPE_"),
+    "cache-type-v": Knob("cache_type_v", "cache-type-v", "GGML_TYPE_"),
     "cache-ram": Knob("cache_ram_mib", "cache-ram"),
     "enable-prefix-caching": Knob("cache_prompt", "cache-prompt"),
     "chat-template": Knob("chat_template", "chat-template"),
     "seed": Knob("sampling.seed", "seed"),
 }  # fmt: skip
-"""The options that both hosts take. Every other one is passed on by its own name."""
+"""The options that have a field and a flag. Every other option is passed on by its own name."""
 
 STYLE = FlagStyle(
     negatable=frozenset(
@@ -80,7 +84,7 @@ STYLE = FlagStyle(
         }
     )
 )
-"""``negatable`` are those that llama-server has on when nobody says anything."""
+"""``negatable`` are the flags that llama-server has on by default."""
 
 HANDLED = frozenset(
     {
@@ -90,18 +94,14 @@ HANDLED = frozenset(
 )
 
 
-OWN_FIELDS = ("model", "name", "slots", "context-tokens")
-"""The words of our own program for the fields that every start has, in the order of LlamaOptions."""
-
-
 @dataclass(frozen=True)
 class LlamaOptions:
     """The checked options of one worker.
 
     ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``knobs`` are values
-    by the names in ``KNOBS``; ``others`` are not known here. ``server`` is the llama-server program to use,
-    "" for xllamacpp, and ``environment`` what it gets on top of ours.
-    ``takes_hand_offs`` is a decode worker's beside prefill workers.
+    by the names in ``KNOBS``, ``others`` by names that are not known here. ``server`` is the llama-server
+    program to use, empty for xllamacpp. ``environment`` comes on top of the worker's. ``takes_hand_offs`` is
+    True for a decode worker beside prefill workers.
     """
 
     model: str
@@ -115,19 +115,9 @@ class LlamaOptions:
     others: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> LlamaOptions:
-        """Read what ``own_words`` wrote, the port and the directory of slots apart."""
-        others = dict(words)
-        model, name, slots, context_tokens = (others.pop(field) for field in OWN_FIELDS)
-        knobs = {option: others.pop(option) for option in KNOBS if option in others}
-        return cls(
-            model, name, slots, context_tokens, WORKER[BLOCK].usual["llamacpp"], knobs=knobs, others=others
-        )
-
 
 def read_options(options: Options, gpus: float) -> LlamaOptions:
-    """The options in a worker's section; raises ConfigError for one that is wrong."""
+    """Read a worker's section; raises ConfigError for a wrong option."""
     check_common(options, "llamacpp", SET_HERE)
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
@@ -156,7 +146,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
-    """llama-server's flags for what the user may set."""
+    """The flags of llama-server for what the user may set."""
     words = ["--model", options.model, "--alias", options.name]
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
     for name, value in options.knobs.items():
@@ -169,37 +159,60 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
     return (*words, *engine_flags(others, STYLE))
 
 
-def own_words(options: LlamaOptions, port: int, slot_directory: str) -> tuple[str, ...]:
-    """The command line of our own program, for the same: words of the form ``--name=JSON``."""
-    fields = (options.model, options.name, options.slots, options.context_tokens)
-    values = {"port": port, "slot-save-path": slot_directory, **dict(zip(OWN_FIELDS, fields, strict=True))}
-    values |= {**options.knobs, **options.others}
-    return tuple(f"--{name}={json.dumps(value)}" for name, value in values.items())
-
-
 def _with_commas(value: Any) -> Any:
-    """A list as llama-server reads one."""
+    """Join a list as llama-server reads one."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def set_fields(params: Any, options: LlamaOptions, enums: Any) -> None:
-    """Set the same on xllamacpp's ``CommonParams``; ``enums`` is the module with its enums.
+def fields(options: LlamaOptions) -> dict[str, Any]:
+    """The fields of xllamacpp's ``CommonParams`` for what the user may set: dotted name -> JSON value."""
+    return {
+        "model.path": options.model,
+        "model_alias": [options.name],
+        "n_ctx": options.context_tokens,
+        "n_parallel": options.slots,
+        **dict(_fields_of_options(options).values()),
+    }
 
-    Raises ConfigError for an option that it has no field for.
-    """
-    params.model.path = options.model
-    params.model_alias = {options.name}
-    params.n_ctx = options.context_tokens
-    params.n_parallel = options.slots
-    for name, value in options.knobs.items():
-        knob = KNOBS[name]
-        _set(params, name, knob.attribute, _member(enums, name, knob, value) if knob.prefix else value)
-    for name, value in options.others.items():
-        _set(params, name, name.replace("-", "_"), value)
+
+def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
+    """Map each option to its field and the field's value."""
+    knobs = {
+        name: (KNOBS[name].attribute, _field_value(name, value)) for name, value in options.knobs.items()
+    }
+    return knobs | {name: (name.replace("-", "_"), value) for name, value in options.others.items()}
+
+
+def _field_value(option: str, value: Any) -> Any:
+    """The value of a knob's field: where that is an enum, the name of its member."""
+    prefix = KNOBS[option].prefix
+    if not prefix:
+        return value
+    return prefix + (FLASH_ATTENTION_MEMBERS[value] if option == "flash-attn" else value.upper())
+
+
+def check_fields(options: LlamaOptions, params: Any) -> None:
+    """Raise ConfigError for an option that ``params``, a ``CommonParams``, has no field or member for."""
+    for name, (attribute, value) in _fields_of_options(options).items():
+        given = options.knobs.get(name, options.others.get(name))
+        try:
+            set_field(params, attribute, value)
+        except AttributeError:
+            raise ConfigError(
+                f"{name} is no option of llama.cpp", hint=_nearest_field(params, name)
+            ) from None
+        except KeyError:
+            prefix = KNOBS[name].prefix if name in KNOBS else ""
+            members = type(getattr(params, attribute)).__members__
+            names = ", ".join(member.removeprefix(prefix).lower() for member in members)
+            raise ConfigError(f"{name} is {given!r}", hint=f"Expected one of: {names}.") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            expected = type(reduce(getattr, attribute.split("."), params)).__name__
+            raise ConfigError(f"{name} is {given!r}: {error}", hint=f"Expected {expected}.") from error
 
 
 def _knobs(options: Options) -> dict[str, Any]:
-    """The knobs that are set, and the defaults that are not llama.cpp's."""
+    """Collect the knobs that are set, and our defaults where they differ from llama.cpp's."""
     knobs: dict[str, Any] = {}
     by_attribute: dict[str, str] = {}
     for name, knob in KNOBS.items():
@@ -222,7 +235,7 @@ def _knobs(options: Options) -> dict[str, Any]:
 
 
 def default_threads() -> int:
-    """Half of the cores that this process may use: the rest is for the frontend, and for a second worker.
+    """Count half of the cores of this process: the rest is for the frontend, and for a second worker.
 
     llama.cpp's own threads spin while they wait for each other: with more of them than cores it crawls.
     """
@@ -230,7 +243,7 @@ def default_threads() -> int:
 
 
 def _checked(name: str, value: Any, known_as: str = "") -> Any:
-    """A value that fits the option; ``known_as`` is the option that this name means the same as."""
+    """Check a value against its option; ``known_as`` is the option of which this name is another name."""
     option = WORKER[known_as or name]
     if name == "flash-attn":
         value = FLASH_ATTENTION[value] if isinstance(value, bool) else value
@@ -242,7 +255,7 @@ def _checked(name: str, value: Any, known_as: str = "") -> Any:
 
 
 def _context_tokens(options: Options, slots: int) -> int:
-    """Of all slots together: ``ctx-size`` says just that, ``max-model-len`` is what one request may have."""
+    """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots."""
     total = _one_of(options, ("ctx-size", "n-ctx"), 0)
     if options.get("max-model-len") is None:
         return total or SLOT_TOKENS * slots
@@ -256,7 +269,7 @@ def _context_tokens(options: Options, slots: int) -> int:
 
 
 def _one_of(options: Options, names: Sequence[str], default: int) -> int:
-    """The value of options that mean the same; the first of them is in the table."""
+    """The value of options that mean the same; the first name is in the table of options."""
     given = [name for name in names if options.get(name) is not None]
     values = [_checked(name, options[name], names[0]) for name in given]
     if len(set(values)) > 1:
@@ -269,31 +282,6 @@ def _contradiction(options: Options, first: str, second: str) -> ConfigError:
         f"{first} is {options[first]!r}, but {second} is {options[second]!r}",
         hint="Both say the same to llama.cpp: leave one out.",
     )
-
-
-def _member(enums: Any, name: str, knob: Knob, value: str) -> Any:
-    """The member of xllamacpp's enum; ConfigError naming those that there are."""
-    enum = getattr(enums, knob.enum)
-    wanted = FLASH_ATTENTION_MEMBERS[value] if name == "flash-attn" else value.upper()
-    try:
-        return enum[knob.prefix + wanted]
-    except KeyError:
-        names = [each.removeprefix(knob.prefix).lower() for each in enum.__members__]
-        raise ConfigError(f"{name} is {value!r}", hint=f"Expected one of: {', '.join(names)}.") from None
-
-
-def _set(params: Any, name: str, attribute: str, value: Any) -> None:
-    *path, last = attribute.split(".")
-    target = params
-    for part in path:
-        target = getattr(target, part)
-    if last.startswith("_") or not hasattr(target, last) or callable(getattr(target, last)):
-        raise ConfigError(f"{name} is no option of llama.cpp", hint=_nearest_field(params, name))
-    try:
-        setattr(target, last, value)
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        expected = type(getattr(target, last)).__name__
-        raise ConfigError(f"{name} is {value!r}: {error}", hint=f"Expected {expected}.") from error
 
 
 def _nearest_field(params: Any, name: str) -> str:
