@@ -77,14 +77,18 @@ class Option(NamedTuple):
     @property
     def usually(self) -> str:
         """The default in words; empty where there is none."""
-        return self.shown or ("" if self.default in (None, "") else _json_word(self.default))
+        return self.shown or ("" if self.default in (None, "") else _word(self.default))
+
+    @property
+    def meaning(self) -> str:
+        """What it is for, and its values where they can be listed."""
+        return f"{self.about}: {', '.join(self.choices)}" if self.choices else self.about
 
     @property
     def help(self) -> str:
         """What a command's ``--help`` says of it."""
-        choices = f": {', '.join(self.choices)}" if self.choices else ""
         default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
-        return f"{self.about}{choices}{default}"
+        return f"{self.meaning}{default}"
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a value of a file has the type and keeps the bounds. None means "not set"."""
@@ -243,8 +247,11 @@ def _of_text(value: Any, kind: type) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _json_word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _word(value: Any) -> str:
+    """A default as users write it: ``true``, and ``600`` for 600.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,8 @@ import click
 
 from dynaplan.cli.main import COMMANDS, group
 from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
-from dynaplan.domain.settings.fields import kebab
+from dynaplan.domain.settings.fields import kebab, options_of
+from dynaplan.domain.settings.service_args import Resources, ServiceArgs
 from dynaplan.options import stock
 from tests.unit.house.source import DOCUMENTS, GUIDES, MODULES, REPOSITORY, short, text_of, tree
 
@@ -46,6 +47,7 @@ def test_every_decision_is_linked_and_numbered_once() -> None:
 def known_options() -> set[str]:
     """Every option that there is: of services, of the planner, of the commands."""
     of_services = {*stock.FRONTEND, *stock.PROCESSOR, *stock.ROUTER, *stock.PLANNER, *stock.WORKER}
+    of_services |= {*options_of(ServiceArgs), *options_of(Resources)}
     of_engines = {own for each in stock.WORKER.values() for names in each.names.values() for own in names}
     commands = [group.get_command(click.Context(group), name) for name in COMMANDS]
     of_commands = {

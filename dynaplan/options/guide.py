@@ -1,0 +1,69 @@
+"""Write the guide's tables of options: ``python -m dynaplan.options.guide docs/guides/configuration.md``.
+
+A table stands between the lines ``<!-- options: NAME -->`` and ``<!-- end of options -->``; the names are the
+keys of ``TABLES``. Options of the original that have no effect are not in it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dynaplan.domain.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
+from dynaplan.domain.settings.fields import NO_EFFECT, Option, Options, options_of, table
+from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.routing import DisaggregationSettings, RoutingSettings
+from dynaplan.domain.settings.service_args import Resources, ServiceArgs
+from dynaplan.domain.settings.worker import (
+    CommandSettings,
+    EngineOptions,
+    SimulationOptions,
+    WorkerSettings,
+)
+from dynaplan.options.stock import OURS
+
+TABLES: Mapping[str, Options] = {
+    "service-args": table(ServiceArgs, Resources),
+    "worker": table(WorkerSettings, CommandSettings),
+    "engine": table(EngineOptions, VllmOptions, OtherServerOptions),
+    "simulated": options_of(SimulationOptions),
+    "llamacpp": options_of(LlamaCppOptions),
+    "routing": table(RoutingSettings, DisaggregationSettings),
+    "frontend": {
+        name: each
+        for name, each in options_of(FrontendSettings).items()
+        if name not in table(RoutingSettings, DisaggregationSettings)
+    },
+    "planner": options_of(PlannerSettings),
+}
+
+PLACE = re.compile(r"(<!-- options: ([\w-]+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+
+def with_tables(text: str) -> str:
+    """The guide's text with every table as the options are now."""
+    return PLACE.sub(lambda place: f"{place[1]}\n{_table(TABLES[place[2]])}\n{place[3]}", text)
+
+
+def _table(options: Options) -> str:
+    rows = [_row(each) for each in options.values() if not each.about.startswith(NO_EFFECT)]
+    return "".join(["| key | default | meaning |\n|---|---|---|\n", *rows])
+
+
+def _row(option: Option) -> str:
+    names = {} if option.name in OURS else option.names
+    own = (f"{engine}'s `{'`, `'.join(its)}`" for engine, its in names.items())
+    meaning = "; ".join((option.meaning, *own))
+    return f"| `{option.name}` | {option.usually} | {meaning} |\n"
+
+
+def main(guide: Path) -> None:
+    """Bring the tables of a guide up to date."""
+    guide.write_text(with_tables(guide.read_text()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
