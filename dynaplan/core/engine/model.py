@@ -171,11 +171,9 @@ class EngineModel:
         remote: list[EngineRequest] = []
         starts = 0
         budget = self.settings.batched_tokens - self._decoding
-        if self._prefilling:
-            for request in self._prefilling.values():
-                if budget <= 0:
-                    break
-                budget -= self._compute(request, budget, chunks)
+        # At most one prompt is half computed, and the decodes of a step leave a token of its budget for it.
+        for request in self._prefilling.values():
+            budget -= self._compute(request, budget, chunks)
         slots = self.settings.request_slots
         while may_admit and self._waiting and budget > 0 and len(self._running) < slots:
             request = next(iter(self._waiting.values()))
