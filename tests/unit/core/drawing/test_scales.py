@@ -53,3 +53,11 @@ def test_a_spanning_scale_begins_with_0_unless_all_values_are_far_above() -> Non
 def test_round_up_takes_the_next_round_number() -> None:
     assert [round_up(value) for value in (0.0, 0.11, 1.0, 17.0, 99.0)] == pytest.approx([1, 0.15, 1, 20, 100])
     assert round_up(17.0, (1, 5, 10)) == 50
+
+
+@pytest.mark.parametrize(
+    ("high", "ticks"),
+    [(10.0, [1, 2, 5, 10]), (100.0, [1, 3, 10, 30, 100]), (1e9, [10.0**power for power in range(10)])],
+)
+def test_a_logarithmic_axis_has_the_finest_ticks_that_are_few_and_whole_decades_at_worst(high, ticks):
+    assert Scale(1.0, high, is_log=True).ticks() == pytest.approx(ticks)

@@ -226,3 +226,8 @@ def test_jitter_is_bounded_and_the_same_for_the_same_seed() -> None:
     assert durations(1) == durations(1) != durations(2)
     assert all(0.0027 <= duration_s <= 0.0033 for duration_s in durations(1))
     assert max(durations(1)) - min(durations(1)) > 0.0004
+
+
+def test_a_request_that_needs_more_blocks_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit 99 KV blocks"):
+        small_model(total_blocks=99).submit(request("a", 300, 100))

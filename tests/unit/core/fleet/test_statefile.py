@@ -215,6 +215,8 @@ def test_a_document_of_the_original_is_read() -> None:
         (lambda text: "[" * 100_000, "not JSON"),
         (lambda text: text.replace('"namespace"', '"space"'), "namespace"),
         (lambda text: text.replace('"version": 1', '"version": 99'), "newer dynaplan"),
+        (lambda text: text.replace('"namespace": "dynamo"', '"namespace": 7'), "namespace is not a string"),
+        (lambda text: text.replace('"env": {', '"env": 7, "was": {'), "is not an object"),
         (lambda text: text.replace('"ready"', '"gone"'), "gone"),
         (lambda text: text.replace('"pid": 5002', '"pid": "x"'), "'x'"),
         (lambda text: text.replace('"pid": 5002', '"pid": 1e999'), "infinity"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from dynaplan.core.planning.deciding import decide, not_carried_out
 from dynaplan.core.planning.load_policy import averaged, kv_pressure
 from dynaplan.domain.planning.decisions import PlannerState
@@ -195,3 +197,8 @@ def test_no_worker_is_added_to_a_role_of_which_several_have_failed():
         observation = with_fleet(interval(0, 3, 0.95), fleet)
         assert outcome(SEEDS, observation) == desired
         assert ("workers failed" in told(SEEDS, observation)) == (failed > 1)
+
+
+def test_planning_for_targets_without_a_model_of_the_engines_is_an_error():
+    with pytest.raises(ValueError, match="policy sla without a model"):
+        decide(PlannerSettings(policy="sla", profile_results_dir="p"), PlannerState(), interval(1, 1))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.explaining import explain
+from dynaplan.core.planning.explaining import explain, is_change
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.traffic import Expected, Foresight, Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning.situations import interval
+from tests.unit.core.planning.targets import H200, SETTINGS, model, planned_interval
 
 
 def told(observation: Observation, settings: PlannerSettings | None = None) -> str:
@@ -54,3 +56,35 @@ def test_a_decision_that_was_not_carried_out_is_told():
 def test_nonsense_is_said_to_be_so():
     for document in ({}, {"wall_time": 1}, {"settings": {"colour": "blue"}, "wall_time": ""}):
         assert explain(document).startswith("a record that cannot be read")
+
+
+def test_a_change_is_told_from_none_and_from_nonsense():
+    for observation, changes in ((interval(1, 1, 0.95), True), (interval(1, 1, 0.7), False)):
+        _, decision = decide(PlannerSettings(), PlannerState(), observation)
+        assert is_change({"decision": asdict(decision)}) is changes
+    assert not any(map(is_change, ({}, {"decision": None}, {"decision": {}}, {"decision": 7})))
+
+
+def test_the_traffic_and_its_forecast_are_told():
+    observation = replace(
+        interval(1, 1),
+        traffic=Traffic(10.0, 20.0, 3000.0, itl_ms=8.0),
+        foresight=Foresight(10.0, (Expected(30.0, ahead=2, why="trend"), Expected(None, ahead=3))),
+    )
+    text = told(observation)
+    assert "2 requests/s, ISL 3000, ITL 8 ms on average" in text
+    assert "3 requests/s expected in 20 s (trend)" in text
+    assert "in 30 s" not in text
+
+
+def test_no_traffic_says_why():
+    text = told(replace(interval(1, 1), traffic=Traffic(10.0, missing="no frontend answered")))
+    assert "no traffic: no frontend answered" in text
+
+
+def test_the_prediction_of_a_plan_is_told():
+    settings = replace(SETTINGS, profile_results_dir=H200)
+    observation = planned_interval(1, 1, [5.0])
+    next_state, decision = decide(settings, PlannerState(), observation, model(settings))
+    record = DecisionRecord("now", settings, PlannerState(), observation, decision, next_state)
+    assert "expected then: TTFT" in explain(record.to_json())

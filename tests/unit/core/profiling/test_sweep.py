@@ -123,3 +123,13 @@ def test_an_engine_that_holds_one_request_is_measured_with_one() -> None:
 def test_an_engine_that_holds_no_request_of_the_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="isl is 3000 and osl 500, but the KV cache holds 3499 tokens"):
         selection_concurrencies(3499, 3000, 500)
+
+
+def test_an_engine_that_holds_no_prompt_and_answer_cannot_be_swept() -> None:
+    with pytest.raises(ConfigError, match="the KV cache holds 1 tokens"):
+        decode_points(4096, 1, 4, 500)
+
+
+def test_a_sweep_of_no_points_is_refused() -> None:
+    with pytest.raises(ConfigError, match="granularity is 0"):
+        decode_points(4096, 10_000, 0, 500)

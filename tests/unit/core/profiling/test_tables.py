@@ -9,6 +9,7 @@ import pytest
 from dynaplan.core.engine.timing import MeasuredProfile, StepTiming
 from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.core.profiling.tables import measured_profile
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from tests.unit.core.profiling.known import CONTEXT_TOKENS, KV_TOKENS, SLOTS, TIMINGS, measurements, swept
 
@@ -100,3 +101,8 @@ def test_the_same_load_measured_twice_is_averaged() -> None:
     measured = Measurements(1, 1, KV_TOKENS, lengths, (point, replace(point, itl_ms=6.0)))
     profile = measured_profile([measured], 1, 1)
     assert (profile.z_itl, profile.prefill_ttft) == ((5.5,), (11.0, 30.0))
+
+
+def test_a_size_that_was_not_measured_has_no_profile() -> None:
+    with pytest.raises(ConfigError, match="nothing was measured at tensor parallel size 2"):
+        measured_profile([swept(TIMINGS["h200-bf16"])], 1, 2)
