@@ -1,4 +1,4 @@
-"""Who serves what, where: the registration a worker puts into the key-value store under its lease."""
+"""Registrations: instances of endpoints, put into the key-value store under their workers' leases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Instance:
 
     @property
     def openai_url(self) -> str:
-        """Where requests for tokens go."""
+        """The base address for requests for tokens."""
         return self.engine_url or self.url
 
     @property

@@ -22,7 +22,7 @@ class Gpu:
 
 
 def check_gpu_request(gpus: float, service: str) -> None:
-    """Raise ConfigError unless a worker may ask for so many GPUs: 0, 1, 2 ... or a fraction below one."""
+    """Raise ConfigError unless a worker may ask for that many GPUs: 0, 1, 2 ... or a fraction below one."""
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
         raise ConfigError(
             f"{service}: resources.gpu is {gpus:g}",

@@ -1,4 +1,4 @@
-"""What makes a process unmistakable: its pid alone is reused."""
+"""The identity of a process: pid, start time and boot, since a pid alone is reused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dynaplan.domain.errors import IllegalTransition
 
 
 class Role(Enum):
-    """What a service is for. Only ``PREFILL`` and ``DECODE`` are scaled by the planner.
+    """The purpose of a service. Only ``PREFILL`` and ``DECODE`` are scaled by the planner.
 
     An aggregated worker has the role ``DECODE``: it is scaled by the same signal, KV usage.
     """
@@ -23,14 +23,14 @@ class Role(Enum):
 
 
 class WorkerState(Enum):
-    """Where a worker stands in its life; see ``LIFECYCLE`` for the legal moves."""
+    """A stage in a worker's life; see ``LIFECYCLE`` for the legal moves."""
 
     STARTING = "starting"
-    """Its watcher was added, or is about to be; it is not registered yet."""
+    """Watcher added, or about to be; not registered yet."""
     READY = "ready"
     """Registered: it gets requests."""
     DRAINING = "draining"
-    """Told to leave: gets no new requests, finishes those it holds. Never restarted."""
+    """Told to leave: gets no new requests, finishes the ones it holds. Never restarted."""
     BACKOFF = "backoff"
     """Crashed; restarted when its delay is over. Keeps its GPUs."""
     FAILED = "failed"
@@ -76,7 +76,7 @@ class Worker:
     ``gpus`` are indices into the box's inventory; ``gpu_share`` is the part of each that it holds
     (1.0 unless fractional). ``pid`` is 0 while it has no process; ``started_at`` is the process's
     start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the pid unmistakable.
-    ``url`` is where its process was seen registered, empty as long as it was not. ``since_s`` and
+    ``url`` is the address that its process was registered with, empty before that. ``since_s`` and
     ``retry_at_s`` are on the monotonic clock of the boot.
     """
 
@@ -97,7 +97,10 @@ class Worker:
     history: tuple[str, ...] = field(default=(), compare=False)
 
     def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
-        """This worker in its next state; raises IllegalTransition, with its history, for an illegal move."""
+        """Return the worker in its next state.
+
+        Raises IllegalTransition, with its history, for an illegal move.
+        """
         story = (*self.history[-15:], f"{now_s:.3f} {self.state.value} -> {state.value}: {why}")
         if state not in LIFECYCLE[self.state]:
             raise IllegalTransition(
@@ -107,7 +110,7 @@ class Worker:
 
     @property
     def gpu_request(self) -> float:
-        """What it was given when it asked for ``resources.gpu``: a whole number, or a fraction of one GPU."""
+        """The ``resources.gpu`` that the worker was given: a whole number, or a fraction of one GPU."""
         return self.gpu_share if self.gpus and self.gpu_share < 1 else len(self.gpus)
 
     @property
@@ -118,13 +121,13 @@ class Worker:
 
 
 def worker_name(namespace: str, component: str, index: int) -> str:
-    """The watcher's name of a component's worker: without a number for the base worker, index 0."""
+    """Return the name of a component's worker and its watcher; the base worker, index 0, has no number."""
     base = f"{namespace}_{component}" if namespace else component
     return f"{base}_{index}" if index else base
 
 
 EXIT_NEVER = 78
-"""The exit code (``EX_CONFIG``) of a worker that can never start; nobody should try again."""
+"""The exit code (``EX_CONFIG``) of a worker that can never start: it is not tried again."""
 
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})
 """The states in which a worker's GPUs are its own."""

@@ -1,4 +1,4 @@
-"""What a key-value store holds, tells and is asked to do."""
+"""The terms of a key-value store: keys and values, changes, transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything under a watched prefix: what was known before is void."""
+    """All keys under a watched prefix: they replace everything known before."""
 
     items: tuple[KeyValue, ...]
 

@@ -1,4 +1,4 @@
-"""What a service holds for each of its dependencies: a client that calls the endpoints of another service."""
+"""Clients of dependencies: a service holds one for each, and calls another service's endpoints by it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynaplan.runtime.endpoints import ServedEndpoint, items_of, plain
 log = logging.getLogger(__name__)
 
 FIND_INSTANCE_S = 10.0
-"""How long a call looks for an instance that takes it."""
+"""Longest time for which a call looks for an instance that takes it."""
 
 CONNECT_S = 2.0
 IDLE_CONNECTION_S = 30.0
@@ -34,7 +34,7 @@ Call = Callable[..., AsyncGenerator[Any, None]]
 
 
 class NotTaken(Exception):
-    """That instance did not take the request, or died before its first item: another one may have it."""
+    """An instance did not take the request, or died before its first item: another one may have it."""
 
 
 class DependencyClient:
@@ -93,7 +93,7 @@ class DependencyClient:
             await backoff.pause()
 
     def _in_turn(self, endpoint: str) -> tuple[Instance, ...]:
-        """The instances, beginning with the one whose turn it is."""
+        """Return the instances, beginning with the one whose turn it is."""
         instances = self._discovery.instances(self._service, endpoint)
         if not instances:
             return ()
@@ -119,7 +119,7 @@ class LocalClient:
 
 
 def worker_session(token: str) -> aiohttp.ClientSession:
-    """A session for calls between workers: bears their token, has no limit of connections or of time."""
+    """Make a session for calls between workers: it bears their token and has no limits."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -145,7 +145,7 @@ async def _items(
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The lines, of any length."""
+    """Yield the lines, of any length."""
     rest: list[bytes] = []
     async for chunk in content.iter_any():
         *complete, last = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""Who serves what, as one process knows it: a watch of the namespace's registrations."""
+"""Discovery: the instances of a namespace, as one process knows them by a watch of the registrations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Discovery:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start to follow; return when the first snapshot is there, however long the store takes."""
+        """Follow the registrations; return when the first snapshot is there, whenever the store answers."""
         self._task = asyncio.create_task(self._follow(), name="discovery")
         known = asyncio.create_task(self._is_known.wait())
         await asyncio.wait({self._task, known}, return_when=asyncio.FIRST_COMPLETED)
@@ -43,20 +43,23 @@ class Discovery:
             self._task.result()
 
     async def failed(self) -> None:
-        """Raises what ended the watch, which only a fault of ours does; until then it does not return."""
+        """Raise the error that ended the watch, a fault of ours; without one it does not return."""
         if self._task:
             await asyncio.shield(self._task)
 
     def instances(self, component: str, endpoint: str = "generate") -> tuple[Instance, ...]:
-        """The instances that serve the endpoint, in the order of their ids; empty when there is none."""
+        """Return the instances that serve the endpoint, in the order of their ids.
+
+        Empty when there is none.
+        """
         return self._by_endpoint.get((component, endpoint), ())
 
     def all(self) -> tuple[Instance, ...]:
-        """Every registration of the namespace, in key order."""
+        """Return every registration of the namespace, in key order."""
         return tuple(self._by_key[key] for key in sorted(self._by_key))
 
     def has(self, key: str) -> bool:
-        """Whether a registration with that key is known."""
+        """Tell whether a registration with that key is known."""
         return key in self._by_key
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -64,7 +67,7 @@ class Discovery:
         self._callbacks.append(callback)
 
     async def close(self) -> None:
-        """Stop following; what is known stays readable."""
+        """Stop following; the last known instances stay readable."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -16,29 +16,29 @@ from dynaplan.runtime.server import WorkerServer
 log = logging.getLogger(__name__)
 
 LINGER_S = 0.25
-"""How long a worker with nothing to do still answers "draining" to routers that have not yet heard of it."""
+"""Time for which an idle worker still answers "draining" to routers that have not yet heard of it."""
 
 HOOKS_S = 10.0
-"""How long shutdown hooks may take, deadline or not."""
+"""Longest time for the shutdown hooks, deadline or not, in seconds."""
 
 STOP_S = 40.0
-"""How long closing may take, an engine's own end above all, while the deadline is that far away."""
+"""Longest time for closing, an engine's own end above all, while the deadline leaves room for it."""
 
 STOP_LEAST_S = 1.0
-"""How long closing may take when the deadline is over, or nothing was ever served."""
+"""Longest time for closing when the deadline is over, or nothing was ever served."""
 
 FAILED_STOP_S = 5.0
-"""How long closing may take after a failure."""
+"""Longest time for closing after a failure."""
 
 LOOK_S = 1.5
-"""How long counting what is held may take."""
+"""Longest time for counting the held requests."""
 
 POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of the requests a worker held when it was told to leave."""
+    """The fate of the requests that a worker held when it was told to leave."""
 
     held: int
     cut: int
@@ -59,11 +59,11 @@ async def drain(
     hooks: Sequence[Callable[[], Any]],
     deadline_s: float,
 ) -> Proof:
-    """Refuse new work, deregister, finish what is held, run the shutdown hooks; then the process may end.
+    """Refuse new work, deregister, finish the held requests, run the shutdown hooks.
 
-    Whoever sends a request before he has heard of the deregistration is refused with a status that
-    sends him elsewhere. At the deadline the rest is cut, counted and logged. A failure of the worker
-    itself ends the waiting too.
+    A router that has not heard of the deregistration yet is refused with a status that makes it try another
+    worker. At the deadline the remaining requests are cut, counted and logged. A failure of the worker itself
+    ends the waiting too.
     """
     begun_s = runtime.clock.now_s()
     runtime.is_draining = True

@@ -64,7 +64,7 @@ def check_route(path: str, checks: Sequence[Callable[[], Any]]) -> Route:
 
 
 async def items_of(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any, None]:
-    """What the endpoint yields for the request; a single item when it returns a plain result.
+    """Yield the endpoint's answer to the request; a single item when it returns a plain result.
 
     ``request`` is plain data. Raises UserError when it does not fit the endpoint's request type.
     """

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HostedService:
-    """A service that is ready to serve: its endpoints, the names it registers, what to call at its end.
+    """A service that can serve: its endpoints, the names it registers, the hooks to call at its end.
 
-    ``checks`` are its own health checks: path -> what must be true.
+    ``checks`` are its own health checks: path -> functions that must return a true value.
     """
 
     endpoints: Sequence[ServedEndpoint] = ()
@@ -54,7 +54,7 @@ class WorkerLife:
     _prepared: HostedService = field(default_factory=HostedService, init=False)
 
     async def live(self, prepare: Callable[[], Awaitable[HostedService]]) -> int:
-        """The exit code, when everything has ended. What ``prepare`` raises comes through."""
+        """Run to the end and return the exit code. Raises what ``prepare`` raises."""
         runtime = self.runtime
         registration = self._registration()
         with _signals(runtime):
@@ -133,7 +133,7 @@ class WorkerLife:
         return self._prepared.registered
 
     def _open_routes(self) -> Sequence[Route]:
-        """What is served from the beginning, however long the service takes to start."""
+        """Return the routes that are served from the beginning, before the service has started."""
         return (
             Route("GET", "/health", self._health, is_open=True, is_work=False),
             Route("GET", "/metrics", self._metrics, is_open=True, is_work=False),

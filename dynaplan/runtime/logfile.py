@@ -31,7 +31,7 @@ class LogFile:
         self._kept = kept
 
     def redirect(self) -> None:
-        """From now on whatever this process and its children print goes into the file."""
+        """Send everything that this process and its children print into the file from now on."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._path, flags, 0o600)

@@ -1,4 +1,4 @@
-"""One worker process as its service sees it: what it may use, and what it tells the process about itself."""
+"""One worker process as its service sees it: what the service may use, and tells the process about itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Finish = Callable[[], Awaitable[None]]
 
 @dataclass(kw_only=True)
 class WorkerRuntime:
-    """What a service gets as ``dynamo_context["runtime"]``.
+    """A worker process for its service: the value of ``dynamo_context["runtime"]``.
 
     ``url`` is the base address of this worker's own HTTP server, certain before it serves. ``settings``
     is the service's configuration, keys in kebab-case as written. ``discovery`` is started. ``ready`` is
@@ -71,26 +71,32 @@ class WorkerRuntime:
         self.ready = asyncio.Event()
 
     async def messenger(self) -> Messenger:
-        """The messaging server's client, one per process, connected on first use.
+        """Return the messaging server's client, one per process, connected on first use.
 
         Raises QueueUnavailable while the server does not answer; the next call tries again.
         """
         return await self._messenger()
 
     def add_routes(self, routes: Sequence[Route]) -> None:
-        """Serve these from the worker's own HTTP server too. Before the start hooks end."""
+        """Serve these routes too from the worker's own HTTP server.
+
+        To be called before the start hooks end.
+        """
         self.routes.extend(routes)
 
     def set_load(self, read: Callable[[], WorkerLoad]) -> None:
-        """What ``/load_metrics`` and ``/metrics`` say; called for each request of them."""
+        """Set the source of ``/load_metrics`` and ``/metrics``.
+
+        ``read`` is called for each request of them.
+        """
         self._load = read
 
     def add_metrics(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """More samples for ``/metrics``: name -> value; a name that ends in ``_total`` is a counter."""
+        """Add samples to ``/metrics``: name -> value; a name that ends in ``_total`` is a counter."""
         self._metrics.append(read)
 
     def describe(self, **card: Any) -> None:
-        """Add to the card that travels with the registrations. Before the start hooks end."""
+        """Add to the card that travels with the registrations. To be called before the start hooks end."""
         self.card.update(card)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -98,11 +104,14 @@ class WorkerRuntime:
         return self._tasks.spawn(coroutine, name)
 
     def on_drain(self, finish: Finish) -> None:
-        """Await this after deregistration; drained means that it has returned and nothing is in flight."""
+        """Await ``finish`` after deregistration.
+
+        The worker is drained when it has returned and nothing is in flight.
+        """
         self.finishers.append(finish)
 
     def on_stop(self, close: Finish) -> None:
-        """Await this last, when nothing is in flight any more and the shutdown hooks have run.
+        """Await ``close`` last, when nothing is in flight any more and the shutdown hooks have run.
 
         It is awaited however the process ends, also when it fails or never becomes ready, but cancelled when
         it takes too long.
@@ -110,7 +119,7 @@ class WorkerRuntime:
         self.closers.append(close)
 
     def held_requests(self, count: Callable[[], int], look: Finish | None = None) -> None:
-        """Count these as held too, beside the requests in flight on the worker's own HTTP server.
+        """Count further requests as held, beside those in flight on the worker's own HTTP server.
 
         ``look`` is awaited before they are counted for the proof of a drain.
         """

@@ -33,10 +33,10 @@ from dynaplan.runtime.discovery import Discovery
 log = logging.getLogger(__name__)
 
 LEASE_TTL_S = 10
-"""How long a process may be silent before its registrations vanish."""
+"""Time to live of a lease: the registrations of a process that is silent for longer vanish."""
 
 STORE_ANSWER_S = 3.0
-"""After that time a call to the store counts as unanswered."""
+"""Time after which a call to the store counts as unanswered."""
 
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
@@ -84,13 +84,13 @@ class Registration:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """What keeps the lease alive; it ends by itself only after a revocation, or by a fault of its own."""
+        """The task that keeps the lease alive; it ends by itself only after a revocation, or by a fault."""
         if self._task is None:
             raise RuntimeError("not started")
         return self._task
 
     async def start(self) -> None:
-        """Register, however long the store is away, and keep registered from then on."""
+        """Register, whenever the store answers, and keep registered from then on."""
         await self._register()
         self._task = asyncio.create_task(self._stay(), name="registration")
 
@@ -139,7 +139,10 @@ class Registration:
             self._wake.clear()
 
     async def _renewed(self) -> float:
-        """Renew the lease, however long the store is away; its new time to live, 0 when it is gone."""
+        """Renew the lease, whenever the store answers.
+
+        Return its time to live in seconds, 0 when it is gone.
+        """
         sent_s = 0.0
 
         def renew() -> Awaitable[float]:
@@ -163,7 +166,7 @@ class Registration:
             self._wake.set()
 
     async def _register(self) -> None:
-        """A new lease with every key under it in one transaction."""
+        """Make a new lease, and put every key under it in one transaction."""
         self._is_complete = False
         self._seen = set()
         while not self._is_complete:
@@ -186,7 +189,7 @@ class Registration:
             return False
 
     async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The store's answer, asked for again and again while it is away."""
+        """Return the store's answer, asked for again and again while it is away."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
         while True:
             try:

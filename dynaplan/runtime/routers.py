@@ -1,9 +1,9 @@
-"""The routers that send requests straight to this worker's engine, and when they do so no longer.
+"""The routers that send requests straight to this worker's engine, and the proof that they have stopped.
 
-An engine with an HTTP port of its own refuses nobody, so it is stopped only when nobody sends it anything:
+An engine with an HTTP port of its own refuses no request, so it is stopped only when none can come any more:
 
 ======================================  =======================================================
-who                                     is done when
+party                                   is done when
 ======================================  =======================================================
 a router in discovery that answers      it has nothing in flight here; being asked, it sends nothing
                                         more
@@ -15,8 +15,8 @@ the engine                              it has no requests on two readings; one 
                                         silent
 ======================================  =======================================================
 
-Where no router is left, as at the end of a deployment, nobody can have anything in flight: routers finish
-what they hold before they leave, and what a killed one had has lost its connection.
+Without a router, as at the end of a deployment, nothing can be in flight: routers finish the requests that
+they hold before they leave, and the requests of a killed router have lost their connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUTES_TO = "routes_to"
 """The key of a router's card that names the component whose workers it sends requests to."""
 
 ANSWER_S = 1.0
-"""How long a router or the engine may take to answer one question."""
+"""Longest time for a router or the engine to answer one question."""
 
 SILENT_S = 2.0
 READINGS = 2
@@ -50,7 +50,7 @@ POLL_LONGEST_S = 0.5
 
 @dataclass(frozen=True)
 class Sight:
-    """What one look saw, in numbers: the ``routers``, and those that ``answered`` what they have in flight.
+    """One look in numbers: the ``routers``, and how many of them ``answered`` with their requests in flight.
 
     ``in_engine`` is None when the engine did not tell.
     """
@@ -66,7 +66,10 @@ class Sight:
         return max(self.in_flight, self.in_engine or 0)
 
     def is_clear(self, quiet_s: float) -> bool:
-        """Whether nothing is here or on its way; the engine has told of no request for ``quiet_s``."""
+        """Tell whether nothing is here or on its way.
+
+        The engine has told of no request for ``quiet_s`` seconds.
+        """
         if self.held:
             return False
         have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
@@ -76,7 +79,7 @@ class Sight:
 
 
 class RoutersWatch:
-    """Whether routers of any component are there, watched from the beginning of a worker's life."""
+    """The presence of routers of any component, watched from the beginning of a worker's life."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -85,9 +88,9 @@ class RoutersWatch:
         self._note()
 
     async def gone(self) -> None:
-        """Return when there were routers and for ``SILENT_S`` there have been none; until then it does not.
+        """Return when there have been routers, and none for the last ``SILENT_S`` seconds.
 
-        Then nobody is left who could send a request, with a hand-off of ours or without.
+        Then no process is left that could send a request, with a hand-off of ours or without.
         """
         clock = self._runtime.clock
         since_s = math.inf

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 PR_SET_CHILD_SUBREAPER = 36
 
 CHECK_DELAY_S = 1.0
-"""How often circus looks after its processes by itself; what SIGCHLD tells does not wait for it."""
+"""Time between two looks of circus after its processes; what SIGCHLD tells does not wait for it."""
 
 COLLISION_DELAY_S = 0.02
 REAP_INTERVAL_S = 0.1
@@ -41,10 +41,10 @@ REAP_INTERVAL_S = 0.1
 
 
 class _NoSignals:
-    """In place of circus' SysHandler, which would turn SIGHUP into a restart of every worker."""
+    """A replacement of circus' SysHandler, which would turn SIGHUP into a restart of every worker."""
 
     def stop(self) -> None:
-        """Nothing was registered."""
+        """Do nothing: no signal handler was registered."""
 
 
 class _Controller(Controller):
@@ -86,7 +86,7 @@ class ServeArbiter(Arbiter):
         self.ctrl = _Controller(self.endpoint, None, self.context, self.loop, self, self.check_delay, None)
 
     def stop(self) -> Any:
-        """What ``circusctl quit`` asks for."""
+        """End the deployment in order: the answer to ``circusctl quit``."""
         return asyncio.ensure_future(self._on_quit())
 
     async def end(self) -> None:
@@ -123,7 +123,7 @@ class ServeArbiter(Arbiter):
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent dies becomes this process's child, so that none can slip away."""
+    """Adopt descendants whose parent dies, from now on, so that none can slip away."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()

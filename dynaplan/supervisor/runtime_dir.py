@@ -23,7 +23,7 @@ CLIENTS_FILE = "clients.json"
 
 
 def runtime_root(environ: Mapping[str, str]) -> Path:
-    """``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``: where the runtime directories of this user are."""
+    """Return ``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``, which holds this user's runtime directories."""
     base = environ.get("XDG_RUNTIME_DIR", "")
     # circus takes a plugin's endpoint apart at white space.
     usable = os.path.isabs(base) and not any(map(str.isspace, base)) and os.access(base, os.W_OK | os.X_OK)
@@ -32,7 +32,7 @@ def runtime_root(environ: Mapping[str, str]) -> Path:
 
 
 def runtime_directory(namespace: str, environ: Mapping[str, str]) -> Path:
-    """Where this namespace's runtime directory is, whether it exists or not. Short enough for sockets."""
+    """Return the path of this namespace's runtime directory: short enough for unix sockets in it."""
     root = runtime_root(environ)
     named = root / namespace
     return named if _fits(named) else root / hashlib.sha256(namespace.encode()).hexdigest()[:12]
@@ -77,12 +77,12 @@ def write_private(path: Path, text: str) -> None:
 
 
 def new_token() -> str:
-    """A random token that nobody can guess."""
+    """Return a random token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A bound socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
+    """Bind a socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
 
     Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
     that the kernel chooses.

@@ -31,11 +31,11 @@ EXIT_HURRIED = 130
 READY_POLL_S = 0.05
 HEALTH_ANSWER_S = 1.0
 SLOW_S = 10.0
-"""After that time the user is told who is not there yet."""
+"""Time after which the user is told which workers and servers are not ready yet, in seconds."""
 
 
 def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
-    """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; the exit code: 0, or 130 when told twice.
+    """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; return the exit code, 130 when told twice.
 
     Raises a UserError, and has started nothing, when something is in the way.
     """
@@ -48,13 +48,13 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
 
 
 def _clear_up_in_peace() -> None:
-    """Nobody's second signal interrupts the giving back."""
+    """Ignore signals while everything is given back."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def gpu_map(graph: GraphSpec, gpus: int | None) -> str:
-    """The workers and the GPUs that they would get, for ``--dry-run``; CapacityError when they do not fit."""
+    """Return a table of the workers and their GPUs, for ``--dry-run``; CapacityError when they do not fit."""
     inventory, _ = wiring.gpu_inventory(gpus)
     arbiter = wiring.processes().identity_of(os.getpid())
     foreign = wiring.gpu_claims(arbiter, graph.namespace).foreign([gpu.uuid for gpu in inventory])
@@ -74,7 +74,7 @@ class Serving:
         self._is_hurried = False
 
     async def run(self) -> int:
-        """Start everything, tell the user, wait, end everything; the exit code."""
+        """Start everything, tell the user, wait, end everything; return the exit code."""
         begun_s = time.monotonic()
         adopt_orphans()
         self._handle_signals()
@@ -139,7 +139,10 @@ class Serving:
         return server_watcher(f"{self._launch.namespace}_{name}", command, working_dir)
 
     def _handle_signals(self) -> None:
-        """The first one ends in order, the second at once; a closed terminal is nothing to end for."""
+        """Handle SIGINT and SIGTERM: the first ends in order, the second at once.
+
+        A closed terminal ends nothing.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
@@ -177,12 +180,12 @@ class Serving:
         return states == {WorkerState.READY}
 
     def _workers(self) -> tuple[Worker, ...]:
-        """The workers as the fleet plugin has written them down."""
+        """Return the workers as the fleet plugin has written them down."""
         document = wiring.open_statefile(self._launch.statefile).read()
         return fleet_of(document) if document else ()
 
     async def _missing(self) -> list[str]:
-        """Who is not there yet, in words."""
+        """Return the servers and workers that are not ready yet, in words."""
         silent = [server.name for server in self._prepared.servers if not await server.is_ready()]
         late = [
             f"{each.name} ({each.state.value})"
@@ -193,7 +196,7 @@ class Serving:
 
 
 def say(line: str) -> None:
-    """Tell the user; a terminal that is gone is no reason to end."""
+    """Print a line for the user; a terminal that is gone is no reason to end."""
     try:
         print(line, flush=True)
     except OSError:

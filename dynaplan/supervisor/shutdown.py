@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""The orderly way out: those who take requests first, then those who answer them, then what they stand on.
+"""The orderly shutdown: first the services that take requests, then the workers, then the servers.
 
-Nobody can hold it up: at the deadline whoever is left is killed, with its whole session.
+Nothing can hold it up: at the deadline every process that is left is killed, with its whole session.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 PLUGIN_S = 0.5
-"""How long the fleet plugin may take to end; all it has is on the disk."""
+"""Longest time for the fleet plugin to end, in seconds; all it knows is on the disk."""
 
 RESERVED_S = 2.0
-"""So long before the deadline the workers are told, even if a Frontend is not done."""
+"""Time before the deadline, in seconds, at which the workers are told even if a Frontend is not done."""
 
 AFTER_KILL_S = 1.0
 
 CLEAN_UP_S = 3.0
-"""How long may be cleaned up after a killed worker: its engine's shared memory must be removed."""
+"""Longest time for cleaning up after a killed worker: its engine's shared memory must be removed."""
 
 
 @dataclass
 class Shutdown:
     """Ends everything that this ``serve`` started.
 
-    ``killed`` tells who had to be killed.
+    ``killed`` holds the names of the processes that had to be killed.
     """
 
     arbiter: ServeArbiter
@@ -71,7 +71,7 @@ class Shutdown:
         self._kill_strays()
 
     async def _end_plugin(self) -> None:
-        """From here on nobody starts anything; ``respawn`` would bring the plugin itself back."""
+        """Stop the fleet plugin, so that nothing is started any more; ``respawn`` would bring it back."""
         watcher = self.arbiter.get_watcher(self.plugin_name)
         watcher.graceful_timeout = PLUGIN_S
         await watcher._stop()

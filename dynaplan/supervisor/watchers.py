@@ -1,7 +1,7 @@
-"""From a worker to the circus watcher that runs it. Pure: the same for ``serve`` and for the fleet plugin.
+"""Watchers: a worker's or a server's command for circus. Pure: the same for ``serve`` and the fleet plugin.
 
 One watcher per worker, one process per watcher. circus never restarts it (``respawn`` false) and never
-signals the children of its process: restarting and leaving are the fleet plugin's.
+signals the children of its process: restarting and ending workers is the fleet plugin's work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dynaplan.supervisor.launch import Launch
 
 @dataclass(frozen=True)
 class WatcherSpec:
-    """What circus is told: ``env`` in ``options`` is what differs from the environment of ``serve``."""
+    """A watcher for circus; ``env`` in ``options`` holds what differs from the environment of ``serve``."""
 
     name: str
     cmd: str

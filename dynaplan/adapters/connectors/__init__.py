@@ -1,1 +1,1 @@
-"""How the planner's decisions reach whoever starts and stops workers."""
+"""Connectors: they carry the planner's decisions to the systems that start and stop workers."""

@@ -74,7 +74,7 @@ class VirtualConnector:
 
 
 def refuse_when_changed(decision: Decision, now: DesiredCounts) -> None:
-    """Raise TemporaryError when the counts that are set are not those that the decision began with."""
+    """Raise TemporaryError when the desired counts have changed since the decision began."""
     current = decision.current
     asked = Targets(
         now.num_prefill_workers if now.num_prefill_workers >= 0 else current.prefill,

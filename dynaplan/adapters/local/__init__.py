@@ -1,1 +1,1 @@
-"""This machine: its GPUs and who claims them, its processes, and the statefile on its disk."""
+"""Adapters to the local machine: GPUs and claims on them, processes, ports, and the statefile on disk."""

@@ -1,4 +1,4 @@
-"""Which deployment of this machine has which GPU, whatever its namespace and its user.
+"""Claims: the GPUs that each deployment of this machine holds, of any namespace and user.
 
 One small file per claim in a directory that everybody may write to and where nobody may remove the
 files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
@@ -30,7 +30,7 @@ DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
 
 
 def node_dir(environ: Mapping[str, str]) -> Path:
-    """Where the claims are: ``DYNAPLAN_NODE_DIR``, or ``/tmp/dynaplan-gpus``."""
+    """Return the directory of the claims: ``DYNAPLAN_NODE_DIR``, or ``/tmp/dynaplan-gpus``."""
     return Path(environ.get("DYNAPLAN_NODE_DIR") or DEFAULT_DIRECTORY).absolute()
 
 
@@ -46,7 +46,7 @@ class NodeClaims:
         self._lock_timeout_s = lock_timeout_s
 
     def claim(self, uuids: Iterable[str]) -> set[str]:
-        """Claim these GPUs; those obtained: all but what another living arbiter has. Ours stay ours."""
+        """Claim these GPUs; return all but the ones that another living arbiter holds."""
         with self._locked() as directory:
             foreign = self._held(directory)
             obtained = {uuid for uuid in uuids if uuid not in foreign}
@@ -55,7 +55,7 @@ class NodeClaims:
         return obtained
 
     def release(self, uuids: Iterable[str]) -> None:
-        """Give these GPUs back; those of another living arbiter are left alone."""
+        """Give these GPUs back; the claims of another living arbiter are left alone."""
         with self._locked() as directory:
             for uuid in uuids:
                 document = _read(directory, _file_name(uuid, os.getuid()))
@@ -63,7 +63,7 @@ class NodeClaims:
                     os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Those of these GPUs that another living arbiter has, each with who it is, in words."""
+        """Return the subset that other living arbiters hold: UUID -> the holder's namespace and pid."""
         with self._locked() as directory:
             held = self._held(directory)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}

@@ -15,11 +15,11 @@ DEFAULT_SIMULATED = 8
 def inventory(
     gpus_option: int | None, environ: Mapping[str, str], read: Callable[[], tuple[Gpu, ...]] | None = None
 ) -> tuple[tuple[Gpu, ...], bool]:
-    """The GPUs that a deployment may use, and whether they are simulated.
+    """Return the GPUs that a deployment may use, and whether they are simulated.
 
-    Real ones when the box has any: those that ``CUDA_VISIBLE_DEVICES`` of ``environ`` lets us see, the
-    first ``gpus_option`` of them unless None; more than there are raises CapacityError. On a box
-    without: ``gpus_option`` simulated ones, 8 by default. ``read`` stands in for NVML.
+    On a box with GPUs: the ones that ``CUDA_VISIBLE_DEVICES`` of ``environ`` lets us see, the first
+    ``gpus_option`` of them unless None; a greater option raises CapacityError. On a box without:
+    ``gpus_option`` simulated ones, 8 by default. ``read`` reads the real ones, from NVML unless in tests.
     """
     if gpus_option is not None and gpus_option < 0:
         raise ConfigError(f"--gpus is {gpus_option}", hint="expected 0 or more")
@@ -40,7 +40,7 @@ def inventory(
 
 
 def simulated(number: int) -> tuple[Gpu, ...]:
-    """That many GPUs which do not exist: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
+    """Return that many simulated GPUs: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
     return tuple(Gpu(index, f"GPU-SIM-{index}", "simulated") for index in range(number))
 
 
@@ -86,7 +86,10 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _memory_bytes(pynvml: Any, handle: Any) -> int:
-    """Its memory; 0 where it has none of its own (GPUs that share the machine's memory do not tell)."""
+    """Return a GPU's memory in bytes.
+
+    0 where it has none of its own (GPUs that share the machine's memory do not tell).
+    """
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Loopback ports of which each has one owner on the whole machine, before anybody listens on them.
+"""Port leases: loopback ports with one owner each on the whole machine, before a server listens on them.
 
 An engine is told its ports on its command line and binds them seconds or minutes later; until then nothing
 keeps two engines off each other but these leases.
@@ -59,11 +59,10 @@ class PortLease:
 
 
 def lease_ports(count: int, directory: Path) -> PortLease:
-    """So many consecutive free ports of 127.0.0.1, leased from all deployments that share the directory.
+    """Lease ``count`` consecutive free ports of 127.0.0.1 among all deployments that share the directory.
 
-    Below the range from which the kernel takes ports for outgoing connections, where there is room; never one
-    that somebody holds or listens on. Raises DeploymentError when there are none or the directory cannot be
-    used.
+    The ports lie outside the kernel's range for outgoing connections; none is leased or listened on by
+    another process. Raises DeploymentError when there are none or the directory cannot be used.
     """
     if count == 0:
         return PortLease((), (), directory)
@@ -88,7 +87,7 @@ def lease_ports(count: int, directory: Path) -> PortLease:
 
 
 def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
-    """The locks of all these ports, or none at all."""
+    """Lock all these ports, or none; return the descriptors."""
     held: dict[int, int] = {}
     for port in ports:
         descriptor = try_lock(directory, _file_name(port))
@@ -104,7 +103,7 @@ def _lock_all(directory: int, ports: range) -> tuple[int, ...]:
 
 
 def _first_ports(count: int) -> Iterator[int]:
-    """Where a run of ports may begin, each once, from a random one on."""
+    """Yield the first ports of possible runs, each once, from a random one on."""
     lowest, highest = quiet_ports()
     room = highest - lowest - count + 2
     if room < 1:
@@ -115,7 +114,7 @@ def _first_ports(count: int) -> Iterator[int]:
 
 
 def _remove_unlocked_files(directory: int) -> None:
-    """What killed processes have left of ours; their leases ended with them."""
+    """Remove the files of killed processes; their leases ended with them."""
     for name in os.listdir(directory):
         if name.startswith(_PREFIX):
             remove_unlocked(directory, name)

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart by pid, start time and boot; and the end of those left behind."""
+"""Processes of this machine, told apart by pid, start time and boot, and ended with their whole session."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PROC = Path("/proc")
 _WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
 
 TRACKERS_WITHIN_S = 3.0
-"""How long Python's resource trackers may take to remove the shared memory of those that were killed."""
+"""Longest time for Python's resource trackers to remove the shared memory of killed processes."""
 
 _POLL_S = 0.01
 _alone_since_s: dict[tuple[int, int], float] = {}
-"""Since when only trackers were left of a session, by its leader's pid and start time."""
+"""The moment since which only trackers were left of a session, by its leader's pid and start time."""
 
 
 class _Stat(NamedTuple):
@@ -31,7 +31,7 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    """What /proc/<pid>/stat tells. The command's name, in parentheses, may hold spaces and parentheses."""
+    """Read /proc/<pid>/stat. The command's name, in parentheses, may hold spaces and parentheses."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -41,14 +41,14 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def identify(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when there is none or only a zombie."""
+    """Return the process's start, in clock ticks since boot; None without a process, or for a zombie."""
     stat = _stat(pid) if pid > 0 else None
     return None if stat is None or stat.is_gone else stat.started_at
 
 
 @cache
 def boot_id() -> str:
-    """What identifies this boot of the machine; empty when the kernel does not tell."""
+    """Return the identifier of this boot of the machine; empty when the kernel does not tell."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -56,7 +56,7 @@ def boot_id() -> str:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """The identity of a running process; raises ProcessLookupError when it does not run."""
+    """Return the identity of a running process; raises ProcessLookupError when it does not run."""
     started_at = identify(pid)
     if started_at is None:
         raise ProcessLookupError(f"no process {pid}")
@@ -64,9 +64,10 @@ def identity_of(pid: int) -> ProcessIdentity:
 
 
 def is_alive(process: ProcessIdentity) -> bool:
-    """Whether this very process still runs.
+    """Tell whether this very process still runs, and not a later one with its pid.
 
-    A process of another user that /proc hides (hidepid) cannot be told from its successor: counts as alive.
+    A process of another user that /proc hides (hidepid) cannot be told from its successor: it counts as
+    alive.
     """
     if process.boot_id != boot_id() or process.pid <= 0:
         return False
@@ -82,12 +83,12 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def group_members(group: int) -> tuple[int, ...]:
-    """The pids of a process group, without zombies."""
+    """Return the pids of a process group, without zombies."""
     return tuple(pid for pid, stat in _running() if stat.group == group)
 
 
 def session_members(session: int) -> tuple[int, ...]:
-    """The pids of a session, whatever process groups they are in, without zombies."""
+    """Return the pids of a session, of all its process groups, without zombies."""
     return tuple(pid for pid, stat in _running() if stat.session == session)
 
 
@@ -99,17 +100,17 @@ def _running() -> Iterator[tuple[int, _Stat]]:
 
 
 def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
-    """SIGKILL the session that this very process leads, or led; the pids that were in it, () when none.
+    """SIGKILL the session that this very process leads, or led; return the pids found in it.
 
     circus starts every worker in a session of its own; an engine's server leads a process group of its own in
-    it. A leader that is there, if only as a zombie, must have started then. When it has gone, its session
-    lives on in its children, and the kernel gives its number to nobody meanwhile; in case it was used again
-    since, only those are killed that started later than the leader, and only when one of them carries a
-    worker's environment: they descend from one leader all.
+    it. A leader that is there, if only as a zombie, must have started at ``started_at``. When the leader has
+    gone, its session lives on in its children, and the kernel does not reuse its number meanwhile. In case
+    the number was reused since, only members that started after the leader are killed, and only when one of
+    them carries a worker's environment: all members descend from one leader.
 
-    Python's resource trackers are left to end by themselves, and count as being there. It blocks for them
-    no longer than ``waits_s``, and kills those that are left then; 0 never blocks, and kills them in a later
-    call, when they have been alone for ``TRACKERS_WITHIN_S``.
+    Python's resource trackers are left to end by themselves, and count as found. The call blocks for them for
+    ``waits_s`` seconds at most and then kills them. With 0 it never blocks, and a later call kills them, once
+    they have been alone for ``TRACKERS_WITHIN_S``.
     """
     if pid <= 1 or pid in (os.getpgrp(), os.getsid(0)):
         return ()
@@ -129,10 +130,11 @@ def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ..
 
 
 def kill_but_trackers(pids: Collection[int]) -> frozenset[int]:
-    """SIGKILL these but Python's resource trackers among them, which end by themselves: the trackers.
+    """SIGKILL these processes but Python's resource trackers among them; return the trackers.
 
-    A tracker removes the shared memory of processes that were killed: gigabytes of a vLLM engine, which would
-    stay in /dev/shm until the next boot. Does nothing when there is none; whoever calls kills the rest.
+    A tracker removes the shared memory of killed processes and then ends: gigabytes of a vLLM engine, which
+    would stay in /dev/shm until the next boot. Without a tracker nothing is killed: that is left to the
+    caller.
     """
     trackers = frozenset(pid for pid in pids if _is_tracker(pid))
     if trackers:
@@ -142,7 +144,7 @@ def kill_but_trackers(pids: Collection[int]) -> frozenset[int]:
 
 
 def _spares_trackers(session: int, started_at: int, members: Collection[int], waits_s: float) -> bool:
-    """Whether trackers in the session still have time to end by themselves; the others are killed then."""
+    """Kill all but trackers; tell whether trackers in the session still have time to end by themselves."""
     trackers = kill_but_trackers(members)
     if trackers and waits_s > 0:
         give_up_s = time.monotonic() + waits_s
@@ -179,7 +181,7 @@ def _is_younger(pid: int, started_at: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL a process, or a group by its negative number; what is gone or another user's is left alone."""
+    """SIGKILL a process, or a group by its negative number, unless it is gone or another user's."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The start-up times that were learnt, in a file beside the statefiles. A cache: losing it costs nothing."""
+"""The learnt start-up times, in a file beside the statefiles. A cache: losing it costs nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class StartupTimesFile:
         self._path = directory / FILE_NAME
 
     def read(self) -> Times:
-        """What was learnt; nothing when the file is missing, unreadable or spoilt."""
+        """Return the learnt times; none when the file is missing, unreadable or spoilt."""
         try:
             return times_from_json(self._path.read_text())
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def learn(self, key: str, seconds: float) -> None:
-        """Remember one start; what cannot be written is forgotten."""
+        """Remember one start; a time that cannot be written is forgotten."""
         temporary = self._path.with_name(f"{FILE_NAME}.{os.getpid()}")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

@@ -13,28 +13,28 @@ from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileU
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """Where the statefiles are: ``DYN_LOCAL_STATE_DIR``, or ``~/.dynamo/state``. Nobody else decides it."""
+    """Return the statefiles' directory: ``DYN_LOCAL_STATE_DIR``, or ``~/.dynamo/state``."""
     chosen = environ.get("DYN_LOCAL_STATE_DIR")
     return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".dynamo" / "state"
 
 
 def statefile_path(environ: Mapping[str, str], namespace: str) -> Path:
-    """The statefile of a namespace."""
+    """Return the path of a namespace's statefile."""
     return state_dir(environ) / f"{namespace}.json"
 
 
 class StatefileStore:
-    """One statefile. Readers need no lock: what they see is always a whole document.
+    """One statefile. Readers need no lock: they always see a whole document.
 
-    There is no previous copy: an old document names GPUs and processes that may have changed hands. One
-    that cannot be read is set aside for its owner to look at.
+    There is no previous copy: an old document names GPUs and processes that may have changed hands. A
+    document that cannot be read is set aside for its owner to look at.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Document | None:
-        """The document, None when there is none; raises StatefileCorrupt, with path and reason."""
+        """Return the document, None when there is none; raises StatefileCorrupt, with path and reason."""
         try:
             return from_json(self.path.read_text())
         except FileNotFoundError:
@@ -55,14 +55,17 @@ class StatefileStore:
             self._replace(document)
 
     def update(self, change: Callable[[Document | None], Document]) -> Document:
-        """Read, change and write under one lock; the new document. Raises as ``read`` and ``write`` do."""
+        """Read, change and write under one lock.
+
+        Return the new document. Raises as ``read`` and ``write`` do.
+        """
         with self._errors(), self._lock():
             document = change(self.read())
             self._replace(document)
         return document
 
     def remove(self) -> None:
-        """Delete this statefile, and nothing else of its directory but what belongs to it."""
+        """Delete this statefile, its temporary file and its lock."""
         if not self.path.parent.exists():
             return
         with self._errors(), self._lock():
@@ -70,7 +73,7 @@ class StatefileStore:
                 path.unlink(missing_ok=True)
 
     def set_aside(self) -> Path:
-        """Move a statefile that cannot be read to ``{namespace}.json.corrupt``; where it is now."""
+        """Move a statefile that cannot be read to ``{namespace}.json.corrupt``; return its new path."""
         aside = self.path.with_name(self.path.name + ".corrupt")
         with self._errors():
             os.replace(self.path, aside)
@@ -123,7 +126,7 @@ class StatefileStore:
 
 
 class NamespaceLock:
-    """The right to run a namespace on this machine: held as long as ``serve`` lives, gone with its process.
+    """The right to run a namespace on this machine: held while ``serve`` lives, gone with its process.
 
     It is a file of its own, ``{namespace}.serve.lock``: ``{namespace}.lock`` is held for single writes
     only, also by the original's tools, and its holder may not be waited for by the plugin.
@@ -162,7 +165,7 @@ class NamespaceLock:
         )
 
     def holder(self) -> int:
-        """The pid of who holds it, or last held it; 0 when that is not known."""
+        """Return the pid of its present or last holder; 0 when that is not known."""
         try:
             return int(self.path.read_text())
         except (OSError, ValueError):
@@ -190,7 +193,7 @@ def _make_private(directory: Path) -> None:
 
 
 def _open_locked(path: Path, how: int) -> int:
-    """A descriptor that holds the lock of the file that has this path now, not of one removed meanwhile."""
+    """Lock the file that has this path now, not one removed meanwhile; return its descriptor."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

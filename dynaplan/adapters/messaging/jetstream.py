@@ -49,7 +49,7 @@ class NatsWorkItem:
 
     @property
     def deliveries(self) -> int:
-        """How often it has been delivered, this time included."""
+        """The number of its deliveries, this one included."""
         return int(self._message.metadata.num_delivered or 1)
 
     async def ack(self) -> None:
@@ -70,16 +70,16 @@ class NatsWorkItem:
         await self._queue.remove(self.sequence)
 
     async def in_progress(self) -> None:
-        """The work goes on: the time allowed for it starts anew."""
+        """Tell the queue that the work goes on: the time allowed for it starts anew."""
         await self._messenger.publish(self._message.reply, b"+WPI")
 
 
 class JetStreamQueue:
-    """``dynaplan.ports.WorkQueue`` on one stream; made by ``opened``.
+    """A ``dynaplan.ports.WorkQueue`` on one stream; made by ``opened``.
 
-    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: who does not
-    speak through us finds the same names as in the original. A delivery that nobody waits for any more
-    (its ``get`` was cancelled) goes back at once, and does not wait for its time to run out.
+    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of the
+    original, for its own workers. A delivery whose ``get`` was cancelled goes back at once, and does not
+    wait for its time to run out.
     """
 
     def __init__(self, messenger: NatsMessenger, stream: str) -> None:
@@ -153,7 +153,7 @@ class JetStreamQueue:
                     raise
 
     async def depth(self) -> int:
-        """How much work is not done: waiting, or taken and not acknowledged."""
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
         async with self._messenger.call() as client:
             if not self._keeps_what_is_done:
                 # The consumer's own count can be a moment behind a put.
@@ -185,7 +185,7 @@ class JetStreamQueue:
             raise
 
     async def _on_message(self, message: Msg) -> None:
-        """Hand what has arrived to who asked for it; give it back when nobody waits any more.
+        """Hand an arrived message to the request that waits for it; give work back when none waits any more.
 
         A status comes to the request's own subject; work comes under the stream's subject, to the requests
         in their order.

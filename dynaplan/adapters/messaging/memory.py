@@ -17,7 +17,7 @@ Receive = Callable[[str, bytes], None]
 
 @dataclass(eq=False)
 class _Server:
-    """What the messengers of one "server" share."""
+    """The state that the messengers of one "server" share."""
 
     clock: Clock
     ack_wait_s: float
@@ -49,7 +49,7 @@ class MemoryMessenger:
 
     @property
     def is_available(self) -> bool:
-        """Whether the server answers."""
+        """True while the server answers."""
         return self._server.is_available
 
     @is_available.setter
@@ -57,7 +57,7 @@ class MemoryMessenger:
         self._server.is_available = value
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send the payload to whoever listens now."""
+        """Send the payload to the present subscribers."""
         self._check()
         for _, pattern, receive in self._server.receivers:
             if matches(pattern, subject):
@@ -129,12 +129,12 @@ class MemoryQueue:
         self._work.pop(sequence, None)
 
     async def depth(self) -> int:
-        """How much work is not done: waiting, or taken and not acknowledged."""
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
         self._check()
         return len(self._work)
 
     def wake(self) -> None:
-        """Let those who wait for work look again."""
+        """Let every waiting ``get`` look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -144,7 +144,7 @@ class MemoryQueue:
         return MemoryWorkItem(self, sequence, work)
 
     async def _wait(self, seconds: float) -> None:
-        """Until something changed, or that much time has passed."""
+        """Wait until something has changed, or that many seconds have passed."""
         waits = {
             asyncio.ensure_future(self._changed.wait()),
             asyncio.ensure_future(self._clock.sleep(seconds)),
@@ -157,7 +157,7 @@ class MemoryQueue:
             await asyncio.gather(*waits, return_exceptions=True)
 
     def set_due(self, sequence: int, delivery: int, after_s: float) -> None:
-        """Deliver it (again) after that time, unless it was delivered to another meanwhile."""
+        """Deliver the work (again) after that time, unless it was delivered to another worker meanwhile."""
         self._check()
         work = self._work.get(sequence)
         if work is not None and work.deliveries == delivery:
@@ -176,20 +176,20 @@ class MemoryWorkItem:
 
     @property
     def deliveries(self) -> int:
-        """How often it has been delivered, this time included."""
+        """The number of its deliveries, this one included."""
         return self._delivery
 
     async def ack(self) -> None:
-        """The work is done."""
+        """Remove the work: it is done."""
         await self._queue.remove(self.sequence)
 
     async def in_progress(self) -> None:
-        """The work goes on: the time allowed for it starts anew."""
+        """Tell the queue that the work goes on: the time allowed for it starts anew."""
         self._queue.set_due(self.sequence, self._delivery, self._queue.ack_wait_s)
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject matches a pattern: ``*`` stands for one part, ``>`` at the end for one or more."""
+    """Tell if a subject matches a pattern: ``*`` stands for one part, ``>`` at the end for one or more."""
     wanted, parts = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         return len(parts) >= len(wanted) and matches(

@@ -108,7 +108,7 @@ class NatsMessenger:
         await self._on_reconnected()
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send the payload to whoever listens now; returns when the server has it."""
+        """Send the payload to the present subscribers; return when the server has it."""
         async with self.call() as client:
             await client.publish(subject, payload)
             await self._round_trip(client)
@@ -156,9 +156,9 @@ class NatsMessenger:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as is known.
+        """True while there is a connection, as far as is known.
 
-        nats-py says so a moment before it tells us of a reconnect; until then the loss stands.
+        nats-py reports a connection a moment before it reports the reconnect; until then the loss stands.
         """
         is_up = self._client is not None and self._client.is_connected
         return is_up and not self._lost.is_set() and not self._is_closed

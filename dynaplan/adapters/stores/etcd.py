@@ -87,10 +87,10 @@ class EtcdStore:
                 raise
 
     async def identity(self) -> str:
-        """A random mark in the data itself, written by whoever finds none.
+        """Return a random mark in the data itself, written by the first client that finds none.
 
         The cluster's id would not do: an etcd that comes back with an empty disk has the same one, and by the
-        time somebody looks its revision may have passed the old one's.
+        time of a look its revision may have passed the old one's.
         """
         while True:
             mark = await self.get(IDENTITY_KEY)

@@ -239,7 +239,7 @@ def _first_document(body: bytes) -> Document:
 
 
 def _result(document: Document) -> Document:
-    """What a streamed answer wraps in ``result`` (or ``error``), and a plain one does not."""
+    """Return the message itself, which a streamed answer wraps in ``result`` (or ``error``)."""
     if "error" in document:
         raise _as_error(document["error"] if isinstance(document["error"], dict) else document)
     result: Document = document.get("result", document)

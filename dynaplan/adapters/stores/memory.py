@@ -113,7 +113,7 @@ class MemoryStore:
         self._end(lease)
 
     async def identity(self) -> str:
-        """What identifies the data; another after ``wipe()``."""
+        """Return an identifier of the data; another one after ``wipe()``."""
         self._enter()
         return str(self._identity)
 
@@ -151,7 +151,7 @@ class MemoryStore:
             self._change({}, [key for key, item in self._items.items() if item.lease == lease])
 
     def _change(self, puts: dict[str, str], deletes: Iterable[str], lease: int = 0) -> None:
-        """Everything in one revision, as in one etcd transaction."""
+        """Apply all changes in one revision, as in one etcd transaction."""
         if puts and lease and lease not in self._leases:
             raise PermanentError("requested lease not found")
         gone = [key for key in deletes if key in self._items]

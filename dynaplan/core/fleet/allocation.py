@@ -40,7 +40,7 @@ def choose_gpus(
 
 
 def _shares(fleet: Sequence[Worker]) -> dict[int, list[float]]:
-    """For every GPU that is held, the shares that its holders have."""
+    """Return the shares of each held GPU: index -> the share of each holder."""
     shares: dict[int, list[float]] = {}
     for worker in fleet:
         for index in worker.gpus if worker.state in HOLDS_GPUS else ():
@@ -72,7 +72,7 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[i
 
 
 def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]) -> str:
-    """A table of the graph's first workers and the GPUs that each would get, for ``--dry-run``."""
+    """Return a table of the graph's first workers and the GPUs that each would get, for ``--dry-run``."""
     rows = [("WORKER", "ROLE", "GPUS", "UUIDS")]
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
     fleet: list[Worker] = []
@@ -89,11 +89,11 @@ def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]
 
 
 def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this ``CUDA_VISIBLE_DEVICES`` may use, in the mask's order.
+    """Return the GPUs that a process with this ``CUDA_VISIBLE_DEVICES`` may use, in the mask's order.
 
     As the CUDA driver reads it: not set (None) is all; empty is none; an entry is an index or the
     beginning of a UUID that fits exactly one GPU; the first invalid entry ends the list (``0,-1,1`` is
-    GPU 0); one named twice voids all of it. Source: CUDA C programming guide, "CUDA environment
+    GPU 0); a GPU named twice voids all of it. Source: CUDA C programming guide, "CUDA environment
     variables", and ``torch.cuda._parse_visible_devices`` for the repetition.
     """
     if mask is None:
@@ -120,10 +120,10 @@ def _named(inventory: Sequence[Gpu], entry: str) -> Gpu | None:
 
 
 def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[str, str]) -> dict[str, str]:
-    """What a worker's environment has beyond that of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
+    """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
-    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is how many
-    it has: ``2``, ``0.5``, ``0``.
+    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is its
+    number of GPUs: ``2``, ``0.5``, ``0``.
     """
     environment = {
         **envs,
@@ -140,7 +140,7 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
 def _first_workers(
     graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]
 ) -> Iterator[tuple[tuple[str, Role], Worker | None]]:
-    """Every worker that the graph starts with, or None in its place when its GPUs are not there."""
+    """Yield every worker that the graph starts with, or None in its place when its GPUs are not there."""
     fleet: list[Worker] = []
     for service in _own_process(graph):
         check_gpu_request(service.gpus, service.name)

@@ -1,4 +1,4 @@
-"""What the fleet plugin makes of what it sees: workers and world in, workers and what to do out."""
+"""Observing: from the workers and the world as seen now to the workers as they are after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Workers = Mapping[str, Worker]
 class Exit:
     """A worker's process is gone, and with it everything in its session.
 
-    ``code`` is negative for a signal and None when nobody saw it; ``last_lines`` are the end of its log.
+    ``code`` is negative for a signal and None when it is not known; ``last_lines`` are the end of its log.
     """
 
     code: int | None = None
@@ -29,9 +29,9 @@ class Exit:
 
 @dataclass(frozen=True)
 class World:
-    """What is seen at one moment: the exits, and the registrations of the processes that run now.
+    """The world at one moment: the exits, and the registrations of the processes that run now.
 
-    ``instances`` is None as long as the registrations are not known.
+    ``instances`` is None until the registrations are known.
     """
 
     now_s: float
@@ -43,7 +43,7 @@ class World:
 class Observed:
     """The workers as they are now; leases to revoke, because their processes are gone; lines for the user.
 
-    ``started_s`` tells of those that are seen registered for the first time how long that took, in seconds.
+    ``started_s`` is the start-up time, in seconds, of each worker seen registered for the first time.
     """
 
     workers: Workers
@@ -78,7 +78,7 @@ def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
 
 
 def _news_of(worker: Worker, exit_: Exit, now_s: float) -> list[str]:
-    """What the user is told: of every end that nobody asked for."""
+    """Return lines for the user about every end that was not asked for."""
     if worker.state is WorkerState.FAILED:
         lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
         return [f"{worker.name} has failed; it is not started again, its GPUs are free.{lines}"]
@@ -112,10 +112,10 @@ def _registered(worker: Worker, world: World) -> Worker:
 
 
 def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[str, str]:
-    """The workers that may stand still, with their addresses: registered no more, though nobody asked.
+    """Return the workers that may stand still, with their addresses: they lost their registration unasked.
 
-    One that an outsider told to leave is among them, and answers; one that was never registered is not: how
-    long it may take to start is its engine's to judge. ``hang_timeout_s`` is by component; 0 is "never".
+    A worker that an outsider told to leave is among them, and answers. A worker that was never registered is
+    not: its engine judges its start-up time. ``hang_timeout_s`` is in seconds by component; 0 is "never".
     """
     return {
         name: worker.url
@@ -139,7 +139,7 @@ def hung(
 
 
 def own_instances(workers: Workers, instances: Iterable[Instance]) -> dict[str, Instance]:
-    """The registrations that the workers' processes of now have made, by worker."""
+    """Return the registrations that the workers' present processes have made, by worker."""
     return {
         each.worker: each
         for each in instances
@@ -148,10 +148,10 @@ def own_instances(workers: Workers, instances: Iterable[Instance]) -> dict[str, 
 
 
 def desired_workers(graph: GraphSpec, counts: DesiredCounts | None, workers: Workers) -> dict[str, int]:
-    """How many workers each service is to have.
+    """Return the number of workers that each service is to have.
 
-    The scaled services have the decided number; as long as none is known, as many as there are. The others
-    have what the configuration says.
+    A scaled service has the decided number, or its present number until a decision is known. The others have
+    the number in the configuration.
     """
     desired = {service.name: service.workers for service in graph.services if not service.in_process_of}
     known = counts or DesiredCounts()
@@ -166,9 +166,9 @@ def _count(workers: Workers, component: str) -> int:
 
 
 def first_counts(graph: GraphSpec, workers: Workers, before: DesiredCounts) -> dict[str, str] | None:
-    """The keys, without their prefix, of a first decision: as many workers as there are.
+    """Return the keys, without their prefix, of a first decision: the present numbers of workers.
 
-    A count that somebody decided stays as it is; None when all are decided.
+    A count that was decided already stays as it is; None when all are decided.
     """
     counts: dict[str, str] = {}
     for service in scaled_services(graph):
@@ -180,7 +180,7 @@ def first_counts(graph: GraphSpec, workers: Workers, before: DesiredCounts) -> d
 def is_carried_out(
     graph: GraphSpec, workers: Workers, desired: Mapping[str, int], instances: Iterable[Instance]
 ) -> bool:
-    """Every worker that was wanted is ready, or has failed; every one that was not has left discovery."""
+    """Tell whether every wanted worker is ready or has failed, and every other one has left discovery."""
     registered = {each.worker for each in instances}
     for service in scaled_services(graph):
         own = [worker for worker in workers.values() if worker.component == service.name]
@@ -193,13 +193,13 @@ def is_carried_out(
 
 
 def scaled_services(graph: GraphSpec) -> tuple[ServiceSpec, ...]:
-    """The services whose number of workers is decided at run time: one prefill, one decode."""
+    """Return the services whose number of workers is decided at run time: one prefill, one decode."""
     services = (graph.of_role(role) for role in COUNT_KEYS)
     return tuple(service for service in services if service and not service.in_process_of)
 
 
 def fleet_document(graph: GraphSpec, workers: Workers, gpus_total: int) -> dict[str, Any]:
-    """What is published about the fleet: workers by role and state, and the GPUs."""
+    """Return the document that is published about the fleet: workers by role and state, and the GPUs."""
     states = (
         WorkerState.STARTING,
         WorkerState.READY,

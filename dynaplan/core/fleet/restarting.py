@@ -1,4 +1,4 @@
-"""What becomes of a worker whose process has ended: stopped, restarted after a delay, or failed."""
+"""Restarting: the next state of a worker whose process has ended, stopped, restarted later, or failed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dynaplan.domain.lifecycle import EXIT_NEVER, Worker, WorkerState
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often and how fast a crashed worker is started again.
+    """The policy by which a crashed worker is started again; all times are in seconds.
 
     The first restart is at once, the next after ``first_delay_s``, then twice as long each time, up to
-    ``max_delay_s``. More than ``max_restarts`` within ``window_s`` is failed. A worker that was ready
-    for ``stable_s`` begins anew.
+    ``max_delay_s``. More than ``max_restarts`` within ``window_s`` make a worker failed. A worker that was
+    ready for ``stable_s`` begins anew.
     """
 
     max_restarts: int = 5
@@ -24,7 +24,7 @@ class RestartPolicy:
     stable_s: float = 60.0
 
     def delay_s(self, earlier_restarts: int) -> float:
-        """How long to wait after a crash that so many restarts went before, in seconds."""
+        """Return the delay in seconds before the next restart, after that number of restarts."""
         if earlier_restarts == 0:
             return 0.0
         return float(min(self.max_delay_s, self.first_delay_s * 2 ** min(earlier_restarts - 1, 32)))

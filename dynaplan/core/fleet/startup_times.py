@@ -1,4 +1,4 @@
-"""How long an engine takes to start, learnt from how long it took before."""
+"""Start-up times of engines, learnt from earlier starts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KEPT = 5
 
 
 def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
-    """What its start-up time depends on: engine, model, GPUs; None for a worker without engine.
+    """Return the key of a worker's start-up times: engine, model, GPUs; None for a worker without engine.
 
-    ``settings`` is its service's configuration, keys in kebab-case.
+    ``settings`` is the service's configuration, keys in kebab-case.
     """
     if worker.role not in (Role.DECODE, Role.PREFILL) or not settings.get("model"):
         return None
@@ -27,12 +27,12 @@ def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
 
 
 def learnt(times: Times, key: str, seconds: float) -> Times:
-    """The times with one more."""
+    """Return a copy with ``seconds`` appended under ``key``, the last five kept."""
     return {**times, key: [*times.get(key, ()), round(seconds, 3)][-KEPT:]}
 
 
 def usual_s(times: Times, key: str | None) -> float | None:
-    """How long it usually takes, in seconds; None when that is not known."""
+    """Return the usual start-up time, the median of the kept ones, in seconds; None when none is known."""
     known = times.get(key or "")
     return median(known) if known else None
 

@@ -1,7 +1,7 @@
-"""The statefile's document: what one deployment runs, on which GPUs, and who runs it.
+"""The statefile's document: the workers of one deployment, their GPUs, and their arbiter.
 
-Keys as the original's (Dynamo 0.3.2), so that its tools read ours and we read its; what we add, it
-ignores. ``statefiles/`` holds the schema and one document per step of its life. The base entry of a
+The keys are the original's (Dynamo 0.3.2), so that its tools read our documents and we read its; it ignores
+our additions. ``statefiles/`` holds the schema and one document per step of its life. The base entry of a
 component, ``{namespace}_{component}``, stays when its worker goes, because it tells the command of the
 next one. No secret and nothing of the inherited environment is in it.
 """
@@ -24,7 +24,7 @@ from dynaplan.domain.masking import mask_all, mask_secrets
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 
 VERSION = 1
-"""Of the fields that we add; a document without one is the original's."""
+"""The version of the fields that we add; a document without a version is the original's."""
 
 Document = dict[str, Any]
 
@@ -39,10 +39,10 @@ _ORIGINAL_ROLES = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """What stays the same as long as one ``serve`` runs.
+    """The facts that stay the same while one ``serve`` runs.
 
     ``config`` is the merged configuration of all services; ``commands`` maps component -> command line;
-    ``addresses`` is where its parts answer and keep things (never a token).
+    ``addresses`` holds the URLs and directories of its parts (never a token).
     """
 
     graph: GraphSpec
@@ -55,7 +55,7 @@ class Deployment:
 
 
 def initial(deployment: Deployment) -> Document:
-    """The document before any worker runs: one base entry per service with a process of its own."""
+    """Return the document before any worker runs: one base entry per service with a process of its own."""
     graph = deployment.graph
     bases = [
         _base_entry(graph, service, deployment.commands.get(service.name, ""))
@@ -81,9 +81,9 @@ def initial(deployment: Deployment) -> Document:
 
 
 def with_fleet(document: Document, fleet: Sequence[Worker]) -> Document:
-    """The document with exactly these workers; a base entry without a worker is emptied, any other is gone.
+    """Return the document with exactly these workers; a base entry without one is emptied, any other removed.
 
-    Fields that we do not know are kept. A worker whose component has no base entry raises StatefileCorrupt.
+    Unknown fields are kept. A worker whose component has no base entry raises StatefileCorrupt.
     """
     inventory = inventory_of(document)
     workers = {worker.name: worker for worker in sorted(fleet, key=lambda worker: worker.index)}
@@ -99,13 +99,13 @@ def with_fleet(document: Document, fleet: Sequence[Worker]) -> Document:
 
 
 def fleet_of(document: Document) -> tuple[Worker, ...]:
-    """The workers that the document tells of, in its order; base entries whose worker has gone are none."""
+    """Return the workers in the document, in its order; an emptied base entry is no worker."""
     workers = (_worker(document["namespace"], name, entry) for name, entry in document["components"].items())
     return tuple(worker for worker in workers if worker.state is not WorkerState.STOPPED)
 
 
 def inventory_of(document: Document) -> tuple[Gpu, ...]:
-    """The GPUs that the document tells of; the original's tell their indices only, which serve as UUIDs."""
+    """Return the GPUs in the document; the original's has only indices, which serve as UUIDs."""
     resources = document.get("environment", {}).get("SYSTEM_RESOURCES", {})
     if "gpus" in resources:
         return tuple(
@@ -116,7 +116,7 @@ def inventory_of(document: Document) -> tuple[Gpu, ...]:
 
 
 def arbiter_of(document: Document) -> ProcessIdentity | None:
-    """Who runs the deployment; None in a document of the original, which does not tell."""
+    """Return the arbiter that runs the deployment; None in a document of the original, which has none."""
     arbiter = document.get("arbiter")
     if not arbiter:
         return None
@@ -124,12 +124,15 @@ def arbiter_of(document: Document) -> ProcessIdentity | None:
 
 
 def to_json(document: Document) -> str:
-    """The file's text."""
+    """Return the file's text."""
     return json.dumps(document, indent=2) + "\n"
 
 
 def from_json(text: str) -> Document:
-    """Read a file's text, ours or the original's; GPU ids become numbers. Else StatefileCorrupt, and why."""
+    """Read a file's text, ours or the original's.
+
+    GPU ids become numbers. Raises StatefileCorrupt, with why.
+    """
     if not text.strip():
         raise StatefileCorrupt("it is empty")
     try:
@@ -256,7 +259,7 @@ def _original_state(entry: Mapping[str, Any]) -> str:
 
 
 def _component(namespace: str, name: str, entry: Mapping[str, Any]) -> str:
-    """Whose worker an entry is: told by ours, by the command line of the original's, else by the name."""
+    """Return an entry's component: a field of ours, else from the original's command line or the name."""
     if "component" in entry:
         return str(entry["component"])
     if option := re.search(r"--service-name[ =](\S+)", entry["cmd"]):

@@ -1,4 +1,4 @@
-"""The statefile in the hands of its only writer, and how to get it back when it is lost."""
+"""The statefile in the hands of its only writer, which rebuilds it from the running workers if it is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def new_document(launch: Launch) -> Document:
-    """The deployment's document, without workers."""
+    """Return the deployment's document, without workers."""
     first = launch.graph.services[0]
     anybody = Worker("", first.name, first.role)
     commands = {
@@ -50,7 +50,7 @@ def new_document(launch: Launch) -> Document:
 
 
 class Statefile:
-    """The document whose only writer this process is; what it does not know in it is kept."""
+    """The document whose only writer this process is; unknown fields in it are kept."""
 
     def __init__(self, store: DocumentStore, document: Document) -> None:
         self._store = store
@@ -60,7 +60,10 @@ class Statefile:
     async def open(
         cls, store: DocumentStore, launch: Launch, circus: CircusClient, processes: Processes
     ) -> Statefile:
-        """As the last writer left it; made anew from what runs when somebody has spoilt it."""
+        """Open the document as the last writer left it.
+
+        Make it anew from the running workers if it is spoilt.
+        """
         try:
             document = store.read()
         except StatefileCorrupt as error:
@@ -83,7 +86,7 @@ class Statefile:
 
 
 async def running_workers(launch: Launch, circus: CircusClient, processes: Processes) -> tuple[Worker, ...]:
-    """The workers that circus runs, with the GPUs of their environment: none is given out twice."""
+    """Return the workers that circus runs, with the GPUs of their environment: no GPU is given out twice."""
     workers = []
     for name in await circus.statuses():
         pid = await circus.pid(name)
@@ -111,7 +114,7 @@ def _service_of(launch: Launch, args: Sequence[str]) -> ServiceSpec | None:
 
 
 def _gpus(launch: Launch, service: ServiceSpec, uuids: str) -> tuple[int, ...]:
-    """A worker without GPUs inherits the variable from ``serve``: it says nothing about the worker then."""
+    """Read the GPUs from ``CUDA_VISIBLE_DEVICES``; a worker without GPUs has only inherited the variable."""
     if not service.gpus:
         return ()
     index_of = {gpu.uuid: gpu.index for gpu in launch.gpus}

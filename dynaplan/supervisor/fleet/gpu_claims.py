@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuClaims:
-    """Claims what the workers hold, gives back what they do not. Indices into the inventory in and out.
+    """Claims the GPUs that workers hold and gives the others back; names GPUs by their indices.
 
     While the claims cannot be used, the last known ones stand and nothing new is obtained.
     """
@@ -27,7 +27,7 @@ class GpuClaims:
         self._foreign: frozenset[int] = frozenset()
 
     def foreign(self) -> frozenset[int]:
-        """The GPUs that belong to others at this moment."""
+        """Return the GPUs that other deployments hold at this moment."""
         try:
             self._foreign = frozenset(self._index_of[uuid] for uuid in self._claims.foreign(self._index_of))
         except DeploymentError as error:
@@ -35,7 +35,7 @@ class GpuClaims:
         return self._foreign
 
     def claim_for(self, fleet: Iterable[Worker]) -> frozenset[int]:
-        """Claim the GPUs of these workers; those that could not be obtained."""
+        """Claim the GPUs of these workers; return the ones that could not be obtained."""
         wanted = _held_by(fleet)
         new = wanted - (self._held or frozenset())
         if not new:

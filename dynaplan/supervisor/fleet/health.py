@@ -1,4 +1,4 @@
-"""Asks workers whether they are still there, beside the fleet keeper's passes."""
+"""The health watch: asks workers for their health, beside the fleet keeper's passes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dynaplan.foundation.health import health_answer
 
 ASK_EVERY_S = 1.0
-"""An answer may take as long."""
+"""Time between two questions to a worker, and the longest time for an answer."""
 
 FEWEST_QUESTIONS = 2
-"""One alone may have gone unanswered because this process itself stood still meanwhile."""
+"""Unanswered questions that make a silence: one may be due to a standstill of this process itself."""
 
 
 class HealthWatch:
-    """Asks each worker that it is given once a second, and adds up how long it has said nothing at all.
+    """Asks each worker once a second, and adds up the seconds in which it has said nothing at all.
 
-    Any answer counts, "draining" too; and a silence counts only while the store answers, so that nobody is
-    judged by what happens during an outage. ``wake`` is set after each silent second.
+    Any answer counts, "draining" too; and a silence counts only while the store answers, so that no
+    worker is judged by an outage. ``wake`` is set after each silent second.
     """
 
     def __init__(self, is_store_there: Callable[[], Awaitable[bool]], wake: asyncio.Event) -> None:
@@ -38,7 +38,7 @@ class HealthWatch:
 
     @property
     def silent_s(self) -> dict[str, float]:
-        """How long each of them has been silent, in seconds: unanswered questions, not time that passed."""
+        """The silence of each worker by name: seconds of unanswered questions, not of time."""
         return {
             name: count * ASK_EVERY_S
             for (name, _), count in self._silences.items()
@@ -46,7 +46,7 @@ class HealthWatch:
         }
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         asking = list(self._asking.values())
         self.watch({})
         await asyncio.gather(*asking, return_exceptions=True)

@@ -72,7 +72,7 @@ LAST_LINES = 10
 
 @dataclass
 class _Departure:
-    """How far this keeper has got with the end of one worker's process. It is not written down."""
+    """The steps that this keeper has taken to end one worker's process. They are not written down."""
 
     gone_since_s: float | None = None
     is_revoked: bool = False
@@ -125,7 +125,7 @@ class FleetKeeper:
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The workers of this moment, by name."""
+        """The present workers, by name."""
         return self._workers
 
     def note_exit(self, pid: int, exit_code: int) -> None:
@@ -198,7 +198,7 @@ class FleetKeeper:
             self._processes.kill_group(worker.pid, worker.started_at)
 
     def _exits(self) -> dict[str, Exit]:
-        """The workers whose process is gone, with its whole session and, if it is known, its exit code."""
+        """Return the workers whose process and session are gone, with the exit code if known."""
         now_s = self._clock.now_s()
         exits: dict[str, Exit] = {}
         for worker in self._workers.values():
@@ -239,7 +239,7 @@ class FleetKeeper:
         return after
 
     def _reconciled(self, fleet: tuple[Worker, ...]) -> Reconciled:
-        """Reconcile, and claim the GPUs; those that another deployment is faster to claim are left to it."""
+        """Reconcile, and claim the GPUs; a GPU that another deployment is faster to claim is left to it."""
         launch, counts = self._launch, self._link.counts
         decision_id = counts.decision_id if counts else self._decision_id
         is_new = self._decision_id is not None and decision_id != self._decision_id

@@ -47,7 +47,7 @@ class FleetPlugin(CircusPlugin):
         self.loop.add_callback(self._begin)
 
     def handle_recv(self, data: Any) -> None:
-        """An event of circus: the end of a process, or a reason to look."""
+        """Take an event of circus: the end of a process, or a reason to look."""
         _, action, message = self.split_data(data)
         if self._keeper is None or action not in ("reap", "stop"):
             return

@@ -1,6 +1,6 @@
-"""The fleet plugin's end of the key-value store: what it reads by watch, what it writes when it can.
+"""The fleet plugin's link to the key-value store: it reads by watch and writes in the background.
 
-Nothing here holds the plugin up: the store may be away for as long as it likes.
+Nothing here holds the plugin up: the store may be away for any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 2.0
 RETRY_S = 0.5
 REVOKE_FOR_S = 30.0
-"""After that time a lease whose keeper is gone has expired by itself."""
+"""Longest time of trying: a lease whose keeper is gone has expired by itself then."""
 
 
 class StoreLink:
@@ -47,7 +47,7 @@ class StoreLink:
         self._is_deciding = False
         self._revoking: set[int] = set()
         self.unanswered: set[int] = set()
-        """Leases that were to be revoked while the store did not answer."""
+        """The leases whose revocation the store has not answered yet."""
 
     def start(self) -> None:
         """Follow and write, in the background, from now on."""
@@ -58,24 +58,24 @@ class StoreLink:
 
     @property
     def counts(self) -> DesiredCounts | None:
-        """The decision in force; None as long as the store has not told."""
+        """The decision in force; None until the store has answered."""
         return None if self._keys is None else DesiredCounts.from_keys(self._namespace, self._keys)
 
     @property
     def instances(self) -> tuple[Any, ...] | None:
-        """Every registration; None until the store has told, the last known ones while it is away."""
+        """Every registration; None until the store has answered, the last known ones while it is away."""
         return self._discovery.all() if self._is_following else None
 
     def acknowledge(self, decision_id: int) -> None:
-        """Tell everybody that this decision is carried out."""
+        """Publish that this decision is carried out."""
         self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
-        """Tell everybody what the fleet is."""
+        """Publish the fleet's document."""
         self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
     def decide_first(self, keys: dict[str, str]) -> None:
-        """Write the first decision, unless somebody is faster."""
+        """Write the first decision, unless another writer is faster."""
         if self._is_deciding or self._keys is None:
             return
         self._is_deciding = True
@@ -91,7 +91,7 @@ class StoreLink:
             self._tasks.spawn(self._revoke(lease), "revoke")
 
     async def is_answering(self) -> bool:
-        """Whether the store answers now."""
+        """Tell whether the store answers now."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._store.get(fleet_key(self._namespace))
@@ -157,7 +157,7 @@ class StoreLink:
             self._revoking.discard(lease)
 
     async def _answered(self, call: Coroutine[Any, Any, Any]) -> bool:
-        """Whether the store has answered; when not, after a pause, so that the caller may just try again."""
+        """Await the call; return True when the store has answered, False after a pause when it has not."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await call
