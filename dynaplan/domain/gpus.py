@@ -26,5 +26,5 @@ def check_gpu_request(gpus: float, service: str) -> None:
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
         raise ConfigError(
             f"{service}: resources.gpu is {gpus:g}",
-            hint="expected a whole number (0, 1, 2 ...), or a fraction below 1 for workers that share a GPU",
+            hint="Expected a whole number (0, 1, 2 ...), or a fraction below 1 for workers that share a GPU.",
         )

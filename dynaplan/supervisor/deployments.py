@@ -64,7 +64,7 @@ class RunningDeployment:
         except OSError as error:
             raise DeploymentError(
                 f"cannot read {self.runtime_dir / CLIENTS_FILE}: {error.strerror}",
-                hint="run this as the user who started `dynaplan serve`",
+                hint="Run this as the user who started `dynaplan serve`.",
             ) from error
 
     @property
@@ -81,12 +81,14 @@ def find_deployment(namespace: str | None = None) -> RunningDeployment:
         return running[0]
     if running:
         names = ", ".join(each.namespace for each in running)
-        raise DeploymentError(f"several deployments are running: {names}", hint="choose one with --namespace")
+        raise DeploymentError(
+            f"several deployments are running: {names}", hint="Choose one with --namespace."
+        )
     which = f"no deployment {namespace}" if namespace else "no deployment"
     others = [each.namespace for path in sorted(directory.glob("*.json")) if (each := _read(path))]
-    hint = f"running: {', '.join(others)}" if others else "start one with `dynaplan serve GRAPH`"
+    hint = f"Running: {', '.join(others)}" if others else "Start one with `dynaplan serve GRAPH`"
     raise DeploymentError(
-        f"{which} is running here ({directory})", hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same"
+        f"{which} is running here ({directory})", hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same."
     )
 
 

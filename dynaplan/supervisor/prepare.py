@@ -171,7 +171,7 @@ def _usable(runtime_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise DeploymentError(
             f"cannot use the runtime directory {runtime_dir}: {error.strerror}",
-            hint="free space or give write permission there, or set XDG_RUNTIME_DIR to another directory",
+            hint="Free space or give write permission there, or set XDG_RUNTIME_DIR to another directory.",
         ) from error
 
 
@@ -216,7 +216,7 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
     except OSError as error:
         raise DeploymentError(
             f"cannot write logs to {directory}: {error.strerror}",
-            hint="free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory",
+            hint="Free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory.",
         ) from error
     _log_to(directory / "circus.log")
     return directory

@@ -60,12 +60,12 @@ def make_private_directory(directory: Path) -> None:
     except OSError as error:
         raise DeploymentError(
             f"cannot make the runtime directory {directory}: {error.strerror}",
-            hint="set XDG_RUNTIME_DIR to a directory of yours",
+            hint="Set XDG_RUNTIME_DIR to a directory of yours.",
         ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise DeploymentError(
             f"the runtime directory {directory} is not private",
-            hint="expected a directory of yours with mode 0700; remove it, or set XDG_RUNTIME_DIR",
+            hint="Expected a directory of yours with mode 0700; remove it, or set XDG_RUNTIME_DIR.",
         )
 
 
@@ -91,12 +91,12 @@ def hold_port(host: str, port: int) -> socket.socket:
         return holding_socket(host, port)
     except socket.gaierror as error:
         raise ConfigError(
-            f"--host {host}: {error.strerror}", hint="expected an address of this machine"
+            f"--host {host}: {error.strerror}", hint="Expected an address of this machine."
         ) from error
     except OSError as error:
         raise ConfigError(
             f"cannot use port {port} of {host}: {error.strerror}",
-            hint="--port expects a free port; 0 lets the kernel choose one",
+            hint="--port expects a free port; 0 lets the kernel choose one.",
         ) from error
 
 

@@ -107,7 +107,7 @@ class Serving:
             endpoints = f"{self._launch.circus_endpoint} and {self._launch.circus_events}"
             raise ConfigError(
                 f"circus cannot listen on {endpoints}: {error}",
-                hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports",
+                hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
 

@@ -22,7 +22,7 @@ def inventory(
     ``gpus_option`` simulated ones, 8 by default. ``read`` reads the real ones, from NVML unless in tests.
     """
     if gpus_option is not None and gpus_option < 0:
-        raise ConfigError(f"--gpus is {gpus_option}", hint="expected 0 or more")
+        raise ConfigError(f"--gpus is {gpus_option}", hint="Expected 0 or more.")
     real = (read or nvml)()
     if not real:
         return simulated(DEFAULT_SIMULATED if gpus_option is None else gpus_option), True
@@ -34,7 +34,7 @@ def inventory(
         masked = "" if mask is None else f", CUDA_VISIBLE_DEVICES={mask!r} shows {len(visible)} of them"
         raise CapacityError(
             f"--gpus is {gpus_option}, but this box has {len(real)} GPUs{masked}",
-            hint=f"expected at most {len(visible)}; leave --gpus out to use all of them",
+            hint=f"Expected at most {len(visible)}; leave --gpus out to use all of them.",
         )
     return visible[:gpus_option], False
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dynaplan.domain.errors import DeploymentError
 
-HINT = "set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, mode 1777"
+HINT = "Set DYNAPLAN_NODE_DIR to a directory that all users of the GPUs share, mode 1777."
 
 
 def open_node_directory(path: Path) -> int:

@@ -82,7 +82,7 @@ def lease_ports(count: int, directory: Path) -> PortLease:
         os.close(opened)
     raise DeploymentError(
         f"no {count} free loopback ports in a row were found",
-        hint=f"expected some from {LOWEST_PORT} on; see what listens with `ss -ltn`",
+        hint=f"Expected some from {LOWEST_PORT} on; see what listens with `ss -ltn`.",
     )
 
 

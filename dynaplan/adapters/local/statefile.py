@@ -121,7 +121,7 @@ class StatefileStore:
         except OSError as error:
             raise StatefileUnwritable(
                 f"cannot write the statefile {self.path}: {error.strerror}",
-                hint="free space or give write permission there, or set DYN_LOCAL_STATE_DIR",
+                hint="Free space or give write permission there, or set DYN_LOCAL_STATE_DIR.",
             ) from error
 
 
@@ -146,7 +146,7 @@ class NamespaceLock:
             namespace = self.path.name.removesuffix(".serve.lock")
             raise DeploymentError(
                 f"namespace {namespace} is already running here (pid {self.holder()})",
-                hint="stop it with `dynaplan stop`, or choose another one with --namespace",
+                hint="Stop it with `dynaplan stop`, or choose another one with --namespace.",
             ) from None
         except OSError as error:
             raise self._unusable(error) from error
@@ -161,7 +161,7 @@ class NamespaceLock:
     def _unusable(self, error: OSError) -> StatefileUnwritable:
         return StatefileUnwritable(
             f"cannot use {self.path}: {error.strerror}",
-            hint="free space or give write permission there, or set DYN_LOCAL_STATE_DIR",
+            hint="Free space or give write permission there, or set DYN_LOCAL_STATE_DIR.",
         )
 
     def holder(self) -> int:

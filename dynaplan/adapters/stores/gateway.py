@@ -56,7 +56,10 @@ class Gateway:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         if not endpoints:
-            raise ConfigError("no etcd endpoint is given", hint=f"Set ETCD_ENDPOINTS={DEFAULT_ENDPOINT}")
+            raise ConfigError(
+                "no etcd endpoint is given",
+                hint=f"Set ETCD_ENDPOINTS={DEFAULT_ENDPOINT}, or another address.",
+            )
         self._endpoints = tuple(_checked(endpoint) for endpoint in endpoints)
         self._credentials = credentials
         self._tls = tls

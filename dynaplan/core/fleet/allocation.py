@@ -64,9 +64,9 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[i
         f"the graph does not fit the GPUs of this box: it asks for {asks} (workers x GPUs); "
         f"there are {len(existing)} visible{foreign}",
         hint=(
-            "lower ServiceArgs.workers or ServiceArgs.resources.gpu of a service"
+            "Lower ServiceArgs.workers or ServiceArgs.resources.gpu of a service"
             + (", stop what holds the others (see `dynaplan status`)" if taken else "")
-            + ", or let it see more GPUs (CUDA_VISIBLE_DEVICES, --gpus)"
+            + ", or let it see more GPUs (CUDA_VISIBLE_DEVICES, --gpus)."
         ),
     )
 
