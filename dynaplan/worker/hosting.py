@@ -1,4 +1,4 @@
-"""Making a service of a graph live in this process: its instance, its clients, its hooks."""
+"""Brings a service of a graph to life in this process: its instance, its clients, its hooks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.sdk.service import Service
 
 ENGINE_ENDPOINT = "generate"
-"""What a decode or prefill worker registers, whether its class has such an endpoint or only an engine."""
+"""The endpoint that a decode or prefill worker registers, also when its class has only an engine."""
 
 NO_ENDPOINT = "health"
-"""What a service without endpoints registers, so that others see that it is ready."""
+"""The name that a service without endpoints registers, so that others see that it is ready."""
 
 
 class Host:
-    """A service in its process, with the services that live in the same process because it says so.
+    """Hosts a service, and the dependencies that it wants in its own process.
 
     Clients are bound before ``__init__`` runs, one per dependency: over the network for services with a
     process of their own, plain calls for those of this one.
@@ -57,7 +57,7 @@ class Host:
         }
 
     async def close(self) -> None:
-        """Close what the clients share."""
+        """Close the connections of the clients."""
         if self._session:
             await self._session.close()
 
@@ -93,7 +93,7 @@ class Host:
 
 
 def registered_names(service: Service[Any]) -> tuple[str, ...]:
-    """The endpoints that the service's worker registers: its own, and at least one."""
+    """List the endpoints that the service's worker registers: its own, and at least one."""
     names = dict.fromkeys(service.endpoints)
     if service.role in (Role.DECODE, Role.PREFILL):
         names[ENGINE_ENDPOINT] = None

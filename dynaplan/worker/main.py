@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from dynaplan.sdk.service import Service
 
 CLOSE_S = 3.0
-"""How long closing connections may take in the end; servers may be away."""
+"""Seconds that closing connections may take at the end; servers may be away."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker process finds in its environment."""
+    """The settings that a worker process finds in its environment."""
 
     namespace: str
     worker_name: str
@@ -46,7 +46,7 @@ class Surroundings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> Surroundings:
-        """Read them; raises ConfigError for a number that is none."""
+        """Read the variables; raises ConfigError for a number that is no number."""
         namespace = environment.get("DYN_NAMESPACE", "dynamo")
         return cls(
             namespace=namespace,

@@ -113,13 +113,13 @@ def check(options: Options, gpus: float) -> None:
 
 
 def served_name(options: Options) -> str:
-    """What the engine calls its model: as the section says, else the model, a path's last part."""
+    """Name the model as the engine is to call it: ``served-model-name``, else the last part of its path."""
     model = str(options.get("model") or "")
     return str(options.get("served-model-name") or public_name("sglang", model) or model)
 
 
 def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """How to start it. ``ports``: HTTP, NCCL, and with a prefill worker the bootstrap server's."""
+    """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
     for option, why in gone_options(options, STYLE).items():
         log.warning("SGLang does not take %s, it has no effect: %s", option, why)
     files = _key_file(context)
@@ -140,14 +140,14 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:
-    """HTTP and NCCL, and the bootstrap server of a prefill worker."""
+    """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
     return 3 if context.role == "prefill" else 2
 
 
 async def run_prefill(
     request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
 ) -> None:
-    """Both sides at once: the decode worker is told where to meet, then this one computes.
+    """Work on both sides at once: tell the decode worker where to meet, then compute.
 
     SGLang answers when the KV entries have been transferred, so nothing is held after that.
     """
@@ -181,7 +181,7 @@ def make(options: Options, context: EngineContext) -> Engine:
 
 
 def _program(options: Options) -> Sequence[str]:
-    """The words before the flags; SGLang may live in an environment of its own."""
+    """Find the words before the flags; SGLang may live in an environment of its own."""
     given = command_words(options.get("sglang-command"), "sglang-command")
     if given:
         return given
@@ -232,7 +232,7 @@ def _memory(options: Options, gpus: float) -> Sequence[str]:
 
 
 def _scheduling(options: Options) -> Sequence[str]:
-    """What vLLM says in one number is two things here: a chunk when prompts are chunked, else a batch."""
+    """Translate vLLM's token budget of a step: a chunk where prompts are chunked, else a batch."""
     is_chunked = options.get("enable-chunked-prefill") is not False
     budget = options.get("max-num-batched-tokens")
     flag = "--chunked-prefill-size" if is_chunked else "--max-prefill-tokens"

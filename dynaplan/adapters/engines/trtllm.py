@@ -1,6 +1,6 @@
 """TensorRT-LLM: ``trtllm-serve`` as a child of the worker. Flags, metrics, protocol as in its source of 2026.
 
-It takes no API key: whoever may open a connection to 127.0.0.1 may ask it.
+It takes no API key: every process of this machine may ask it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FIRST_SHARED_ID = 1 << 40
 """Below it are the ids that each server counts for itself; those of hand-offs are from here to 2**63."""
 
 MORE_TO_COME = frozenset({"length", "not_finished"})
-"""How a prefilled request ends that has more than its first token to say."""
+"""Finish reasons of a prefilled request whose answer has more than one token."""
 
 SET_HERE = frozenset({"host", "port", "config", "server-role", "metadata-server-config-file"})
 """Flags without which we could not reach the engine, or that bring in another router."""
@@ -108,7 +108,7 @@ def check(options: Options, gpus: float) -> None:
 
 
 def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """How to start it: what it takes as flags, and the rest in a file of its LLM API's options."""
+    """Build the command line, and the file of LLM API options for what is no flag."""
     import yaml
 
     for option, why in gone_options(options, STYLE).items():
@@ -137,7 +137,7 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
 
 
 def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
-    """What stands in the file: metrics, the KV cache, the hand-off; over all that what the section says."""
+    """Compose the file: metrics, the KV cache, the hand-off, and over them the section's own options."""
     built: dict[str, Any] = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
     fraction = memory_fraction(context.gpus, WHOLE_GPU)
     if fraction is not None:
@@ -158,7 +158,7 @@ def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
 async def run_prefill(
     request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
 ) -> None:
-    """Prefill first; the answer says how the decode side gets the KV entries.
+    """Prefill first; the answer's parameters let the decode side fetch the KV entries.
 
     Raises TemporaryError when there is nothing to hand over: the decode side does it all then.
     """
@@ -196,7 +196,7 @@ def make(options: Options, context: EngineContext) -> Engine:
 
 
 def _extra(options: Options) -> Mapping[str, Any]:
-    """What the section wants in the file: a mapping, or its JSON text."""
+    """Read the section's own options for the file: a mapping, or its JSON text."""
     given = options.get(EXTRA) or {}
     if isinstance(given, str):
         try:
@@ -212,7 +212,7 @@ def _extra(options: Options) -> Mapping[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both; where both have a mapping the two of them merged, else what is above."""
+    """Merge ``above`` over ``below``, mappings within them too."""
     merged = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):

@@ -96,10 +96,10 @@ ASK_TO_HOLD = {
 """Compute the prompt and keep its KV blocks for another engine."""
 
 MEMORY_FRACTION = 0.9
-"""What vLLM takes of a GPU that it has for itself, about."""
+"""The part of a whole GPU's memory that vLLM takes by default, about."""
 
 OLD_CONNECTOR = "DynamoNixlConnector"
-"""What configurations written for Dynamo name: NIXL by way of a patch of vLLM that is no more."""
+"""The connector in configurations written for Dynamo: NIXL through a patch of vLLM that is gone."""
 
 GUARD = "dynaplan_vllm_guard.Guard"
 GUARD_DIRECTORY = Path(dynaplan.__file__).parent / "data" / "vllm"
@@ -123,11 +123,11 @@ FLAGS = flag_style(
         }
     ),
 )
-"""``negatable`` are those that vLLM may have on when nobody says anything."""
+"""``negatable`` are the flags that vLLM may have on by default."""
 
 
 def check(options: Options, gpus: float) -> None:
-    """Raises the ConfigError that starting with these options would, as far as it can be foreseen."""
+    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
     check_common(options, "vllm", SET_HERE)
     tensor_parallel_size(options, gpus)
     command_words(options.get("vllm-command"), "vllm-command")
@@ -141,7 +141,7 @@ def check(options: Options, gpus: float) -> None:
 
 
 def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
-    """The command line and environment of one vLLM server."""
+    """Build the command line and environment of one vLLM server."""
     for option, why in gone_options(options, FLAGS).items():
         log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
     model, gpus = str(options["model"]), context.gpus
@@ -171,14 +171,14 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:
-    """The HTTP port, and for the KV transfer one per GPU (older versions bind one per rank)."""
+    """Count the ports: HTTP, and for the KV transfer one per GPU (older versions bind one per rank)."""
     if transfer_config(options, context) is None:
         return 1
     return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
 
 
 def transfer_config(options: Options, context: EngineContext) -> Any:
-    """How KV blocks move: what the user said, else NIXL in a disaggregated graph; None in an aggregated one.
+    """Choose the way KV blocks move: the user's, else NIXL where the graph is disaggregated, else None.
 
     NIXL keeps the blocks in host memory where there is no GPU.
     """
@@ -193,7 +193,7 @@ def transfer_config(options: Options, context: EngineContext) -> Any:
 
 
 def default_program() -> list[str]:
-    """``vllm serve`` of this Python environment, or of PATH; the module where that command cannot work.
+    """Find ``vllm serve`` in this Python environment or on PATH; the module where that command cannot work.
 
     The command reads the version of a package named vllm: without that (builds of another name) it ends at
     once.
@@ -219,9 +219,9 @@ def _is_module(name: str) -> bool:
 
 
 def _guard(options: Options, context: EngineContext) -> tuple[list[str], dict[str, str]]:
-    """The flags and variables by which it asks for the key on all paths.
+    """Return the flags and variables by which vLLM asks for the key on all paths.
 
-    ``middleware: null`` leaves that to vLLM, which asks on some.
+    ``middleware: null`` leaves that to vLLM, which asks on some paths.
     """
     wanted = options.get("middleware", [])
     others = [wanted] if isinstance(wanted, str) else list(wanted or ())
@@ -237,7 +237,7 @@ def _guard(options: Options, context: EngineContext) -> tuple[list[str], dict[st
 
 
 def _shutdown(options: Options) -> list[str]:
-    """Without it SIGTERM would abort, and may leave streams hanging; null leaves it out for old versions."""
+    """The flag without which SIGTERM aborts and may leave streams hanging; null omits it (old versions)."""
     seconds = options.get("shutdown-timeout", round(drain_deadline_s(options, os.environ)))
     return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
 

@@ -1,4 +1,7 @@
-"""Runs in vLLM's process, which may be another Python than ours: nothing but the standard library here."""
+"""Guards vLLM's server by its API key. Runs in vLLM's process, which may be another Python than ours.
+
+Therefore nothing but the standard library is imported here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN = frozenset({"/health", "/metrics"})
-"""What anyone on this machine may ask, as of every worker."""
+"""Paths that need no key, as with every worker."""
 
 
 class Guard:
@@ -24,7 +27,7 @@ class Guard:
         self._key = os.environ["VLLM_API_KEY"].encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass on what bears the key or needs none; 401 for the rest, and no websocket."""
+        """Pass on a request with the key, or one that needs none; refuse others, websockets too."""
         if scope["type"] not in ("http", "websocket") or self._may(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

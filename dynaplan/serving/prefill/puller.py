@@ -21,22 +21,30 @@ MOST_DELIVERIES = 4
 """A request delivered more often than that has killed its workers: it is given up."""
 
 GET_S = 1.0
+"""Seconds that one question to the queue waits for work."""
+
 IN_PROGRESS_EVERY_S = 1.0
+"""Seconds between two messages to the queue that the work goes on."""
+
 RETRY_FIRST_S = 0.1
+"""Seconds before the first retry while the queue is away; the pause doubles from then on."""
+
 RETRY_LONGEST_S = 2.0
+"""The longest pause between two retries."""
+
 ANSWER_WITHIN_S = 10.0
-"""How long an answer is tried to be sent while the queue is away; later nobody waits for it."""
+"""Seconds in which sending an answer is tried while the queue is away; later it is not waited for."""
 
 T = TypeVar("T")
 
 
 class PrefillPuller:
-    """Pulls from the namespace's prefill queue for as long as it runs, whatever becomes of the queue.
+    """Pulls from the namespace's prefill queue for as long as it runs, through outages of the queue.
 
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
-    prefill has ended too, so that one whose worker dies is delivered again. One that cannot be read is
-    acknowledged at once: delivered again it would not get better. An engine that holds its hand-offs until
-    they are taken is told when they are.
+    prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
+    read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` hears
+    when its hand-offs are taken.
     """
 
     def __init__(
@@ -64,7 +72,7 @@ class PrefillPuller:
 
     @property
     def held(self) -> int:
-        """How many requests were taken and are not acknowledged yet."""
+        """The number of requests that were taken and are not acknowledged yet."""
         return len(self._working)
 
     async def run(self) -> None:
@@ -87,15 +95,15 @@ class PrefillPuller:
     async def finish(self) -> None:
         """Take nothing more; return when everything taken is acknowledged.
 
-        What the queue hands over while the last question is still open is done too: giving it back
-        could only delay it.
+        Work that the queue hands over while the last question is still open is done too: giving it back
+        would only delay it.
         """
         self._is_stopping = True
         await self._is_idle.wait()
         await self._working.finish()
 
     async def _listen(self, messenger: Messenger) -> None:
-        """Hear what is taken; once, because the messenger itself subscribes again after an outage."""
+        """Subscribe to releases; once, because the messenger itself subscribes again after an outage."""
         if self._is_listening or not self._release_to:
             return
         await messenger.subscribe(
@@ -152,7 +160,7 @@ class PrefillPuller:
             self._in_hand.discard(request.request_id)
 
     async def _prefill(self, request: RemotePrefillRequest, reply: _Reply) -> None:
-        """Let the engine work; a failure is the answer, unless the decode side has its hand-off already."""
+        """Let the engine work; answer a failure, unless the decode side has its hand-off already."""
         error, is_retryable, status = "the engine handed nothing over", True, 0
         try:
             await self._engine.prefill(request, reply.hand_over)
@@ -167,7 +175,7 @@ class PrefillPuller:
             await reply.refuse(error, is_retryable=is_retryable, status=status)
 
     async def _keep(self, item: WorkItem) -> None:
-        """Tell the queue that the work goes on."""
+        """Tell the queue every second that the work goes on."""
         while True:
             await self._clock.sleep(IN_PROGRESS_EVERY_S)
             try:
@@ -176,7 +184,7 @@ class PrefillPuller:
                 log.debug("the queue is away; work goes on")
 
     async def _persist(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Repeat the call while the queue is away; in the end leave it: the request is delivered again."""
+        """Repeat the call while the queue is away, for 10 s; then the request will be delivered again."""
         give_up_s = self._clock.now_s() + ANSWER_WITHIN_S
         while True:
             try:
@@ -189,7 +197,7 @@ class PrefillPuller:
 
 
 class _Reply:
-    """The one answer to a request."""
+    """The single answer to a request."""
 
     def __init__(
         self, request_id: str, worker: str, release_to: str, send: Callable[[PrefillAnswer], Awaitable[None]]
@@ -201,14 +209,14 @@ class _Reply:
         self.is_sent = False
 
     async def hand_over(self, hand_off: Mapping[str, Any]) -> None:
-        """The engine's word that a decode worker may begin."""
+        """Answer that a decode worker may begin, with the hand-off."""
         if self.is_sent:
             raise RuntimeError(f"prefill {self._request_id} was handed over already")
         await self._send(PrefillAnswer(self._request_id, self._worker, hand_off, release_to=self._release_to))
         self.is_sent = True
 
     async def refuse(self, error: str, *, is_retryable: bool, status: int = 0) -> None:
-        """There is no hand-off."""
+        """Answer that there is no hand-off."""
         await self._send(
             PrefillAnswer(
                 self._request_id, self._worker, error=error, is_retryable=is_retryable, status=status
@@ -218,7 +226,7 @@ class _Reply:
 
 
 def release_subject(namespace: str, worker_name: str) -> str:
-    """Where the decode side says which of this worker's hand-offs it has taken."""
+    """The subject on which the decode side names the hand-offs of this worker that it has taken."""
     return re.sub(r"[\s/\\*>]", "_", f"{namespace}.kv_hand_offs.{worker_name}")
 
 

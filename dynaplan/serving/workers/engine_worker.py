@@ -1,4 +1,4 @@
-"""The stock engine workers: what a decode, an aggregated and a prefill worker do when they start."""
+"""The stock engine workers: the start and the drain of decode, aggregated and prefill workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     """Start the configured engine and serve its OpenAI API: for decode and for aggregated workers.
 
-    Draining, the requests in flight finish first and the engine stops last; one that gets them on a port of
-    its own, when no router sends it any more.
+    In a drain the requests in flight finish first, and the engine stops last. An engine with a port of its
+    own first waits until no router sends it requests any more.
     """
     engine = await _start_engine(runtime, "decode")
     if engine.url:
@@ -33,7 +33,7 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
 async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
     """Start the configured engine and, as soon as this worker is ready, pull from the prefill queue.
 
-    Draining, it stops pulling, finishes and acknowledges what it holds, and waits until its hand-offs
+    In a drain it stops pulling, finishes and acknowledges what it holds, and waits until its hand-offs
     have been taken or have expired.
     """
     most_at_once = WorkerSettings.from_options(runtime.settings).max_concurrent_prefills
@@ -64,9 +64,9 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
 
 
 async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
-    """Stop the engine; it waits for hand-offs to be taken, but not for those that nobody can take any more.
+    """Stop the engine, which waits for its hand-offs to be taken; not when every router has gone.
 
-    An answer that was lost with the queue's server leaves one behind.
+    An answer that was lost with the queue's server leaves a hand-off that no router will take.
     """
     stopping, alone = asyncio.create_task(engine.stop()), asyncio.create_task(routers.gone())
     try:

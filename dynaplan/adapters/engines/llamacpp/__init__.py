@@ -1,1 +1,1 @@
-"""llama.cpp, in process through xllamacpp or as a llama-server binary."""
+"""llama.cpp, by the xllamacpp package or a llama-server program, and its hand-off through slot files."""

@@ -1,4 +1,4 @@
-"""Hands out one llama.cpp server's slots, and moves KV entries between them and files."""
+"""Reserves one llama.cpp server's slots for requests, and moves KV entries between slots and files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HAND_OFF = "kv_slot_file"
-"""The field of a hand-off: ``{"file": name in the scratch directory, "tokens": how many, "slots": N}``.
+"""The field of a hand-off: ``{"file": its name in the scratch directory, "tokens": count, "slots": N}``.
 
-A file can be restored only by a server with as many slots as the one that saved it.
+A file can be restored only by a server with as many slots as the server that saved it.
 """
 
 READ_TIMEOUT_S = 4.0
+"""Seconds that the engine may take to describe its slots."""
+
 SETTLE_S = (0.005, 0.02, 0.05, 0.2)
-"""Between two looks at whether a slot that was given back still computes; the last one repeats."""
+"""Seconds between two looks at whether a slot that was given back still computes; the last one repeats."""
 
 MOVED = {"save": "n_saved", "restore": "n_restored"}
-"""Where the answer to each action tells how many tokens were moved."""
+"""The field in the answer to each action with the number of tokens moved."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One slot as the engine tells it; ``used_tokens`` of one that does not compute are only a cache."""
+    """One slot of the engine; while it does not compute, its ``used_tokens`` are only a cache."""
 
     number: int
     is_computing: bool
@@ -46,10 +48,10 @@ class Slot:
 
 
 class SlotDesk:
-    """Where slots are taken and given back.
+    """The place where frontends reserve slots and give them back.
 
-    ``reserving`` counts the requests that wait for their reservation now; ``restored`` and ``not_restored``
-    count the hand-offs that were taken over here, and those that could not be.
+    ``reserving`` counts the requests that wait for their reservation now, ``restored`` the hand-offs that
+    were taken over here, ``not_restored`` the hand-offs that could not be.
     """
 
     def __init__(
@@ -64,14 +66,14 @@ class SlotDesk:
         self.reserving = self.restored = self.not_restored = 0
 
     def routes(self) -> Sequence[Route]:
-        """Reserving a slot before a request, and giving it back after: for frontends."""
+        """The routes by which frontends reserve a slot before a request and give it back after it."""
         return (
             Route("POST", "/kv_slots/reserve", self._reserve, is_counted=False),
             Route("POST", "/kv_slots/release", self._release, is_work=False),
         )
 
     async def look(self) -> Sequence[Slot]:
-        """The slots now, of which the pool hears too; TemporaryError when the engine does not tell."""
+        """Read the slots, for the pool too; raises TemporaryError when the engine cannot be asked."""
         text = await self._client.text("/slots", READ_TIMEOUT_S)
         try:
             slots = [
@@ -84,24 +86,24 @@ class SlotDesk:
         return slots
 
     async def save(self, slot: int, name: str) -> int:
-        """Write the slot's KV entries into a file of that name; for how many tokens."""
+        """Write the slot's KV entries into a file of that name; returns the number of tokens saved."""
         return await self._move(slot, "save", name)
 
     def give_back(self, owner: str, *, is_idle: bool = False) -> None:
-        """The owner needs his slot no more; it is free at once, or when the engine is seen not to compute."""
+        """Free the owner's slot: at once if it ``is_idle``, else when it is seen not to compute."""
         self._pool.give_back(owner, is_idle=is_idle)
         if self._pool.leaving and (self._settling is None or self._settling.done()):
             self._settling = asyncio.create_task(self._settle(), name="slots given back")
 
     async def close(self) -> None:
-        """Look after nothing any more."""
+        """Stop looking after slots that were given back."""
         settling, self._settling = self._settling, None
         if settling is not None:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
     async def _settle(self) -> None:
-        """Look until the slots that were given back are idle."""
+        """Look at the engine until the slots that were given back are idle."""
         looks = 0
         while self._pool.leaving:
             with contextlib.suppress(TemporaryError):
@@ -111,7 +113,7 @@ class SlotDesk:
                 looks += 1
 
     async def _reserve(self, http: web.Request) -> web.Response:
-        """A slot for one request, and the fields by which the request gets it; waits while all are taken."""
+        """Reserve a slot for one request and answer with the fields that name it; may wait for a slot."""
         from aiohttp import web
 
         try:
@@ -129,18 +131,18 @@ class SlotDesk:
         return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
 
     async def _taken(self, request_id: str, hand_off: object) -> int:
-        """The request's slot, its prompt restored into it; TemporaryError when it is released meanwhile."""
+        """Take a slot and restore the prompt into it; TemporaryError when it is released meanwhile."""
         slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)
         except BaseException:
             self.give_back(request_id)
             raise
-        self._pool.told(request_id)
+        self._pool.announce(request_id)
         return slot
 
     async def _release(self, http: web.Request) -> web.Response:
-        """The request has ended, or never came."""
+        """Give back the slot of a request that has ended, or that never came."""
         from aiohttp import web
 
         try:
@@ -151,7 +153,7 @@ class SlotDesk:
         return web.json_response({})
 
     async def _restore(self, slot: int, hand_off: object) -> None:
-        """Take the KV entries over; without them the engine computes the prompt itself."""
+        """Take the KV entries over; where that fails, the engine computes the prompt itself."""
         if not hand_off:
             return
         try:
@@ -163,14 +165,14 @@ class SlotDesk:
             self.restored += 1
 
     def _file_of(self, hand_off: object) -> str:
-        """The name of its file; TemporaryError says why it cannot be restored here."""
+        """Find the hand-off's file; TemporaryError says why it cannot be restored here."""
         taken = hand_off.get(HAND_OFF) if isinstance(hand_off, Mapping) else None
         if not isinstance(taken, Mapping):
             raise TemporaryError(f"it has no {HAND_OFF}")
         if taken.get("slots") != self._slots:
             raise TemporaryError(
                 f"the prefill worker has {taken.get('slots')} slots, this worker {self._slots}",
-                hint="give both the same max-num-seqs (or parallel)",
+                hint="Give both the same max-num-seqs (or parallel).",
             )
         name = self._files.find(taken.get("file"))
         if not name:

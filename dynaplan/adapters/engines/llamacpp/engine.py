@@ -1,4 +1,4 @@
-"""llama.cpp: one real engine for any machine, with a real hand-off of KV entries through slot files."""
+"""llama.cpp: a real engine for any machine, with a real hand-off of KV entries through slot files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LlamaCppEngine(ServerEngine):
         self._context_tokens = 0
 
     async def start(self) -> None:
-        """Delete what an earlier life has left, then start as every server does."""
+        """Delete the files of an earlier life, then start as every server does."""
         self._files.delete_all()
         await super().start()
 

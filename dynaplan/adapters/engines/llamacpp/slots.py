@@ -1,7 +1,7 @@
-"""Who has which of llama.cpp's slots, and the files in which KV entries travel from one slot to another.
+"""Reservations of llama.cpp's slots, and the files in which KV entries travel from one slot to another.
 
-llama.cpp lets anybody name a slot and makes him wait while it computes. Exclusive use, so that what was
-restored into a slot is still there when its request comes, is ours to see to.
+llama.cpp lets any request name a slot, and makes it wait while the slot computes. It does not reserve a slot:
+that entries restored into one are still there when their request comes is ensured here.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from dynaplan.domain.errors import TemporaryError
 log = logging.getLogger(__name__)
 
 UNUSED_S = 10.0
-"""How long a slot may not compute once its owner was told of it: whoever asked for it has died."""
+"""Seconds after which a reserved slot that does not compute is taken back: its frontend has died."""
 
 
 class _Reserved:
-    """One slot's owner has it; ``idle_since_s`` is since when it has been seen not to compute, or None.
+    """One reservation of a slot.
 
-    Before he ``is_told``, nobody expects it to compute.
+    ``idle_since_s`` is the time since which the slot has been seen not to compute, None while it computes.
+    A slot is expected to compute only once the reservation ``is_announced`` to its owner.
     """
 
-    __slots__ = ("idle_since_s", "is_told", "slot")
+    __slots__ = ("idle_since_s", "is_announced", "slot")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
-        self.is_told = False
+        self.is_announced = False
         self.idle_since_s: float | None = None
 
 
 class SlotPool:
-    """The slots 0 to ``count`` - 1, each of one owner at a time; who comes first is served first.
+    """The slots 0 to ``count`` - 1, each reserved for one owner at a time, in the order of asking.
 
-    The slot that has been free longest goes first: what the others still hold may serve as a prefix. A slot
-    that is given back is free once the engine has been seen not to compute there (``observe``): the request
-    of a client that left may go on for a moment. One that was ``told`` to its owner and does not compute for
-    ``unused_s`` is taken back; 0 means that nothing ever is.
+    The slot that has been free longest is given out first: the KV entries in the others may still serve as a
+    prefix. A slot that is given back is free once the engine has been seen not to compute there
+    (``observe``): the request of a client that left may go on for a moment. A slot that was announced to its
+    owner (``announce``) and does not compute for ``unused_s`` seconds is taken back; 0 means never.
     """
 
     def __init__(self, count: int, now_s: Callable[[], float], unused_s: float = UNUSED_S) -> None:
@@ -57,21 +58,21 @@ class SlotPool:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot."""
+        """The number of owners that wait for a slot."""
         return len(self._waiting)
 
     @property
     def reserved(self) -> int:
-        """How many have one."""
+        """The number of slots that are reserved."""
         return len(self._reserved)
 
     @property
     def leaving(self) -> int:
-        """How many slots were given back and not yet seen idle."""
+        """The number of slots that were given back and are not yet seen idle."""
         return len(self._leaving)
 
     async def take(self, owner: str) -> int:
-        """A slot, as soon as there is one; the one that the owner has, if any.
+        """Wait for a slot and return its number; an owner that has one gets the same again.
 
         Raises TemporaryError when the owner gives it back meanwhile.
         """
@@ -90,13 +91,13 @@ class SlotPool:
                 del self._waiting[owner]
             raise
 
-    def told(self, owner: str) -> None:
-        """The owner hears of his slot now: from now on it is expected to compute."""
+    def announce(self, owner: str) -> None:
+        """Note that the owner hears of its slot now: from now on the slot is expected to compute."""
         if owner in self._reserved:
-            self._reserved[owner].is_told = True
+            self._reserved[owner].is_announced = True
 
     def give_back(self, owner: str, *, is_idle: bool = False) -> None:
-        """The owner needs none any more; nothing happens when he has none.
+        """End the owner's reservation, if it has one, and its waiting for one.
 
         ``is_idle`` says that the engine is known not to compute there.
         """
@@ -111,12 +112,12 @@ class SlotPool:
             self._leaving.add(held.slot)
 
     def observe(self, computing: Collection[int]) -> None:
-        """In these slots the engine computes now, in the others it does not."""
+        """Note the slots in which the engine computes now; in the others it does not."""
         for slot in sorted(self._leaving.difference(computing)):
             self._leaving.discard(slot)
             self._free.append(slot)
         for owner, held in list(self._reserved.items()):
-            if held.slot in computing or not held.is_told:
+            if held.slot in computing or not held.is_announced:
                 held.idle_since_s = None
             elif held.idle_since_s is None:
                 held.idle_since_s = self._now_s()
@@ -142,26 +143,26 @@ class SlotPool:
 
 
 class SlotFiles:
-    """The files that a worker has saved slots into, in ``directory``, held until they have been read.
+    """The files into which a worker has saved slots, in ``directory``, held until they have been read.
 
-    Their names begin with ``{worker_name}.``; one that nobody releases in ``hold_s`` is deleted.
+    Their names begin with ``{worker_name}.``. A file that is not released within ``hold_s`` is deleted.
     """
 
     def __init__(self, directory: str, worker_name: str, hold_s: float = HOLD_S) -> None:
         self._directory = Path(directory) if directory else None
         self._worker_name = worker_name
-        # A life's own: a file name of the last one may still be under way.
+        # The random part tells them from files of the worker's last life, whose names may still be under way.
         self._names = (f"{worker_name}.{secrets.token_hex(4)}.{number}.kv" for number in itertools.count(1))
         self._of: dict[str, list[str]] = {}
         self.holds = Holds(self._delete_of, hold_s)
 
     @property
     def directory(self) -> Path | None:
-        """Where they are; None when this worker has no such place."""
+        """The directory of the files; None when this worker has none."""
         return self._directory
 
     def new_name(self) -> str:
-        """A name that no other file has had."""
+        """Make a name that no other file has had."""
         return next(self._names)
 
     def assign(self, request_id: str, name: str) -> None:
@@ -186,7 +187,7 @@ class SlotFiles:
                 self.delete(path.name)
 
     def find(self, name: object) -> str:
-        """The name when it is that of a file here, else "": it comes from another process."""
+        """Return the name if it is that of a file here, else ""; it comes from another process."""
         if self._directory is None or not isinstance(name, str) or name != Path(name).name:
             return ""
         path = self._directory / name

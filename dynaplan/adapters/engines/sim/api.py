@@ -24,15 +24,21 @@ FILLER_TEXT = (
     "quartz river stone tundra upland valley willow xenon yonder zephyr"
 )
 FILLER_TOKENS = 4096
+"""The length of the filler in tokens, after which it repeats."""
+
 LEAST_NATURAL_TOKENS = 48
+"""The fewest tokens of an answer that ends by itself."""
+
 NATURAL_SPREAD_TOKENS = 64
+"""The number of lengths, from the fewest on, among which the prompt chooses."""
+
 DONE = b"data: [DONE]\n\n"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKv:
-    """Where the KV entries of a prompt wait to be taken."""
+    """The place where the KV entries of a prompt wait to be taken."""
 
     host: str
     port: int
@@ -41,7 +47,7 @@ class RemoteKv:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CompletionRequest:
     """One OpenAI request, checked. ``ends_with`` is the answer's finish reason."""
 
     prompt: tuple[int, ...]
@@ -54,7 +60,7 @@ class Ask:
     remote_kv: RemoteKv | None = None
 
 
-def read_ask(body: object, *, is_chat: bool, model: str, context_tokens: int) -> Ask:
+def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int) -> CompletionRequest:
     """Check a request's body; raises UserError saying what is wrong with it."""
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
@@ -68,7 +74,7 @@ def read_ask(body: object, *, is_chat: bool, model: str, context_tokens: int) ->
         )
     max_tokens, ends_with = _answer_tokens(body, prompt, room)
     options = body.get("stream_options")
-    return Ask(
+    return CompletionRequest(
         prompt=prompt,
         max_tokens=max_tokens,
         ends_with=ends_with,
@@ -81,7 +87,7 @@ def read_ask(body: object, *, is_chat: bool, model: str, context_tokens: int) ->
 
 
 def _answer_tokens(body: Mapping[str, Any], prompt: Sequence[int], room: int) -> tuple[int, str]:
-    """How long the answer is, and why it ends: by itself when no limit is given."""
+    """Choose the answer's length in tokens and its finish reason; without a limit it ends by itself."""
     limit = _token_count(body, "max_completion_tokens", 1) or _token_count(body, "max_tokens", 1)
     if limit is not None:
         if limit > room:
@@ -116,7 +122,7 @@ def _remote_kv(params: object) -> RemoteKv | None:
 
 
 class AnswerText:
-    """The pieces of every answer, JSON-encoded without their quotes."""
+    """The text of every answer in pieces, JSON-encoded without their quotes."""
 
     def __init__(self, seed: int) -> None:
         self._introduction = _pieces(INTRODUCTION)
@@ -130,7 +136,7 @@ class AnswerText:
         self._filler = _pieces(" ".join(words))[:FILLER_TOKENS]
 
     def pieces(self, offset: int, start: int, stop: int) -> list[bytes]:
-        """The tokens from start to before stop of the answer whose filler begins at offset."""
+        """Return the tokens ``start`` to ``stop`` - 1 of the answer whose filler begins at ``offset``."""
         introduction, filler = self._introduction, self._filler
         pieces = introduction[start:stop]
         shift = offset - len(introduction)
@@ -152,51 +158,51 @@ def _pieces(text: str) -> list[bytes]:
 class Rendering:
     """The answer to one request as bytes. ``number`` makes its id unique."""
 
-    __slots__ = ("_ask", "_head", "_last_tail", "_offset", "_start", "_tail", "_text")
+    __slots__ = ("_asked", "_head", "_last_tail", "_offset", "_start", "_tail", "_text")
 
-    def __init__(self, ask: Ask, text: AnswerText, number: str) -> None:
-        self._ask = ask
+    def __init__(self, asked: CompletionRequest, text: AnswerText, number: str) -> None:
+        self._asked = asked
         self._text = text
-        self._offset = hash(ask.prompt) % FILLER_TOKENS
+        self._offset = hash(asked.prompt) % FILLER_TOKENS
         created_s = int(time.time())  # the API's only wall-clock value
-        prefix, kind = ("chatcmpl", "chat.completion") if ask.is_chat else ("cmpl", "text_completion")
-        if ask.is_chat and ask.is_stream:
+        prefix, kind = ("chatcmpl", "chat.completion") if asked.is_chat else ("cmpl", "text_completion")
+        if asked.is_chat and asked.is_stream:
             kind += ".chunk"
         self._start = (
             f'{{"id":"{prefix}-{number}","object":"{kind}","created":{created_s},'
-            f'"model":{json.dumps(ask.model)},"choices":['
+            f'"model":{json.dumps(asked.model)},"choices":['
         ).encode()
-        inner, close = (b'"delta":{"content":"', b'"}') if ask.is_chat else (b'"text":"', b'"')
+        inner, close = (b'"delta":{"content":"', b'"}') if asked.is_chat else (b'"text":"', b'"')
         self._head = b"data: " + self._start + b'{"index":0,' + inner
         self._tail = close + b',"logprobs":null,"finish_reason":null}]}\n\n'
-        self._last_tail = close + _finish(ask.ends_with) + b"}]}\n\n"
+        self._last_tail = close + _finish(asked.ends_with) + b"}]}\n\n"
 
     def events(self, start: int, stop: int, *, is_last: bool) -> bytes:
-        """The events of the tokens from start to before stop; the very last tells the finish reason."""
+        """Render the tokens ``start`` to ``stop`` - 1 as events; the last of all has the finish reason."""
         first = self._head
-        if start == 0 and self._ask.is_chat:
+        if start == 0 and self._asked.is_chat:
             first = first.replace(b'"delta":{', b'"delta":{"role":"assistant",')
         pieces = self._text.pieces(self._offset, start, stop)
         return first + (self._tail + self._head).join(pieces) + (self._last_tail if is_last else self._tail)
 
     def ending(self, emitted: int, cached: int) -> bytes:
-        """What follows the tokens: the usage, if asked for, and the end of the stream."""
-        if not self._ask.is_usage_included:
+        """Render the end of the stream after the tokens: the usage, if asked for, and ``[DONE]``."""
+        if not self._asked.is_usage_included:
             return DONE
         return b'data: %b],"usage":%b}\n\n%b' % (self._start, self._usage(emitted, cached), DONE)
 
     def document(self, emitted: int, cached: int) -> bytes:
-        """The whole answer as one JSON document."""
+        """Render the whole answer as one JSON document."""
         content = b'"%b"' % b"".join(self._text.pieces(self._offset, 0, emitted))
-        if self._ask.is_chat:
+        if self._asked.is_chat:
             inner = b'"message":{"role":"assistant","content":%b}' % content
         else:
             inner = b'"text":%b' % content
-        end, usage = _finish(self._ask.ends_with), self._usage(emitted, cached)
+        end, usage = _finish(self._asked.ends_with), self._usage(emitted, cached)
         return b'%b{"index":0,%b%b}],"usage":%b}' % (self._start, inner, end, usage)
 
     def _usage(self, emitted: int, cached: int) -> bytes:
-        prompt = len(self._ask.prompt)
+        prompt = len(self._asked.prompt)
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": emitted,
@@ -211,12 +217,12 @@ def _finish(reason: str) -> bytes:
 
 
 def error_document(message: str, kind: str) -> bytes:
-    """An error as OpenAI's API tells it."""
+    """Render an error in the shape of OpenAI's API."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
 
 
 def models_document(model: str, context_tokens: int) -> dict[str, Any]:
-    """The answer of ``GET /v1/models``."""
+    """Compose the answer of ``GET /v1/models``."""
     card = {
         "id": model,
         "object": "model",

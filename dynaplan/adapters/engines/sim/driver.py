@@ -1,4 +1,4 @@
-"""Drives the engine model in real time: begins a step, waits for its duration, tells its end.
+"""Drives the engine model in real time: begins a step, waits for its duration, reports its end.
 
 Timers of the event loop do it, not a task: an engine without requests has no timer and costs nothing. The end
 of a step is counted from the end of the step before, so that late timers do not slow the engine down.
@@ -13,8 +13,13 @@ from collections.abc import Callable
 from dynaplan.core.engine.model import EngineModel
 
 INSTANT_SLICE_S = 0.001
+"""Seconds of instant steps after which the event loop gets its turn."""
+
 FOLD_S = 0.001
+"""Decode steps are done several at once up to this many seconds together."""
+
 MOST_LATE_S = 0.05
+"""Seconds of a late timer that are made up for by shorter waits; later than that the engine slows down."""
 
 
 class StepDriver:
@@ -41,13 +46,13 @@ class StepDriver:
         self._is_step_pending = False
 
     def wake(self) -> None:
-        """Something changed in the model: go on stepping if there is something to do."""
+        """Go on stepping, after a change in the model, if there is work to do."""
         if self._timer is None and not self._model.is_idle:
             self._due_s = self._loop.time()
             self._timer = self._loop.call_soon(self._turn)
 
     def stop(self) -> None:
-        """Step no more."""
+        """Stop stepping."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -60,7 +65,7 @@ class StepDriver:
             self._on_failure(error)
 
     def _step(self) -> asyncio.Handle | None:
-        """End the step that is due, and begin the next; the timer of its end, or None when there is none."""
+        """End the step that is due and begin the next; returns the timer of its end, None without a step."""
         if self._is_step_pending:
             self._is_step_pending = False
             self._on_progress()
@@ -75,7 +80,7 @@ class StepDriver:
         return self._loop.call_at(self._due_s, self._turn)
 
     def _step_instantly(self) -> asyncio.Handle | None:
-        """Step for a slice of time; the callback of the next slice, or None when nothing is left to do."""
+        """Step for a slice of time; returns the handle of the next slice, None when no work is left."""
         end_s = self._loop.time() + INSTANT_SLICE_S
         is_stuck = False
         while not self._model.is_idle and not is_stuck and self._loop.time() < end_s:

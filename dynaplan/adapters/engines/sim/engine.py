@@ -14,11 +14,11 @@ from aiohttp import web
 
 from dynaplan.adapters.engines.sim.api import (
     AnswerText,
-    Ask,
+    CompletionRequest,
     Rendering,
     error_document,
     models_document,
-    read_ask,
+    read_request,
 )
 from dynaplan.adapters.engines.sim.driver import StepDriver
 from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts, KvFetcher
@@ -43,7 +43,7 @@ STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Con
 
 
 class _Answer:
-    """One request on its way: what the model has emitted and what is due to be written."""
+    """One request on its way: the tokens that the model has emitted, and a waiter for more."""
 
     __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "transport", "waiter")
 
@@ -59,7 +59,7 @@ class _Answer:
         self.waiter: asyncio.Future[None] | None = None
 
     async def progress(self, seen_tokens: int) -> None:
-        """Return when there are more tokens than those seen (a stream), or all; raises the failure."""
+        """Wait for more tokens than ``seen_tokens`` (a stream), or for all; raises the failure."""
         while not self.is_finished and not (self.is_streamed and self.ready_tokens > seen_tokens):
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
@@ -67,14 +67,14 @@ class _Answer:
             raise self.failure
 
     def advance(self, tokens: int) -> None:
-        """There are so many tokens now."""
+        """Note the number of tokens emitted so far."""
         self.ready_tokens = tokens
         self.is_finished = self.request.state >= RequestState.HELD
         if self.is_finished or self.is_streamed:
             self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """There will be no more tokens."""
+        """End the answer with that failure."""
         self.failure = failure
         self.is_finished = True
         self._wake()
@@ -116,7 +116,7 @@ class SimEngine:
         self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
 
     async def stop(self) -> None:
-        """Wait for held hand-offs, then end whatever else there is; a failed engine has none to give."""
+        """Wait for held hand-offs, then end every request; a failed engine does not wait."""
         try:
             if self._failure is None:
                 await self._held.holds.wait_empty()
@@ -140,7 +140,7 @@ class SimEngine:
         self._held.holds.release_all()
 
     async def died(self) -> None:
-        """Raises PermanentError when the engine has failed; until then it does not return."""
+        """Raise PermanentError when the engine has failed; until then it does not return."""
         await self._failed.wait()
         raise PermanentError(f"the engine failed: {self._failure!r}")
 
@@ -239,25 +239,27 @@ class SimEngine:
 
     async def _complete(self, http: web.Request, *, is_chat: bool) -> web.StreamResponse:
         try:
-            ask = self._read(json.loads(await http.read()), is_chat=is_chat)
+            asked = self._read(json.loads(await http.read()), is_chat=is_chat)
         except UserError as error:
             return _error(str(error), 400)
         except ValueError as error:
             return _error(f"the request body is not JSON: {error}", 400)
-        is_remote = ask.remote_kv is not None and await self._fetcher.fetch(ask.remote_kv, len(ask.prompt))
+        is_remote = asked.remote_kv is not None and await self._fetcher.fetch(
+            asked.remote_kv, len(asked.prompt)
+        )
         number = self._next_number()
         request = EngineRequest(
             number,
-            len(ask.prompt),
-            ask.max_tokens,
-            self._hashes(ask.prompt),
+            len(asked.prompt),
+            asked.max_tokens,
+            self._hashes(asked.prompt),
             is_remote=is_remote,
-            finish_reason=ask.ends_with,
+            finish_reason=asked.ends_with,
         )
-        answer = _Answer(request, is_streamed=ask.is_stream, transport=http.transport)
+        answer = _Answer(request, is_streamed=asked.is_stream, transport=http.transport)
         try:
             self._submit(answer)
-            return await self._respond(http, answer, ask, Rendering(ask, self._text, number))
+            return await self._respond(http, answer, asked, Rendering(asked, self._text, number))
         except RequestRefused as refusal:
             return _error(str(refusal), refusal.status)
         except PermanentError as error:
@@ -266,11 +268,11 @@ class SimEngine:
             self._close(answer)
 
     async def _respond(
-        self, http: web.Request, answer: _Answer, ask: Ask, rendering: Rendering
+        self, http: web.Request, answer: _Answer, asked: CompletionRequest, rendering: Rendering
     ) -> web.StreamResponse:
         await answer.progress(0)
         tokens, cached_tokens = answer.ready_tokens, answer.request.cached_tokens
-        if not ask.is_stream:
+        if not asked.is_stream:
             return web.Response(body=rendering.document(tokens, cached_tokens), headers=JSON_HEADERS)
         if not answer.is_finished:
             return await self._stream(http, answer, rendering)
@@ -299,9 +301,9 @@ class SimEngine:
                 http.transport.abort()
         return response
 
-    def _read(self, body: object, *, is_chat: bool) -> Ask:
+    def _read(self, body: object, *, is_chat: bool) -> CompletionRequest:
         context_tokens = self._settings.context_tokens
-        return read_ask(body, is_chat=is_chat, model=self._options.model, context_tokens=context_tokens)
+        return read_request(body, is_chat=is_chat, model=self._options.model, context_tokens=context_tokens)
 
     def _hashes(self, prompt: Sequence[int]) -> Sequence[int]:
         if not self._settings.is_prefix_caching:

@@ -87,7 +87,7 @@ class KvFetcher:
         self.transfer_s = 0.0
 
     async def fetch(self, source: RemoteKv, prompt_tokens: int) -> bool:
-        """Take the prompt's KV entries; False when they are not to be had: compute them here."""
+        """Take the prompt's KV entries; False when they cannot be had, so that they are computed here."""
         self.asked_tokens += prompt_tokens
         self.on_the_way += 1
         try:

@@ -1,4 +1,4 @@
-"""Where step timings come from: measured profiles (shipped, or the user's files) and fitted polynomials."""
+"""Finds step timings: in measured profiles (shipped, or the user's files) and fitted polynomials."""
 
 from __future__ import annotations
 

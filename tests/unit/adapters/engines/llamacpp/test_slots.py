@@ -114,7 +114,7 @@ async def test_a_slot_that_is_reserved_and_never_computes_is_taken_back(clock: M
     pool = SlotPool(2, clock.now_s)
     for owner in ("its frontend has died", "computes"):
         await pool.take(owner)
-        pool.told(owner)
+        pool.announce(owner)
     for second in range(int(UNUSED_S) + 1):
         clock.time_s = second
         pool.observe({1})
@@ -126,20 +126,20 @@ async def test_the_time_in_which_a_prompt_is_restored_does_not_count_as_unused(c
     await pool.take("a")
     for clock.time_s in (0, 2 * UNUSED_S):
         pool.observe(())
-    pool.told("a")
+    pool.announce("a")
     for clock.time_s in (2 * UNUSED_S, 3 * UNUSED_S - 1):
         pool.observe(())
     assert (pool.reserved, pool.taken_back) == (1, 0)
     clock.time_s = 3 * UNUSED_S
     pool.observe(())
     assert (pool.reserved, pool.taken_back) == (0, 1)
-    pool.told("a")
+    pool.announce("a")
 
 
 async def test_computing_now_and_then_keeps_a_slot(clock: ManualClock) -> None:
     pool = SlotPool(1, clock.now_s)
     await pool.take("a")
-    pool.told("a")
+    pool.announce("a")
     for second in range(100):
         clock.time_s = second
         pool.observe({0} if second % 9 == 0 else ())
@@ -149,7 +149,7 @@ async def test_computing_now_and_then_keeps_a_slot(clock: ManualClock) -> None:
 async def test_where_nothing_is_taken_back_a_slot_stays_with_its_owner(clock: ManualClock) -> None:
     pool = SlotPool(1, clock.now_s, unused_s=0)
     await pool.take("a")
-    pool.told("a")
+    pool.announce("a")
     pool.observe(())
     clock.time_s = 1000
     pool.observe(())
