@@ -24,7 +24,6 @@ NEITHER_VERB_NOR_NOUN = frozenset(
 
 ROOMS_WITH_RIDDLES = frozenset(
     {
-        "dynaplan/adapters/engines/",
         "dynaplan/adapters/profiles/",
         "dynaplan/adapters/recorders/",
         "dynaplan/adapters/traces/",
@@ -35,7 +34,6 @@ ROOMS_WITH_RIDDLES = frozenset(
         "dynaplan/core/profiling/",
         "dynaplan/core/routing/",
         "dynaplan/core/sizing/",
-        "dynaplan/data/vllm/dynaplan_vllm_guard.py",
         "dynaplan/domain/engine.py",
         "dynaplan/domain/masking.py",
         "dynaplan/domain/measurements.py",
@@ -50,9 +48,7 @@ ROOMS_WITH_RIDDLES = frozenset(
         "dynaplan/sdk/",
         "dynaplan/serving/frontend/",
         "dynaplan/serving/openai_api.py",
-        "dynaplan/serving/prefill/",
         "dynaplan/serving/routing/",
-        "dynaplan/serving/workers/",
         "dynaplan/simulator/meter.py",
         "dynaplan/simulator/oracle/",
         "dynaplan/simulator/outcome.py",
@@ -65,7 +61,6 @@ ROOMS_WITH_RIDDLES = frozenset(
         "dynaplan/simulator/service.py",
         "dynaplan/simulator/shell/",
         "dynaplan/simulator/timeline.py",
-        "dynaplan/worker/",
         "graphs/hello_world.py",
     }
 )
