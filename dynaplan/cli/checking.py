@@ -1,4 +1,4 @@
-"""What a child process would refuse, refused by ``serve`` before anything starts."""
+"""Checks of ``serve`` before anything starts: a child process would refuse the same."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _found(value: object, directory: Path, is_new: bool) -> str:
 
 
 def _frontend_name(config: Sections) -> str:
-    """What the Frontend calls the model when its workers do not say; it reads this of Common unasked."""
+    """The Frontend's name for the model when its workers have none; it reads Common's unasked."""
     sections = (section_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
 

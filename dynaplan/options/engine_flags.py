@@ -12,7 +12,7 @@ from dynaplan.options.stock import OURS, gone_from, names_of
 
 @dataclass(frozen=True)
 class FlagStyle:
-    """How one engine takes its flags.
+    """The way in which one engine takes its flags.
 
     ``handled`` are options that the adapter itself turns into flags. ``renamed`` gives an option the engine's
     name for it. ``gone`` are options of older versions that the engine takes no more, and what came of them:

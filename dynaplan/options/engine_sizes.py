@@ -1,4 +1,4 @@
-"""What an engine's options say of what it holds, by the simulated engine's names."""
+"""The sizes of an engine as its options tell them, by the simulated engine's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TELLS_SLOTS = frozenset({"llamacpp"})
 
 
 def sizes_of(options: Options) -> dict[str, int]:
-    """Request slots, tokens of a step and of the context, and of the KV cache: those that the options tell.
+    """The request slots, and the tokens of a step, of the context and of the KV cache, where options tell.
 
     What is no whole number above 0 (vLLM takes ``32k``) is left out: to check options is the engine's task.
     """

@@ -13,7 +13,7 @@ from dynaplan.domain.settings.routing import DECODE_COMPONENT
 from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig
 
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
-"""Where a Frontend looks for its options, the strongest first."""
+"""The sections with options of a Frontend, the strongest first."""
 
 NAMES = ("served-model-name", "model")
 """Options that name the model, the stronger first; the Frontend reads them of Common unasked."""

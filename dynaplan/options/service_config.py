@@ -65,7 +65,7 @@ class ServiceConfig(dict[str, dict[str, Any]]):
         return _parsed(self, service_name)
 
     def as_args(self, service_name: str, prefix: str = "") -> list[str]:
-        """The options of a service as command-line tokens; with a prefix, those that have it, without it."""
+        """The options of a service as command-line tokens; a prefix chooses and is cut off."""
         arguments: list[str] = []
         for key, value in self.get_parsed_config(service_name).items():
             if key.startswith(prefix):
@@ -79,7 +79,7 @@ def section_options(config: Mapping[str, Mapping[str, Any]], service_name: str) 
 
 
 def common_values(config: Mapping[str, Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, Any]:
-    """What the section's ``common-configs`` takes from ``Common``: keys that it does not set itself."""
+    """The values that a section's ``common-configs`` takes from ``Common``, its own keys apart."""
     own = {kebab(key) for key in section}
     common = {kebab(key): (key, value) for key, value in config.get(COMMON, {}).items()}
     wanted = (kebab(key) for key in names_of_common(section) if kebab(key) not in own)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dynaplan.options.stock import PLANNER
+from functools import partial
+
+from dynaplan.options.known import known
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.endpoints import async_on_start
 from dynaplan.sdk.interfaces import PlannerInterface
 from dynaplan.sdk.service import ComponentType, service
 
 
-@service(dynamo={"component_type": ComponentType.PLANNER}, options=PLANNER)
+@service(dynamo={"component_type": ComponentType.PLANNER}, options=partial(known, "PLANNER"))
 class Planner(PlannerInterface):
     """Watches the load and writes the desired numbers of workers."""
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.settings.worker import SIMULATED
 from dynaplan.options.overrides import Sections
 from dynaplan.profiler.aiperf import Aiperf
 from dynaplan.profiler.configuration import Kind, engine_name
@@ -89,7 +90,7 @@ async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress:
     async with MeasuredDeployment(stage.plan) as deployment:
         model = await served_model(deployment.url)
         engine = engine_name(stage.config)
-        async with CompletionClient(deployment.url, model, takes_text=engine == "sim") as client:
+        async with CompletionClient(deployment.url, model, takes_text=engine == SIMULATED) as client:
             await warm_up(client)
             facts = await engine_facts(deployment.url, deployment.worker_url, engine, stage.max_kv_tokens)
             journal.add(stage.key(engine=True), facts.to_document())

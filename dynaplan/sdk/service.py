@@ -59,13 +59,13 @@ class Service(Generic[T]):
         config: DecoratorConfig,
         *,
         in_process_of: str = "",
-        options: Options | None = None,
+        options: Options | Callable[[], Options] | None = None,
     ) -> None:
         check_interface(inner)
         self.inner = inner
         self.config = config
         self.in_process_of = in_process_of
-        self.options = options
+        self._options = options
         self.role = _role(inner.__name__, config.component_type)
         self.declared = dependencies_of(inner)
         self.dependencies: dict[str, Service[Any]] = {
@@ -78,6 +78,11 @@ class Service(Generic[T]):
     def name(self) -> str:
         """The class's name; also the service's section in a configuration."""
         return self.inner.__name__
+
+    @property
+    def options(self) -> Options | None:
+        """The known options by key; None when the service takes any key."""
+        return self._options() if callable(self._options) else self._options
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
@@ -163,7 +168,7 @@ def service(
     workers: int = 1,
     envs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     in_process_of: str | None = None,
-    options: Options | None = None,
+    options: Options | Callable[[], Options] | None = None,
     **ignored: Any,
 ) -> Callable[[type[T]], Service[T]]: ...
 def service(inner: Any = None, /, **arguments: Any) -> Any:

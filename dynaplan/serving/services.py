@@ -5,7 +5,9 @@ Each service's implementation is imported when its process starts, so that a gra
 
 from __future__ import annotations
 
-from dynaplan.options.stock import FRONTEND, PROCESSOR, ROUTER, WORKER
+from functools import partial
+
+from dynaplan.options.known import known
 from dynaplan.sdk.context import dynamo_context
 from dynaplan.sdk.dependency import depends
 from dynaplan.sdk.endpoints import async_on_start
@@ -13,7 +15,9 @@ from dynaplan.sdk.interfaces import PlannerInterface
 from dynaplan.sdk.service import ComponentType, service
 
 
-@service(dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=WORKER)
+@service(
+    dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=partial(known, "WORKER")
+)
 class PrefillWorker:
     """Pulls prompts from the prefill queue, computes their KV blocks and hands them to a decode worker."""
 
@@ -25,7 +29,9 @@ class PrefillWorker:
         await start_prefill_worker(dynamo_context["runtime"])
 
 
-@service(dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=WORKER)
+@service(
+    dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=partial(known, "WORKER")
+)
 class VllmWorker:
     """Decodes; with no prefill worker it prefills as well. Serves the engine's own OpenAI API."""
 
@@ -39,7 +45,7 @@ class VllmWorker:
         await start_decode_worker(dynamo_context["runtime"])
 
 
-@service(in_process_of="Frontend", options=ROUTER)
+@service(in_process_of="Frontend", options=partial(known, "ROUTER"))
 class Router:
     """Chooses the worker of a request.
 
@@ -50,7 +56,7 @@ class Router:
     worker = depends(VllmWorker)
 
 
-@service(in_process_of="Frontend", options=PROCESSOR)
+@service(in_process_of="Frontend", options=partial(known, "PROCESSOR"))
 class Processor:
     """Checks requests, and decides where their prefill is computed.
 
@@ -62,7 +68,7 @@ class Processor:
     worker = depends(VllmWorker)
 
 
-@service(dynamo={"component_type": ComponentType.FRONTEND}, options=FRONTEND)
+@service(dynamo={"component_type": ComponentType.FRONTEND}, options=partial(known, "FRONTEND"))
 class Frontend:
     """The OpenAI-compatible HTTP API, on the public port; Processor and Router live in its process."""
 

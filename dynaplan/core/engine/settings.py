@@ -1,4 +1,4 @@
-"""What the engine model needs to know of an engine: the simulated engine's options, sizes filled in."""
+"""The sizes of a modelled engine: the simulated engine's options, completed by its profile."""
 
 from __future__ import annotations
 

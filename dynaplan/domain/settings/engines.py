@@ -16,7 +16,7 @@ _NO_MORE = "vLLM has it no more"
 
 @dataclass(init=False, repr=False, eq=False)
 class VllmOptions(Settings):
-    """vLLM's, and what other engines call the same."""
+    """Options by vLLM's names; other engines have some of them under names of their own."""
 
     dtype: str | None = option(None, "Type of weights and activations")
     quantization: str | None = option(None, "Method of quantization")
@@ -37,10 +37,7 @@ class VllmOptions(Settings):
         gone={"vllm": _NO_MORE, "sglang": "SGLang has none", "trtllm": "trtllm-serve has none"},
     )
     cpu_offload_gb: float | None = option(
-        None,
-        "GiB of weights per GPU kept in host memory",
-        least=0,
-        gone={"trtllm": "trtllm-serve has none"},
+        None, "GiB of weights per GPU kept in host memory", least=0, gone={"trtllm": "trtllm-serve has none"}
     )
     enforce_eager: bool | None = option(
         None,
@@ -64,7 +61,7 @@ class VllmOptions(Settings):
 
 @dataclass(init=False, repr=False, eq=False)
 class OtherServerOptions(Settings):
-    """What SGLang and TensorRT-LLM alone have."""
+    """Options of SGLang alone, and of TensorRT-LLM alone."""
 
     disaggregation_transfer_backend: str | None = option(
         None, "How SGLang moves KV entries: nixl or mooncake", shown="nixl"
@@ -76,7 +73,7 @@ class OtherServerOptions(Settings):
 
 @dataclass(init=False, repr=False, eq=False)
 class LlamaCppOptions(Settings):
-    """What llama.cpp alone has; more of it, by its own names, is checked by the engine."""
+    """Options of llama.cpp alone. The engine checks further ones, by its own names, itself."""
 
     ENGINE: ClassVar[str] = "llamacpp"
 
@@ -122,7 +119,7 @@ VLLM_OTHERS = (
     "mm-processor-kwargs", "model-impl", "model-loader-extra-config", "override-generation-config",
     "prefix-caching-hash-algo", "pt-load-map-location", "ray-workers-use-nsight", "reasoning-parser",
     "revision", "scheduler-cls", "scheduling-policy", "skip-tokenizer-init", "speculative-config",
-    "tokenizer-mode", "tokenizer-revision", "use-tqdm-on-load", "worker-cls", "worker-extension-cls",
+    "tokenizer-mode", "tokenizer-revision", "use-tqdm-on-load", "worker-cls", "worker-extension-cls"
 )  # fmt: skip
 """vLLM's further options: known by name, checked by vLLM."""
 
@@ -136,9 +133,9 @@ VLLM_GONE: Mapping[str, str] = {
             "multi-step-stream-outputs", "num-lookahead-slots", "num-scheduler-steps",
             "override-neuron-config", "preemption-mode", "priority-queue", "qlora-adapter-name-or-path",
             "scheduler-delay-factor", "tokenizer-pool-extra-config", "tokenizer-pool-size",
-            "tokenizer-pool-type", "use-v2-block-manager", "worker-use-ray",
+            "tokenizer-pool-type", "use-v2-block-manager", "worker-use-ray"
         ),
-        _NO_MORE,
+        _NO_MORE
     ),
     "device": "vLLM finds the device itself",
     "disable-log-requests": "vLLM logs no requests unless enable-log-requests is set",
@@ -150,6 +147,6 @@ VLLM_GONE: Mapping[str, str] = {
     "override-pooler-config": "use pooler-config",
     "cuda-graph-sizes": "use compilation-config",
     "max-seq-len-to-capture": "use compilation-config",
-    "show-hidden-metrics": "use show-hidden-metrics-for-version",
+    "show-hidden-metrics": "use show-hidden-metrics-for-version"
 }  # fmt: skip
 """Options of 2025 that today's vLLM would end on with exit code 2, and what came of each."""

@@ -23,12 +23,11 @@ MOST = 1e300
 READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Option(NamedTuple):
-    """What is known of one option.
+    """One option: its key, type, bounds, default and meaning, and what engines make of it.
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
     - ``least`` and ``most`` bound a number and are allowed themselves; ``above`` and ``below`` are not
@@ -62,7 +61,7 @@ class Option(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """The allowed values, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         bounds = {
@@ -81,12 +80,12 @@ class Option(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """What it is for, and its values where they can be listed."""
+        """The purpose, and the values where they can be listed."""
         return f"{self.about}: {', '.join(self.choices)}" if self.choices else self.about
 
     @property
     def help(self) -> str:
-        """What a command's ``--help`` says of it."""
+        """The text of a command's ``--help``."""
         default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
         return f"{self.meaning}{default}"
 
@@ -213,7 +212,7 @@ class Settings:
         """Raise ConfigError for options that contradict each other; ``given`` are the keys that are set."""
 
     def to_options(self) -> dict[str, Any]:
-        """Option -> value, as ``from_options`` reads it; without those that are not set."""
+        """Map every option that is set to its value, as ``from_options`` reads it."""
         values = ((key_of(each), getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
         return {name: value for name, value in values if value is not None}
 
@@ -230,7 +229,8 @@ def _built(settings: type[Any], values: Mapping[str, Any]) -> Any:
 
 def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
     read = option.read(value, settings.READS_TEXT)
-    is_blank = isinstance(read, str) and not read.strip() and read != option.default
+    is_left_empty = read == "" and option.default in ("", None)
+    is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
     if read is None or is_blank:
         where = f"{settings.SECTION}.{key}" if settings.SECTION else key
         raise ConfigError(f"{where} is {value!r}", hint=f"Expected {option.expected}.")
@@ -238,7 +238,7 @@ def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> 
 
 
 def _of_text(value: Any, kind: type) -> Any:
-    """What text says for an option that is no text; ``4.0`` is a whole number."""
+    """Turn text into the value that it says, for an option that is no text; ``4.0`` is a whole number."""
     if isinstance(value, str) and kind in (bool, int, float):
         try:
             value = _TRUTH.get(value.strip().lower()) if kind is bool else float(value)

@@ -1,4 +1,4 @@
-"""What is expected of the load, and every option of how that is found out."""
+"""Options of forecasting the load, and the form of one forecast."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PREDICTORS = ("constant", "arima", "kalman", "prophet", "auto")
 """The values of ``load-predictor``. The first four are the original's."""
 
 OUTSIDE_PREDICTORS = ("arima", "prophet")
-"""Those that a library computes in a process of its own; the core computes the others."""
+"""The predictors that a library computes in a process of its own; the core computes the others."""
 
 HISTORY_INTERVALS = 500
-"""How many intervals of a history are looked at, counted from the newest; older ones need not be kept."""
+"""The number of newest intervals of a history that are used; older ones need not be kept."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one curve is expected to be; never negative, never NaN.
+    """The expected value of one curve; never negative, never NaN.
 
     ``method`` is what computed it: with the predictor ``auto`` the one that was chosen, and the last value's
     (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that

@@ -10,7 +10,7 @@ from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSe
 
 @dataclass(frozen=True)
 class FrontendSettings(RoutingSettings, ComponentSettings):
-    """What the Frontend is told.
+    """Options of the Frontend.
 
     ``model`` is the name that clients must use; empty: any that the workers have. ``max_waiting_requests``
     bounds the requests that have not begun to answer. ``shared_metrics`` is the directory where several
@@ -42,13 +42,13 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
 
 @dataclass(init=False, repr=False, eq=False)
 class ProcessorSettings(Settings):
-    """What the Processor's section has beside the routing that it shares with the Frontend's."""
+    """Options of the Processor's section alone; routing is in the Frontend's too."""
 
     prompt_template: str | None = option(None, NO_EFFECT)
 
 
 @dataclass(init=False, repr=False, eq=False)
 class RouterSettings(Settings):
-    """What the Router's section has beside the routing that it shares with the Frontend's."""
+    """Options of the Router's section alone; routing is in the Frontend's too."""
 
     indexer: str | None = option(None, NO_EFFECT)

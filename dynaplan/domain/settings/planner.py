@@ -19,16 +19,19 @@ NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD = 3
 """Intervals that the trend of the prefill queue is followed ahead before a prefill worker is added."""
 
 KV_USAGE_PER_WAITING_REQUEST = 0.02
-"""What one waiting request adds to a worker's KV usage. Source: Dynamo 0.2 to 0.3, components/planner.py."""
+"""The part of the KV cache (0 to 1) that one waiting request adds to a worker\'s usage.
+
+Source: Dynamo 0.2 to 0.3, components/planner.py.
+"""
 
 ENVIRONMENTS = ("local", "virtual")
-"""Both write the desired counts as the virtual connector's keys; they differ in who carries them out."""
+"""Both write the desired counts as the virtual connector's keys; another process carries them out."""
 
 
 AS_THE_GRAPH = "as the graph says"
 
 POLICIES = ("load", "sla", "both")
-"""By thresholds, by targets, or with the targets' number of workers as a floor that thresholds add to."""
+"""Workers are counted by thresholds, by targets, or by thresholds with the targets' number as a floor."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,7 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
         None, "How Frontends choose a decode worker", choices=ROUTERS, shown=AS_THE_GRAPH
     )
     max_model_len: int | None = option(
-        None,
-        "Context in tokens",
-        least=1,
-        shown=AS_THE_GRAPH,
-        same_as=("decode", "max-model-len"),
+        None, "Context in tokens", least=1, shown=AS_THE_GRAPH, same_as=("decode", "max-model-len")
     )
     decode_max_num_seqs: int | None = option(
         None,
@@ -138,7 +137,7 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
         return self.policy != "load"
 
     def to_options(self) -> dict[str, Any]:
-        """Option -> value, as ``from_options`` reads it; without those that are not set."""
+        """Map every option that is set to its value, as ``from_options`` reads it."""
         options = super().to_options()
         if self.min_endpoint is not None:
             del options["min-gpu-budget"]

@@ -12,7 +12,7 @@ ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class RoutingSettings(Settings):
-    """How a Frontend chooses a worker.
+    """Options of choosing a worker for a request.
 
     ``overlap_weight`` is what a block of the prompt that is not in a worker's cache costs in the mode ``kv``,
     in blocks that the worker already computes for others.
@@ -28,7 +28,7 @@ class RoutingSettings(Settings):
 
 @dataclass(frozen=True)
 class DisaggregationSettings(Settings):
-    """Whether prefill workers compute prompts.
+    """Options of remote prefill: prefill workers compute prompts.
 
     ``is_on``: remote prefill is wanted. ``is_conditional``: only for prompts that are long enough.
     """

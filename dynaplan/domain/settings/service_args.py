@@ -11,7 +11,7 @@ from dynaplan.domain.settings.fields import NO_EFFECT, Settings, option
 
 @dataclass(init=False, repr=False, eq=False)
 class Resources(Settings):
-    """What one worker gets, as ``resources``."""
+    """The mapping ``resources``: the share of the machine that one worker gets."""
 
     gpu: float = option(
         0.0,

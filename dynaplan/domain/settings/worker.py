@@ -18,7 +18,7 @@ REAL_ENGINES = ("llamacpp", "vllm", "sglang", "trtllm")
 
 @dataclass(frozen=True)
 class ProcessSettings(Settings):
-    """When a process of a service is given up."""
+    """Deadlines of a service's processes, in seconds."""
 
     drain_deadline_s: float = option(
         600.0, "Seconds for a worker to finish its requests when it leaves; then it is killed", least=0
@@ -33,7 +33,7 @@ class ProcessSettings(Settings):
 
 @dataclass(frozen=True)
 class WorkerSettings(ProcessSettings):
-    """What dynaplan itself reads in a worker's section, whatever the engine.
+    """Options of a worker that dynaplan itself reads, whatever the engine.
 
     ``max_concurrent_prefills``: prefill is bound by computation, so batching short prompts is all there is to
     gain: four keep the engine from idling between two. What one worker takes, one that was just added can no
@@ -41,9 +41,7 @@ class WorkerSettings(ProcessSettings):
     """
 
     engine: str = option(
-        "sim",
-        "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm",
-        agreed=REAL_ENGINES,
+        "sim", "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm", agreed=REAL_ENGINES
     )
     start_timeout_s: float = option(
         1800.0, "Seconds that the engine's server may take to load the model", least=0
@@ -109,7 +107,7 @@ class ModelSettings(Settings):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class EngineOptions(ModelSettings):
-    """What every engine has, by vLLM's names. The defaults are the simulated engine's."""
+    """Options of every engine, by vLLM's names. The defaults are the simulated engine's."""
 
     batched_tokens: int = option(
         8192,
@@ -160,7 +158,7 @@ class EngineOptions(ModelSettings):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class SimulationOptions(Settings):
-    """What the simulated engine alone has."""
+    """Options of the simulated engine alone."""
 
     profile: str = option(
         "",
@@ -174,10 +172,7 @@ class SimulationOptions(Settings):
         1.0, "Divides every simulated duration; 0 means no delay at all", least=0, most=1e9
     )
     startup_time_s: float = option(
-        0.0,
-        "Seconds until the worker is ready, as a real engine loads its model",
-        least=0,
-        most=86_400,
+        0.0, "Seconds until the worker is ready, as a real engine loads its model", least=0, most=86_400
     )
     jitter: float = option(
         0.0, "Largest random change of a step's duration, as a part of it", least=0, most=0.5

@@ -75,7 +75,7 @@ class SimulatedGraph:
             return 1
         if isinstance(value, bool) or not str(value).isdecimal() or int(value) < least:
             where = ".".join((name, "ServiceArgs", *keys))
-            raise ConfigError(f"{where}: {value!r}", hint=f"expected a whole number, {least} or more")
+            raise ConfigError(f"{where}: {value!r}", hint=f"Expected a whole number, {least} or more.")
         return int(value)
 
 

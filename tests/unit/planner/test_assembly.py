@@ -15,8 +15,9 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options.stock import PLANNER
 from dynaplan.planner.assembly import make_planner, planner_log_root, start_planner
-from dynaplan.planner.service import PLANNER, Planner
+from dynaplan.planner.service import Planner
 from dynaplan.runtime.discovery import Discovery
 
 

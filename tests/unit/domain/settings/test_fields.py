@@ -83,3 +83,16 @@ def test_flags_of_a_command_are_read_from_text(text: object) -> None:
 def test_text_that_says_no_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"count is .*\n  Expected a whole number, 1 or more\."):
         Flags.from_options({"count": text})
+
+
+def test_an_empty_text_is_a_value_only_where_nothing_or_an_empty_text_is_the_default() -> None:
+    @dataclass(frozen=True)
+    class Texts(Settings):
+        key: str = option("", "Key")
+        file: str | None = option(None, "File")
+        host: str = option("here", "Host")
+
+    assert Texts.from_options({"key": "", "file": ""}) == Texts("", "")
+    for options in ({"host": ""}, {"file": " "}):
+        with pytest.raises(ConfigError, match="Expected text"):
+            Texts.from_options(options)
