@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
 from dynaplan.domain.masking import mask_secrets
-from dynaplan.foundation.health import health_answer_at
+from dynaplan.foundation.probe import health_answer_at
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.runtime_dir import LONGEST_SOCKET_PATH_BYTES, write_private
 from dynaplan.wiring import connect_messenger, connect_store

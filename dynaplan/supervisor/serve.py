@@ -18,10 +18,10 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.foundation.guard import guarded
-from dynaplan.foundation.health import health_answer
+from dynaplan.foundation.probe import health_answer
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
-from dynaplan.supervisor.prepare import Config, Preparation, ServeOptions, prepare
+from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from dynaplan.foundation.health import health_answer
+from dynaplan.foundation.probe import health_answer
 
 ASK_EVERY_S = 1.0
 """Time between two questions to a worker, and the longest time for an answer."""

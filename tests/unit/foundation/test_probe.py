@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dynaplan.foundation.health import health_answer, health_answer_at
+from dynaplan.foundation.probe import health_answer, health_answer_at
 
 OK = b'HTTP/1.0 200 OK\r\n\r\n{"health": "true"}'
 
