@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +14,17 @@ from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
 from dynaplan.domain.settings.fields import kebab, options_of
 from dynaplan.domain.settings.service_args import Resources, ServiceArgs
 from dynaplan.options import stock
-from tests.unit.house.source import DOCUMENTS, GUIDES, MODULES, REPOSITORY, short, text_of, tree
+from tests.unit.house.source import (
+    DOCUMENTS,
+    GUIDES,
+    MODULES,
+    PACKAGE,
+    REPOSITORY,
+    TESTS,
+    short,
+    text_of,
+    tree,
+)
 
 
 def test_the_architecture_tells_every_state_of_a_worker_its_moves_and_its_gpus() -> None:
@@ -128,3 +139,27 @@ def test_the_changelog_and_the_guides_name_the_commands_that_exist() -> None:
         r"^    dynaplan ([\w-]+)|`dynaplan ([\w-]+)", text_of(REPOSITORY / "README.md", *GUIDES), re.M
     )
     assert {name for pair in shown for name in pair if name} <= set(COMMANDS)
+
+
+def test_a_line_of_markdown_has_at_most_100_columns() -> None:
+    long = [
+        f"{short(document)}:{number}"
+        for document in [*DOCUMENTS, *PACKAGE.rglob("*.md"), *TESTS.rglob("*.md")]
+        for number, line in prose_of(document)
+        if len(UNBREAKABLE.sub("", line)) > 100
+    ]
+    assert long == []
+
+
+UNBREAKABLE = re.compile(r"\]\([^)]*\)|`[^`]*`")
+"""The target of a link, and code: they cannot be broken over two lines."""
+
+
+def prose_of(document: Path) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a document without its tables, blocks of code and headings."""
+    is_code = False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith(("|", "#")) and not line.startswith("    "):
+            yield number, line
