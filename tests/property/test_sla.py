@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaplan.core.sizing.gpu_budget import fit
-from dynaplan.core.sizing.look_ahead import plan
+from dynaplan.core.sizing.look_ahead import size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.core.sizing.workload import WorkerKind
@@ -127,5 +127,5 @@ def test_a_plan_keeps_the_limits_too(
         return size_pools(ServiceModel(workers, workers), demand, SlaTargets(), bounds, current)
 
     hurried = SlaTargets(ttft_spare=spare, itl_spare=spare)
-    sizing = plan(sized, survived, expected, current, limits, headroom)
+    sizing = size_for_all(sized, survived, expected, current, limits, headroom)
     assert limits.gpus(sizing.targets) <= limits.max_gpus or sizing.targets == current

@@ -15,6 +15,10 @@ No worker of a role leaves while its mean latency is over the target without the
 a backlog, or the profile is too good. A late TTFT keeps both roles, a long ITL keeps decode.
 
 Over the GPU budget an added worker of one role waits for the removed worker of the other.
+
+Before all this a size is smaller than the current one only if the remaining workers survive the grown
+demands (``core/sizing/look_ahead.py``) with what the error budget allows over a whole window
+(``error_budget.py``). These are all the conditions of a removal.
 """
 
 from __future__ import annotations

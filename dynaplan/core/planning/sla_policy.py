@@ -27,7 +27,7 @@ from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.backlog import with_backlog
 from dynaplan.core.sizing.corrections import updated_corrections
 from dynaplan.core.sizing.formula import Formula
-from dynaplan.core.sizing.look_ahead import Size, lookahead, plan
+from dynaplan.core.sizing.look_ahead import Sizer, lookahead, size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
@@ -173,11 +173,11 @@ def _plan(
         demands += [backlog] if backlog else []
     adding, removing, notes = _promises(settings, state, observation, foresight)
 
-    def sized(targets: SlaTargets) -> Size:
+    def sized(targets: SlaTargets) -> Sizer:
         return lambda demand, bounds: size_pools(service, demand, targets, bounds, current)
 
     headroom = _headroom(settings, foresight.expected[0])
-    sizing = plan(sized(adding), sized(removing), demands, current, limits, headroom, now)
+    sizing = size_for_all(sized(adding), sized(removing), demands, current, limits, headroom, now)
     return replace(
         sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
     )

@@ -19,11 +19,12 @@ with D, ctx, f and m as in ``decode_model.py``.
 a TTFT was waiting is not known exactly, so there are two such factors: *alone* takes all of the TTFT for
 computing (the most the factor can be), *with waiting* subtracts the wait that the model expects (the
 least). The old factor is moved to the nearest value between both: what lies between them is no evidence. A
-TTFT over its target comes from a backlog and corrects nothing. Aggregated workers have the decode factor
-only.
+TTFT over its target comes from a backlog and corrects nothing. The decode factor is applied before;
+aggregated workers have the decode factor only.
 
-**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3.
-Nothing is corrected with fewer than 20 requests, without lengths, or with a role that had no worker.
+**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A
+factor within 1.15 of 1 counts as 1 (``effective_correction`` in ``core/planning/sla_policy.py``). Nothing
+is corrected with fewer than 20 requests, without lengths, or with a role that had no worker.
 """
 
 from __future__ import annotations

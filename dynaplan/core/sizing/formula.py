@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dynaplan.core.sizing.gpu_budget import limited
+from dynaplan.core.sizing.gpu_budget import within_limits
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.core.sizing.search import MOST_WORKERS, smallest_enough
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
@@ -121,7 +121,7 @@ class Formula:
         isl, osl = _number(expected.isl_tokens), _number(expected.osl_tokens)
         if requests == 0:
             step = Step("demand", current, Targets(), "no requests are expected: no demand")
-            allowed, bounds = limited(Targets(), limits, current)
+            allowed, bounds = within_limits(Targets(), limits, current)
             return Sizing(allowed, (step, *bounds))
         if requests is None or isl is None or osl is None or isl + osl <= 0:
             why = "no data: change nothing, because no requests or lengths could be forecast"
@@ -138,7 +138,7 @@ class Formula:
         between, wanted = Targets(prefill, current.decode), Targets(prefill, decode)
         steps = [Step("prefill", current, between, why_prefill)] if current.prefill else []
         steps.append(Step("decode", between, wanted, why_decode))
-        allowed, bounds = limited(wanted, limits, current)
+        allowed, bounds = within_limits(wanted, limits, current)
         return Sizing(allowed, (*steps, *bounds))
 
     def _prefill_workers(self, load: _MeanLoad, limits: WorkerLimits) -> tuple[int | None, str]:

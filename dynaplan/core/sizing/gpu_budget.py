@@ -46,7 +46,7 @@ def at_least(wanted: Targets, least: Targets) -> Targets:
     return Targets(max(wanted.prefill, least.prefill), max(wanted.decode, least.decode))
 
 
-def limited(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
+def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tuple[Targets, list[Step]]:
     """Return what is allowed of ``wanted``, with the steps of the trail.
 
     That is ``current`` when minimums and budget exclude each other: nothing is changed then.

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.core.sizing.gpu_budget import UNBOUNDED, limited
+from dynaplan.core.sizing.gpu_budget import UNBOUNDED, within_limits
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
@@ -53,9 +53,9 @@ def lookahead(startup_s: float, interval_s: float) -> Lookahead:
     return Lookahead(max(0.0, startup_s), until_s, math.ceil(until_s / interval_s))
 
 
-def plan(
-    size: Size,
-    survive: Size,
+def size_for_all(
+    size: Sizer,
+    survive: Sizer,
     demands: Sequence[Demand],
     current: Targets,
     limits: WorkerLimits,
@@ -78,13 +78,13 @@ def plan(
         needed = _largest([survive(demand, unbounded) for demand in to_survive], limits)
         wanted = _keep_survivors(wanted, needed, current, headroom)
     if limits.gpus(wanted.targets) <= limits.max_gpus:
-        _, bounds = limited(wanted.targets, limits, current)
+        _, bounds = within_limits(wanted.targets, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
     largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))
     return size(demands[largest], limits)
 
 
-Size = Callable[[Demand, WorkerLimits], Sizing]
+Sizer = Callable[[Demand, WorkerLimits], Sizing]
 """Computes the workers that a demand needs within limits."""
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sizing.gpu_budget import at_least, limited
+from dynaplan.core.sizing.gpu_budget import at_least, within_limits
 from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.search import smallest_enough
 from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
@@ -51,7 +51,7 @@ def size_pools(
         return Sizing(current, (Step("demand", current, current, why),))
     if demand.requests_per_s == 0:
         steps = [Step("demand", current, Targets(), "no requests are expected: no demand")]
-        allowed, bounds = limited(Targets(), limits, current)
+        allowed, bounds = within_limits(Targets(), limits, current)
         return Sizing(allowed, (*steps, *bounds))
     return _size(SteadyState(service, demand), targets, limits, current)
 
@@ -68,7 +68,7 @@ def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current
     if _is_scarce(wanted, limits):
         limits, note = _largest_share_minimums(state, reachable, limits)
         steps.append(Step("scarcity", wanted, wanted, note))
-    allowed, bounds = limited(wanted, limits, current)
+    allowed, bounds = within_limits(wanted, limits, current)
     return Sizing(allowed, (*steps, *bounds), _prediction(state, targets, allowed))
 
 

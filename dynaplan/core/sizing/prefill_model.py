@@ -34,7 +34,8 @@ exponential bound (1964, 1970) with two moments gives the wait a mean of
 
     W = (B Var(own) / c^2 + b B / r^2) / (2 (B/r - (F + B m)/c))   and   Q = exp(-(c B / r) / W)
 
-Q is the chance that more than one full batch per worker is ahead. Both parts have gamma tails.
+Q is the chance to exceed c B / r, the time in which one full batch per worker arrives. Both parts have
+gamma tails.
 
 **TTFT share.** ``chance_over(limit)`` = sum over prompt lengths of share x P(wait > limit - F -
 own(length)): the percentile comes from the distribution of lengths and of the wait together.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynaplan.core.sizing.gpu_budget import fit
-from dynaplan.core.sizing.look_ahead import Size, lookahead, plan
+from dynaplan.core.sizing.look_ahead import Sizer, lookahead, size_for_all
 from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
@@ -30,11 +30,11 @@ def planned(
     rates: list[float],
     current: Targets,
     headroom: float = 0.15,
-    survive: Size = one_worker_for_ten,
+    survive: Sizer = one_worker_for_ten,
     now: float | None = None,
 ) -> Sizing:
     demands, came = [demand(each) for each in rates], None if now is None else demand(now)
-    return plan(one_worker_for_ten, survive, demands, current, LIMITS, headroom, came)
+    return size_for_all(one_worker_for_ten, survive, demands, current, LIMITS, headroom, came)
 
 
 def test_demand_must_be_foretold_until_the_next_decision_s_workers_serve() -> None:
@@ -104,7 +104,7 @@ def test_the_budget_holds_for_demands_that_need_different_workers() -> None:
         wanted = Targets(14, 2) if each.requests_per_s < 10 else Targets(2, 14)
         return Sizing(fit(wanted, limits) or Targets(1, 1))
 
-    sizing = plan(odd, odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
+    sizing = size_for_all(odd, odd, [demand(5.0), demand(50.0)], Targets(1, 1), LIMITS, 0.15)
     assert LIMITS.gpus(sizing.targets) <= 16
 
 
