@@ -271,7 +271,7 @@ def sla_model(
     prefill_engine: Mapping[str, Any] | None = None,
 ) -> SlaModel:
     """Return the model that the SLA policy plans with, by the settings' profile; raises ConfigError."""
-    from dynaplan.adapters.profiles.modelling import model_of
+    from dynaplan.adapters.profiles.sla_model import model_of
 
     return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
 

@@ -155,13 +155,13 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
 
 def _check_names(options: ProfileOptions) -> None:
     """Raise ConfigError for an option that no service has, before anything is started."""
-    from dynaplan.profiler.configuration import Kind, measured_config
+    from dynaplan.profiler.measured_config import Phase, measured_config
     from dynaplan.sdk.config import validate_config
     from dynaplan.sdk.graph import load_graph
 
     graph = load_graph(options.graph, Path.cwd())
-    for kind in Kind:
-        validate_config(graph, measured_config(options.config, kind, 1))
+    for phase in Phase:
+        validate_config(graph, measured_config(options.config, phase, 1))
 
 
 def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:

@@ -1,4 +1,4 @@
-"""What a profiling sweep measures of an engine, one configuration at a time."""
+"""Measurements of an engine by profile-sla, one configuration at a time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from dynaplan.domain.errors import ConfigError
 
 @dataclass(frozen=True)
 class PrefillMeasurement:
-    """The TTFT of a prompt of that length which is alone in the engine, none of it in the prefix cache."""
+    """The TTFT of one prompt alone in the engine, none of it in the prefix cache."""
 
     isl_tokens: int
     ttft_ms: float
 
     def to_document(self) -> dict[str, Any]:
-        """A document of plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PrefillMeasurement:
-        """Read it again; raises ConfigError, naming what is wrong."""
+        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
         return cls(_whole(document, "isl_tokens"), _number(document, "ttft_ms"))
 
 
 @dataclass(frozen=True)
 class DecodeMeasurement:
-    """So many requests that decode at the same time: their mean ITL, and what the engine emits altogether.
+    """The mean ITL of ``concurrency`` requests that decode together, and the throughput of the engine.
 
-    Their prompts of ``isl_tokens`` are in the prefix cache, so that no prompt is computed beside them; each
-    answers with ``osl_tokens``. ``output_tokens_per_s`` is of the engine, not of one request or GPU.
+    Their prompts of ``isl_tokens`` are in the prefix cache, so that no prompt is computed beside them. Each
+    answer has ``osl_tokens``. ``output_tokens_per_s`` is of the whole engine, not of one request or GPU.
     """
 
     isl_tokens: int
@@ -41,12 +41,12 @@ class DecodeMeasurement:
     output_tokens_per_s: float
 
     def to_document(self) -> dict[str, Any]:
-        """A document of plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> DecodeMeasurement:
-        """Read it again; raises ConfigError, naming what is wrong."""
+        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
         isl_tokens, osl_tokens, concurrency = (
             _whole(document, key) for key in ("isl_tokens", "osl_tokens", "concurrency")
         )
@@ -56,10 +56,10 @@ class DecodeMeasurement:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured of the engine at one tensor parallel size.
+    """Every measurement of an engine at one tensor parallel size.
 
-    ``gpus`` is what one such worker takes; throughput per GPU is of these. ``max_kv_tokens`` is what its
-    KV cache holds.
+    ``gpus`` is the number of GPUs of one such worker, which throughput per GPU divides by. ``max_kv_tokens``
+    is the number of tokens that its KV cache holds.
     """
 
     tensor_parallel_size: int
@@ -69,12 +69,12 @@ class Measurements:
     decode: tuple[DecodeMeasurement, ...]
 
     def to_document(self) -> dict[str, Any]:
-        """A document of plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Measurements:
-        """Read it again; raises ConfigError, naming what is wrong."""
+        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
         return cls(
             _whole(document, "tensor_parallel_size"),
             _whole(document, "gpus"),
@@ -87,19 +87,19 @@ class Measurements:
 def _whole(document: Mapping[str, Any], key: str) -> int:
     value = document.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a whole number from 1 on")
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="Expected a whole number from 1 on.")
     return value
 
 
 def _number(document: Mapping[str, Any], key: str) -> float:
     value = document.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
-        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a number above 0")
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="Expected a number above 0.")
     return float(value)
 
 
 def _documents(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     value = document.get(key)
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
-        raise ConfigError(f"a measurement's {key} is {value!r}", hint="expected a list of measurements")
+        raise ConfigError(f"a measurement's {key} is {value!r}", hint="Expected a list of measurements.")
     return list(value)

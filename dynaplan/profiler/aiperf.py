@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.profiler.completions import REQUEST_TIMEOUT_S, Answer, CompletionClient, check
 from dynaplan.profiler.deployment import tail
 from dynaplan.profiler.programs import run_program
-from dynaplan.profiler.streaming import REQUEST_TIMEOUT_S, Answer, CompletionClient, check
 
 STARTING_S = 300.0
 """What aiperf may take beside its requests: it imports for some ten seconds, on a busy box for longer."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.core.engine.timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
-from dynaplan.core.profiling.configuration import with_recommendation
 from dynaplan.core.profiling.plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
 from dynaplan.core.profiling.recommendation import Recommendation
+from dynaplan.core.profiling.recommended_config import with_recommendation
 from dynaplan.core.profiling.selection import Goal
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import Measurements

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan import wiring
+from dynaplan.core.profiling.loads import (
+    PREFILL_OSL_TOKENS,
+    DecodeLoad,
+    decode_points,
+    prefill_lengths,
+    selection_concurrencies,
+    tensor_parallel_sizes,
+)
 from dynaplan.core.profiling.recommendation import Recommendation, recommend
 from dynaplan.core.profiling.selection import (
     Goal,
@@ -17,28 +25,20 @@ from dynaplan.core.profiling.selection import (
     decode_choices,
     prefill_choices,
 )
-from dynaplan.core.profiling.sweep import (
-    PREFILL_OSL_TOKENS,
-    DecodeLoad,
-    decode_points,
-    prefill_lengths,
-    selection_concurrencies,
-    tensor_parallel_sizes,
-)
 from dynaplan.domain.errors import ConfigError, DynaplanError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from dynaplan.options.overrides import Sections
 from dynaplan.options.service_config import section_options
-from dynaplan.profiler.configuration import (
+from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, Plan
+from dynaplan.profiler.engine_facts import EngineFacts
+from dynaplan.profiler.journal import Journal, fingerprint
+from dynaplan.profiler.load_generator import AIPERF, OWN, aiperf_program
+from dynaplan.profiler.measured_config import (
     WORKER,
-    Kind,
+    Phase,
     measured_config,
     splits_layers,
 )
-from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, Plan
-from dynaplan.profiler.facts import EngineFacts
-from dynaplan.profiler.generating import AIPERF, OWN, aiperf_program
-from dynaplan.profiler.journal import Journal, fingerprint
 from dynaplan.profiler.results import write_results
 from dynaplan.profiler.stage import LoadsOf, Progress, Stage, StageResult, run_stage
 
@@ -116,8 +116,8 @@ class _Profiler:
             prefill, _ = best_prefill(prefill_choices(measured, goal), goal.ttft_ms)
             decode, _ = best_decode(decode_choices(measured, goal), goal.itl_ms)
             chosen = {
-                Kind.PREFILL: prefill.tensor_parallel_size,
-                Kind.DECODE: decode.tensor_parallel_size,
+                Phase.PREFILL: prefill.tensor_parallel_size,
+                Phase.DECODE: decode.tensor_parallel_size,
             }
             measured = await self._with_curves(measured, chosen)
         recommendation = recommend(measured, goal.isl_tokens, goal.osl_tokens, goal.ttft_ms, goal.itl_ms)
@@ -130,14 +130,14 @@ class _Profiler:
         )
         return Profiled(tuple(measured), recommendation, tuple(files))
 
-    async def _candidates(self, loads_of: Callable[[Kind], LoadsOf]) -> list[Measurements]:
+    async def _candidates(self, loads_of: Callable[[Phase], LoadsOf]) -> list[Measurements]:
         """Every size that works; raises why the first one does not when none does."""
         measured: list[Measurements] = []
         failures: list[DynaplanError] = []
         for size in self._sizes:
             try:
-                prefill = await self._stage(Kind.PREFILL, size, loads_of(Kind.PREFILL))
-                decode = await self._stage(Kind.DECODE, size, loads_of(Kind.DECODE))
+                prefill = await self._stage(Phase.PREFILL, size, loads_of(Phase.PREFILL))
+                decode = await self._stage(Phase.DECODE, size, loads_of(Phase.DECODE))
             except (DeploymentRefused, EngineDidNotStart, KvTooSmall) as error:
                 failures.append(error)
                 if len(self._sizes) > 1:
@@ -149,23 +149,23 @@ class _Profiler:
         return measured
 
     async def _with_curves(
-        self, measured: Sequence[Measurements], chosen: Mapping[Kind, int]
+        self, measured: Sequence[Measurements], chosen: Mapping[Phase, int]
     ) -> list[Measurements]:
         """What was measured, and the curves of the chosen sizes."""
         results = {
-            kind: await self._stage(kind, size, self._curve_loads(kind)) for kind, size in chosen.items()
+            phase: await self._stage(phase, size, self._curve_loads(phase)) for phase, size in chosen.items()
         }
         curves = []
         for each in measured:
             size = each.tensor_parallel_size
-            found = {kind: results[kind] if chosen[kind] == size else None for kind in Kind}
-            curves.append(_with(each, found[Kind.PREFILL], found[Kind.DECODE]))
+            found = {phase: results[phase] if chosen[phase] == size else None for phase in Phase}
+            curves.append(_with(each, found[Phase.PREFILL], found[Phase.DECODE]))
         return curves
 
-    async def _stage(self, kind: Kind, size: int, loads_of: LoadsOf) -> StageResult:
+    async def _stage(self, phase: Phase, size: int, loads_of: LoadsOf) -> StageResult:
         options = self._options
-        config = measured_config(options.config, kind, size)
-        directory = options.output_dir / f"{kind.value}_tp{size}"
+        config = measured_config(options.config, phase, size)
+        directory = options.output_dir / f"{phase.value}_tp{size}"
         plan = Plan(
             options.graph, directory / "config.yaml", directory, options.gpus, options.start_timeout_s
         )
@@ -173,16 +173,16 @@ class _Profiler:
         mark = fingerprint(
             config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config), *generator
         )
-        stage = Stage(kind, size, config, mark, plan, options.max_kv_tokens, self._aiperf)
+        stage = Stage(phase, size, config, mark, plan, options.max_kv_tokens, self._aiperf)
         return await self._run_stage(stage, loads_of, self._journal, self._progress)
 
-    def _target_loads(self, kind: Kind) -> LoadsOf:
+    def _target_loads(self, phase: Phase) -> LoadsOf:
         """The loads that the sizes are compared by."""
-        return self._target_prefill if kind is Kind.PREFILL else self._target_decode
+        return self._target_prefill if phase is Phase.PREFILL else self._target_decode
 
-    def _curve_loads(self, kind: Kind) -> LoadsOf:
+    def _curve_loads(self, phase: Phase) -> LoadsOf:
         """The loads of a whole profile, the target's among them."""
-        return self._curve_prefill if kind is Kind.PREFILL else self._curve_decode
+        return self._curve_prefill if phase is Phase.PREFILL else self._curve_decode
 
     def _target_prefill(self, facts: EngineFacts) -> list[DecodeLoad]:
         self._check_fits(facts)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.domain.settings.worker import SIMULATED
 from dynaplan.options.overrides import Sections
 from dynaplan.profiler.aiperf import Aiperf
-from dynaplan.profiler.configuration import Kind, engine_name
+from dynaplan.profiler.completions import CompletionClient
 from dynaplan.profiler.deployment import MeasuredDeployment, Plan
-from dynaplan.profiler.facts import EngineFacts, engine_facts, served_model
-from dynaplan.profiler.generating import LoadGenerator
+from dynaplan.profiler.engine_facts import EngineFacts, engine_facts, served_model
 from dynaplan.profiler.journal import Journal
-from dynaplan.profiler.streaming import CompletionClient
-from dynaplan.profiler.sweep import DecodeMeter, measure_prefill, warm_up
+from dynaplan.profiler.load_generator import LoadGenerator
+from dynaplan.profiler.measured_config import Phase, engine_name
+from dynaplan.profiler.meters import DecodeMeter, measure_prefill, warm_up
 
 LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
 """What to measure of an engine that says this about itself."""
@@ -45,7 +45,7 @@ class Stage:
     ``aiperf`` is the program that sends the load, empty for our own generator.
     """
 
-    kind: Kind
+    phase: Phase
     tensor_parallel_size: int
     config: Sections
     fingerprint: str
@@ -56,11 +56,11 @@ class Stage:
     @property
     def label(self) -> str:
         """For the user."""
-        return f"{self.kind.value} TP {self.tensor_parallel_size}"
+        return f"{self.phase.value} TP {self.tensor_parallel_size}"
 
     def key(self, **what: Any) -> dict[str, Any]:
         """The journal's key of something about this configuration."""
-        base = {"kind": self.kind.value, "tensor_parallel_size": self.tensor_parallel_size}
+        base = {"kind": self.phase.value, "tensor_parallel_size": self.tensor_parallel_size}
         return {**base, "fingerprint": self.fingerprint, **what}
 
 
@@ -118,7 +118,7 @@ async def _measure(
     with progress.stage(stage.label, len(missing)) as advance:
         for load in missing:
             measurement: Measurement | None
-            if stage.kind is Kind.PREFILL:
+            if stage.phase is Phase.PREFILL:
                 measurement = await measure_prefill(generator, load)
             else:
                 measurement = await meter.measure(load)
@@ -145,7 +145,7 @@ def _missing(stage: Stage, loads: Sequence[DecodeLoad], journal: Journal) -> lis
 
 
 def _result(stage: Stage, facts: EngineFacts, loads: Sequence[DecodeLoad], journal: Journal) -> StageResult:
-    read = PrefillMeasurement if stage.kind is Kind.PREFILL else DecodeMeasurement
+    read = PrefillMeasurement if stage.phase is Phase.PREFILL else DecodeMeasurement
     found = {load: journal.find(stage.key(**load._asdict())) for load in dict.fromkeys(loads)}
     return StageResult(facts, {load: read.from_document(values) for load, values in found.items() if values})
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import uvloop
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.settings.worker import SimOptions
-from dynaplan.profiler.streaming import CompletionClient
-from dynaplan.profiler.sweep import DecodeMeter
+from dynaplan.profiler.completions import CompletionClient
+from dynaplan.profiler.meters import DecodeMeter
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL

@@ -1,1 +1,1 @@
-"""Measured profiles made ready for the SLA planner's formulas, with a numerical library."""
+"""Measured profiles, found by their names and prepared as the model that the SLA policy sizes with."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.recorders.appending import AppendingFile
+from dynaplan.adapters.recorders.appending_file import AppendingFile
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.observation import Sample

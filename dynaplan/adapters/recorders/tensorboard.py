@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dynaplan.adapters.recorders import event_file
-from dynaplan.adapters.recorders.appending import AppendingFile
+from dynaplan.adapters.recorders.appending_file import AppendingFile
 from dynaplan.core.planning.curves import curves_of
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.observation import Sample

@@ -1,1 +1,1 @@
-"""What a profiling sweep measures, and what follows from it: choice, thresholds, tables, configuration."""
+"""The decisions of profile-sla: loads to measure, then sizes, thresholds, a profile, plots and options."""

@@ -1,4 +1,4 @@
-"""From measurements to a recommendation, told in the lines of Dynamo's profile_sla."""
+"""The recommendation that follows from measurements, with the lines of Dynamo's profile_sla."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dynaplan.core.engine.timing import MeasuredProfile
+from dynaplan.core.profiling.measured_profile import measured_profile
 from dynaplan.core.profiling.selection import (
     Bounds,
     DecodeChoice,
@@ -18,20 +19,18 @@ from dynaplan.core.profiling.selection import (
     prefill_choices,
     queue_bounds,
 )
-from dynaplan.core.profiling.tables import measured_profile
 from dynaplan.domain.measurements import Measurements
 
 LEAST_PREFILL_POINTS = 4
-"""Prompt lengths that cubic interpolation needs."""
+"""The number of prompt lengths that cubic interpolation needs."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to serve with, and why.
+    """The sizes and thresholds to serve with, and why.
 
-    ``profile`` holds what was measured of the two sizes that were chosen. ``lines`` are for the log, in the
-    original's words; ``notes`` say what the user should know beyond them. ``is_within_targets`` is False
-    where the TTFT or the ITL that was promised is out of reach.
+    ``profile`` holds the measurements of the two chosen sizes. ``lines`` are for the log, in the original's
+    words; ``notes`` are warnings beyond them.
     """
 
     goal: Goal
@@ -40,7 +39,6 @@ class Recommendation:
     prefill_queue: Bounds
     decode_kv: Bounds
     profile: MeasuredProfile
-    is_within_targets: bool
     lines: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -65,7 +63,6 @@ def recommend(
         queue,
         kv_usage,
         profile,
-        meets_ttft and meets_itl,
         tuple(_lines(prefill, meets_ttft, queue, decode, meets_itl, kv_usage)),
         tuple(_notes(profile, meets_ttft)),
     )

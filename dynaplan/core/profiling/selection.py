@@ -1,4 +1,4 @@
-"""Which tensor parallel size to use, and the thresholds of the load planner that go with it.
+"""The choice of tensor parallel sizes, and the thresholds of the load planner that follow from it.
 
 Source: Dynamo's profile_sla (0.2.1 to 0.5), in ``benchmarks/profiler``.
 """
@@ -12,19 +12,24 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 NEARLY = 0.05
-"""Lengths that differ by no more than this part are taken for those of the target."""
+"""The largest difference at which a measured length counts as that of the target, a part of it."""
 
 LEAST_BOUND = 0.1
-QUEUE_UP, QUEUE_DOWN = 1.2, 0.8
-"""The queue that would make the TTFT so many times the target scales prefill up, or down."""
+"""The smallest threshold, in requests per prefill worker and as a KV usage."""
+
+QUEUE_UP = 1.2
+"""TTFT over its target at which the queue of a prefill worker is long enough to scale up."""
+
+QUEUE_DOWN = 0.8
+"""TTFT over its target at which the queue of a prefill worker is short enough to scale down."""
 
 KV_MARGIN = 0.2
-"""KV usage may be so far from that of the chosen load before decode is scaled."""
+"""Distance of the KV usage from that of the chosen load at which decode is scaled up or down."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is served and what is promised: lengths in tokens, times in ms."""
+    """The lengths to serve, in tokens, and the targets, in ms."""
 
     isl_tokens: int
     osl_tokens: int
@@ -34,7 +39,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """What a prompt of the goal's length takes alone on an engine of that size."""
+    """The TTFT of a prompt of the goal's length, alone on an engine of one size."""
 
     tensor_parallel_size: int
     gpus: int
@@ -44,7 +49,7 @@ class PrefillChoice:
 
 @dataclass(frozen=True)
 class DecodeChoice:
-    """What so many requests of the goal's lengths get on an engine of that size; ``kv_usage`` is 0 to 1."""
+    """The ITL of ``concurrency`` requests of the goal's lengths on an engine of one size; usage is 0 to 1."""
 
     tensor_parallel_size: int
     gpus: int
@@ -63,7 +68,7 @@ class Bounds:
 
 
 def prefill_choices(measured: Sequence[Measurements], goal: Goal) -> tuple[PrefillChoice, ...]:
-    """Every size as it was measured at the goal's prompt length; raises ConfigError when none was."""
+    """Return every size measured at the goal's prompt length; ConfigError when none was."""
     choices = tuple(
         PrefillChoice(
             each.tensor_parallel_size,
@@ -77,13 +82,13 @@ def prefill_choices(measured: Sequence[Measurements], goal: Goal) -> tuple[Prefi
     if not choices:
         raise ConfigError(
             f"no TTFT was measured of a prompt of {goal.isl_tokens} tokens",
-            hint="expected a measurement for at least one tensor parallel size",
+            hint="Expected a measurement for at least one tensor parallel size.",
         )
     return choices
 
 
 def decode_choices(measured: Sequence[Measurements], goal: Goal) -> tuple[DecodeChoice, ...]:
-    """Every size and concurrency measured at the goal's lengths; raises ConfigError when none was."""
+    """Return every size and concurrency measured at the goal's lengths; ConfigError when none was."""
     choices = tuple(
         DecodeChoice(
             each.tensor_parallel_size,
@@ -99,15 +104,15 @@ def decode_choices(measured: Sequence[Measurements], goal: Goal) -> tuple[Decode
     if not choices:
         raise ConfigError(
             f"no ITL was measured of prompts of {goal.isl_tokens} and answers of {goal.osl_tokens} tokens",
-            hint="expected a measurement for at least one tensor parallel size",
+            hint="Expected a measurement for at least one tensor parallel size.",
         )
     return choices
 
 
 def best_prefill(choices: Sequence[PrefillChoice], ttft_ms: float) -> tuple[PrefillChoice, bool]:
-    """The most throughput per GPU within the target, and True; else the smallest TTFT, and False.
+    """Return the choice with the most throughput per GPU within the target, and True.
 
-    Of equals, the fewest GPUs.
+    When none is within it, the one with the smallest TTFT, and False. Of equals, the one with fewest GPUs.
     """
     meeting = [each for each in choices if each.ttft_ms <= ttft_ms]
     if meeting:
@@ -116,9 +121,9 @@ def best_prefill(choices: Sequence[PrefillChoice], ttft_ms: float) -> tuple[Pref
 
 
 def best_decode(choices: Sequence[DecodeChoice], itl_ms: float) -> tuple[DecodeChoice, bool]:
-    """The most throughput per GPU within the target, and True; else the smallest ITL, and False.
+    """Return the choice with the most throughput per GPU within the target, and True.
 
-    Of equals, the fewest GPUs.
+    When none is within it, the one with the smallest ITL, and False. Of equals, the one with fewest GPUs.
     """
     meeting = [each for each in choices if each.itl_ms <= itl_ms]
     if meeting:
@@ -127,28 +132,30 @@ def best_decode(choices: Sequence[DecodeChoice], itl_ms: float) -> tuple[DecodeC
 
 
 def queue_bounds(ttft_ms: float, target_ms: float) -> Bounds:
-    """Requests that may wait for each prefill worker: as many as make the TTFT 1.2 and 0.8 times the target.
+    """Return the thresholds of the prefill queue, in requests per prefill worker.
 
-    Both are at least 0.1. Where the target cannot be met they would be the same, and the planner could
-    follow neither: then the lower one is half of the upper.
+    A prompt that finds ``q`` others waiting takes about ``(q + 1) * ttft_ms``, since prompts are computed one
+    after another. The thresholds are the ``q`` for 1.2 and 0.8 times the target, and at
+    least 0.1. Where the target is out of reach both would be 0.1, and the planner could follow neither: then
+    the lower one is half of the upper one.
     """
     upper, lower = (max(LEAST_BOUND, target_ms * factor / ttft_ms - 1) for factor in (QUEUE_UP, QUEUE_DOWN))
     return Bounds(lower if round(lower, 2) < round(upper, 2) else upper / 2, upper)
 
 
 def kv_bounds(kv_usage: float) -> Bounds:
-    """The chosen load's KV usage, 0.2 less and 0.2 more, within 0.1 and 1."""
+    """Return the chosen load's KV usage, 0.2 less and 0.2 more, within 0.1 and 1."""
     return Bounds(max(LEAST_BOUND, kv_usage - KV_MARGIN), min(1.0, kv_usage + KV_MARGIN))
 
 
 def _prefill_at(points: Sequence[PrefillMeasurement], goal: Goal) -> list[PrefillMeasurement]:
-    """The point nearest to the goal's length, if any is near."""
+    """The point nearest to the goal's length, if one is near."""
     near = [each for each in points if _is_near(each.isl_tokens, goal.isl_tokens)]
     return sorted(near, key=lambda each: abs(each.isl_tokens - goal.isl_tokens))[:1]
 
 
 def _decode_at(points: Sequence[DecodeMeasurement], goal: Goal) -> list[DecodeMeasurement]:
-    """The points of exactly the goal's lengths; where there are none, those that are near."""
+    """The points of exactly the goal's lengths; without any, the near ones."""
     exact = [
         each for each in points if each.isl_tokens == goal.isl_tokens and each.osl_tokens == goal.osl_tokens
     ]

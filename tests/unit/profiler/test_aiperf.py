@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.profiler import programs
 from dynaplan.profiler.aiperf import Aiperf, answer_of
-from dynaplan.profiler.generating import aiperf_program
+from dynaplan.profiler.completions import CompletionClient
+from dynaplan.profiler.load_generator import aiperf_program
+from dynaplan.profiler.meters import measure_prefill
 from dynaplan.profiler.prompts import Prompts
-from dynaplan.profiler.streaming import CompletionClient
-from dynaplan.profiler.sweep import measure_prefill
 from tests.fakes import aiperf as fake
 from tests.fakes.polling import eventually
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.adapters.profiles.opening import open_profile
+from dynaplan.adapters.profiles.lookup import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.profiling.recommendation import Recommendation

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.core.profiling.selection import Goal
-from dynaplan.core.profiling.sweep import DecodeLoad
 from dynaplan.domain.errors import CapacityError, ConfigError, DynaplanError
 from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
-from dynaplan.profiler.configuration import Kind
 from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart
-from dynaplan.profiler.facts import EngineFacts
+from dynaplan.profiler.engine_facts import EngineFacts
 from dynaplan.profiler.journal import Journal
+from dynaplan.profiler.measured_config import Phase
 from dynaplan.profiler.session import ProfileOptions, profile
 from dynaplan.profiler.stage import LoadsOf, Measurement, Progress, Stage, StageResult
 
@@ -32,7 +32,7 @@ class Engines:
 
     facts: EngineFacts = FACTS
     broken: dict[int, DynaplanError] = field(default_factory=dict)
-    asked: list[tuple[Kind, int, int]] = field(default_factory=list)
+    asked: list[tuple[Phase, int, int]] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
 
     async def run(self, stage: Stage, loads_of: LoadsOf, _journal: Journal, _: Progress) -> StageResult:
@@ -40,12 +40,12 @@ class Engines:
             raise self.broken[stage.tensor_parallel_size]
         loads = loads_of(self.facts)
         self.stages.append(stage)
-        self.asked.append((stage.kind, stage.tensor_parallel_size, len(set(loads))))
+        self.asked.append((stage.phase, stage.tensor_parallel_size, len(set(loads))))
         return StageResult(self.facts, {load: self._measure(stage, load) for load in loads})
 
     def _measure(self, stage: Stage, load: DecodeLoad) -> Measurement:
         speed = stage.tensor_parallel_size**0.8
-        if stage.kind is Kind.PREFILL:
+        if stage.phase is Phase.PREFILL:
             return PrefillMeasurement(load.isl_tokens, (10.0 + 0.1 * load.isl_tokens) / speed)
         itl_ms = (8.0 + 0.1 * load.concurrency) / speed
         return DecodeMeasurement(*load, itl_ms, 1000.0 * load.concurrency / itl_ms)
@@ -81,25 +81,25 @@ async def test_every_size_is_measured_at_the_target_and_the_chosen_ones_everywhe
     engines, said = Engines(), Said()
     result = await profile(options(tmp_path), said, engines.run)
     candidates = engines.asked[:6]
-    assert [(kind, size) for kind, size, _ in candidates] == [
-        (kind, size) for size in (1, 2, 4) for kind in (Kind.PREFILL, Kind.DECODE)
+    assert [(phase, size) for phase, size, _ in candidates] == [
+        (phase, size) for size in (1, 2, 4) for phase in (Phase.PREFILL, Phase.DECODE)
     ]
-    assert all(points == 1 for kind, _, points in candidates if kind is Kind.PREFILL)
+    assert all(points == 1 for phase, _, points in candidates if phase is Phase.PREFILL)
     recommendation = result.recommendation
     chosen = [
-        (Kind.PREFILL, recommendation.prefill.tensor_parallel_size),
-        (Kind.DECODE, recommendation.decode.tensor_parallel_size),
+        (Phase.PREFILL, recommendation.prefill.tensor_parallel_size),
+        (Phase.DECODE, recommendation.decode.tensor_parallel_size),
     ]
-    assert [(kind, size) for kind, size, _ in engines.asked[6:]] == chosen
-    assert chosen[0] == (Kind.PREFILL, 4), "110 ms on one GPU, 63 on two: only four are within 60 ms"
-    assert chosen[1] == (Kind.DECODE, 1), "it is within 12 ms, and gives the most for a GPU"
+    assert [(phase, size) for phase, size, _ in engines.asked[6:]] == chosen
+    assert chosen[0] == (Phase.PREFILL, 4), "110 ms on one GPU, 63 on two: only four are within 60 ms"
+    assert chosen[1] == (Phase.DECODE, 1), "it is within 12 ms, and gives the most for a GPU"
     assert len(recommendation.profile.prefill_isl) >= 4
 
 
 async def test_a_single_size_is_started_once_for_each_half(tmp_path: Path) -> None:
     engines = Engines()
     await profile(options(tmp_path, max_gpus=1), Said(), engines.run)
-    assert [(kind, size) for kind, size, _ in engines.asked] == [(Kind.PREFILL, 1), (Kind.DECODE, 1)]
+    assert [(phase, size) for phase, size, _ in engines.asked] == [(Phase.PREFILL, 1), (Phase.DECODE, 1)]
 
 
 async def test_an_engine_without_tensor_parallelism_is_measured_at_one_size(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dynaplan.core.profiling.sweep import DecodeLoad
+from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.measurements import DecodeMeasurement
 from dynaplan.profiler import stage as stages
-from dynaplan.profiler.configuration import Kind
 from dynaplan.profiler.deployment import Plan
-from dynaplan.profiler.facts import EngineFacts
+from dynaplan.profiler.engine_facts import EngineFacts
 from dynaplan.profiler.journal import Journal
+from dynaplan.profiler.measured_config import Phase
 from dynaplan.profiler.stage import Stage, run_stage
 
 LOAD = DecodeLoad(200, 200, 1)
@@ -52,7 +52,7 @@ class Quiet:
 def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "MeasuredDeployment", NoDeployment)
     plan = Plan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
-    stage = Stage(Kind.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
+    stage = Stage(Phase.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
     journal = Journal(directory)
     journal.add(stage.key(engine=True), FACTS.to_document())
     journal.add(stage.key(**LOAD._asdict()), values)

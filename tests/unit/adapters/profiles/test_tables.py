@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dynaplan.adapters.profiles.opening import open_profile
+from dynaplan.adapters.profiles.lookup import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.domain.errors import ConfigError
 
@@ -24,7 +24,7 @@ def test_without_scipy_the_user_is_told_what_to_install(monkeypatch: pytest.Monk
 def test_sizing_by_queueing_does_not_load_scipy() -> None:
     program = (
         "import sys; from dynaplan.domain.settings.planner import PlannerSettings;"
-        "from dynaplan.adapters.profiles.modelling import model_of;"
+        "from dynaplan.adapters.profiles.sla_model import model_of;"
         f"model_of(PlannerSettings(profile_results_dir={H200!r}), {{}}, 'random', {{}});"
         "assert 'scipy' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynaplan.core.engine.timing import FITTED, StepTiming, mocker_timing
-from dynaplan.core.profiling.recommendation import Recommendation, recommend
-from dynaplan.core.profiling.sweep import (
+from dynaplan.core.profiling.loads import (
     DecodeLoad,
     decode_points,
     prefill_lengths,
     selection_concurrencies,
 )
+from dynaplan.core.profiling.recommendation import Recommendation, recommend
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 CONTEXT_TOKENS = 16_384

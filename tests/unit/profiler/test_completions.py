@@ -11,8 +11,8 @@ from aiohttp import web
 
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.errors import PermanentError
+from dynaplan.profiler.completions import Answer, CompletionClient
 from dynaplan.profiler.prompts import Prompts
-from dynaplan.profiler.streaming import Answer, CompletionClient
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 

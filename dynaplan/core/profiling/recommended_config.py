@@ -11,8 +11,10 @@ from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR
 from dynaplan.domain.settings.planner import PlannerSettings
 
 Sections = dict[str, dict[str, Any]]
+"""Options by service."""
 
 SIZES = (*TENSOR, *PIPELINE, *DATA)
+"""Every name of a parallel size."""
 
 
 def with_recommendation(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.profiler.configuration import Kind, engine_name, measured_config, splits_layers
+from dynaplan.profiler.measured_config import Phase, engine_name, measured_config, splits_layers
 
 DISAGGREGATED: dict[str, dict[str, Any]] = {
     "Common": {"model": "m", "engine": "vllm", "block-size": 64, "tensor_parallel_size": 4},
@@ -35,14 +35,14 @@ DISAGGREGATED: dict[str, dict[str, Any]] = {
 
 def test_the_users_configuration_stays_as_it_is() -> None:
     before = deepcopy(DISAGGREGATED)
-    for kind in Kind:
-        measured_config(DISAGGREGATED, kind, 2)
+    for phase in Phase:
+        measured_config(DISAGGREGATED, phase, 2)
     assert before == DISAGGREGATED
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_one_worker_without_remote_prefill_is_measured_and_the_planner_leaves_it_alone(kind: Kind) -> None:
-    config = measured_config(DISAGGREGATED, kind, 2)
+@pytest.mark.parametrize("phase", Phase)
+def test_one_worker_without_remote_prefill_is_measured_and_the_planner_leaves_it_alone(phase: Phase) -> None:
+    config = measured_config(DISAGGREGATED, phase, 2)
     worker = config["VllmWorker"]
     assert worker["ServiceArgs"]["workers"] == 1
     assert (worker["remote-prefill"], worker["conditional-disagg"]) == (False, False)
@@ -52,13 +52,13 @@ def test_one_worker_without_remote_prefill_is_measured_and_the_planner_leaves_it
 
 
 def test_prefill_is_measured_with_the_prefill_workers_settings_and_without_prefix_cache() -> None:
-    worker = measured_config(DISAGGREGATED, Kind.PREFILL, 1)["VllmWorker"]
+    worker = measured_config(DISAGGREGATED, Phase.PREFILL, 1)["VllmWorker"]
     assert worker["max-num-batched-tokens"] == 16384
     assert worker["enable-prefix-caching"] is False
 
 
 def test_decoding_is_measured_with_the_decode_workers_settings_and_the_prefix_cache() -> None:
-    worker = measured_config(DISAGGREGATED, Kind.DECODE, 1)["VllmWorker"]
+    worker = measured_config(DISAGGREGATED, Phase.DECODE, 1)["VllmWorker"]
     assert "max-num-batched-tokens" not in worker
     assert worker["enable_prefix_caching"] is True, (
         "the option keeps its spelling: it must not be there twice"
@@ -67,7 +67,7 @@ def test_decoding_is_measured_with_the_decode_workers_settings_and_the_prefix_ca
 
 
 def test_the_size_is_the_only_parallelism_that_is_left_and_has_as_many_gpus() -> None:
-    config = measured_config(DISAGGREGATED, Kind.DECODE, 2)
+    config = measured_config(DISAGGREGATED, Phase.DECODE, 2)
     worker = config["VllmWorker"]
     assert worker["tensor-parallel-size"] == 2
     assert worker["ServiceArgs"]["resources"] == {"gpu": 2, "cpu": 4}
@@ -76,7 +76,7 @@ def test_the_size_is_the_only_parallelism_that_is_left_and_has_as_many_gpus() ->
 
 
 def test_the_frontend_is_nobody_elses() -> None:
-    frontend = measured_config(DISAGGREGATED, Kind.DECODE, 1)["Frontend"]
+    frontend = measured_config(DISAGGREGATED, Phase.DECODE, 1)["Frontend"]
     assert not {"port", "api-key"} & frontend.keys()
     assert frontend["served_model_name"] == "m"
     assert frontend["max-waiting-requests"] >= 2000, "no load may be refused"
@@ -85,7 +85,7 @@ def test_the_frontend_is_nobody_elses() -> None:
 def test_an_engine_without_tensor_parallelism_is_measured_as_it_is_configured() -> None:
     config = {"VllmWorker": {"engine": "llamacpp", "ServiceArgs": {"resources": {"gpu": 0.5}}}}
     assert not splits_layers(config)
-    worker = measured_config(config, Kind.DECODE, 1)["VllmWorker"]
+    worker = measured_config(config, Phase.DECODE, 1)["VllmWorker"]
     assert "tensor-parallel-size" not in worker
     assert worker["ServiceArgs"]["resources"] == {"gpu": 0.5}
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dynaplan.core.profiling.sweep import DecodeLoad
-from dynaplan.profiler.streaming import Answer, CompletionClient
-from dynaplan.profiler.sweep import DecodeMeter, measure_prefill
+from dynaplan.core.profiling.loads import DecodeLoad
+from dynaplan.profiler.completions import Answer, CompletionClient
+from dynaplan.profiler.meters import DecodeMeter, measure_prefill
 
 
 @dataclass

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.profiler.completions import Answer
 from dynaplan.profiler.programs import find_program
-from dynaplan.profiler.streaming import Answer
 
 OWN, AIPERF = "own", "aiperf"
 """What ``--load-generator`` may be, beside ``auto``: aiperf where it is installed."""

@@ -1,11 +1,11 @@
-"""A measured profile as tables that can be looked up without a numerical library."""
+"""A measured profile as tables that ``sizing: formula`` looks values up in, without a numerical library."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 Piece = tuple[float, float, float, float]
-"""A cubic from one breakpoint on: the factors of d^3, d^2, d and 1, d being the distance from it."""
+"""A cubic polynomial from one breakpoint on: the factors of d^3, d^2, d and 1, for the distance d from it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ProfileTables:
 
 @dataclass(frozen=True)
 class DecodePoint:
-    """What an engine does at one point of its decode grid; ``kv_usage`` is from 0 to 1."""
+    """The performance of an engine at one point of its decode grid; ``kv_usage`` is from 0 to 1."""
 
     tokens_per_s_per_gpu: float
     itl_ms: float

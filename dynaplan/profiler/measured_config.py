@@ -28,7 +28,7 @@ USERS_OWN = ("port", "host", "api-key", "max-waiting-requests", "max-body-bytes"
 MOST_WAITING_REQUESTS = 4096
 
 
-class Kind(Enum):
+class Phase(Enum):
     """What a deployment is started to measure; the value begins the name of its directory."""
 
     PREFILL = "prefill"
@@ -62,7 +62,7 @@ def splits_layers(config: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def measured_config(
-    config: Mapping[str, Mapping[str, Any]], kind: Kind, tensor_parallel_size: int
+    config: Mapping[str, Mapping[str, Any]], phase: Phase, tensor_parallel_size: int
 ) -> Sections:
     """The configuration of ``graphs.agg:Frontend`` for one measured deployment; ``config`` stays as it is.
 
@@ -71,7 +71,7 @@ def measured_config(
     tensor parallel size is set, and as many GPUs, for engines that have it.
     """
     sections: Sections = deepcopy({name: dict(section) for name, section in config.items()})
-    if kind is Kind.PREFILL and PREFILL_WORKER in sections:
+    if phase is Phase.PREFILL and PREFILL_WORKER in sections:
         sections[WORKER] = sections[PREFILL_WORKER]
     for name in LEFT_OUT:
         sections.pop(name, None)
@@ -81,7 +81,7 @@ def measured_config(
     settings: dict[str, Any] = {
         "remote-prefill": False,
         "conditional-disagg": False,
-        "enable-prefix-caching": kind is Kind.DECODE,
+        "enable-prefix-caching": phase is Phase.DECODE,
         "ServiceArgs": {"workers": 1},
     }
     if splits_layers(config):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import graphs
-from dynaplan.core.profiling.configuration import Sections, with_recommendation
+from dynaplan.core.profiling.recommended_config import Sections, with_recommendation
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.profiler.results import write_config
 from dynaplan.sdk import load_graph

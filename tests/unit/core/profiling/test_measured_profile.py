@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.engine.timing import MeasuredProfile, StepTiming
-from dynaplan.core.profiling.sweep import DecodeLoad
-from dynaplan.core.profiling.tables import measured_profile
+from dynaplan.core.profiling.loads import DecodeLoad
+from dynaplan.core.profiling.measured_profile import measured_profile
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from tests.unit.core.profiling.known import CONTEXT_TOKENS, KV_TOKENS, SLOTS, TIMINGS, measurements, swept

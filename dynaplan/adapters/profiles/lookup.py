@@ -1,4 +1,4 @@
-"""Where the SLA planner's profile is: a directory, a shipped profile, or Dynamo's name of a pre-swept one."""
+"""Finds the SLA planner's profile: a directory, a shipped profile, or Dynamo's name of a pre-swept one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
 
 PRE_SWEPT = "use-pre-swept-results:"
+"""The beginning of Dynamo's names of pre-swept profiles."""
+
 _PARTS = "gpu_type:model:framework:framework_version:tp:dp:pp:block_size:max_batch_size:gpu_count"
 
 
@@ -24,8 +26,8 @@ def open_profile(profile_results_dir: str, tensor_parallel_size: int = 1) -> Mea
     except ConfigError as error:
         raise ConfigError(
             f"profile-results-dir is '{profile_results_dir}': {error.args[0]}",
-            hint=f"the SLA planner needs the engine's profile: a directory that a profiler wrote, or one of "
-            f"{', '.join(known_profiles())}",
+            hint=f"The SLA planner needs the engine's profile: a directory that a profiler wrote, or one of "
+            f"{', '.join(known_profiles())}.",
         ) from error
 
 
@@ -33,5 +35,5 @@ def _pre_swept(name: str) -> tuple[str, int]:
     """The shipped profile's name, and its tensor parallel size."""
     parts = name.removeprefix(PRE_SWEPT).split(":")
     if len(parts) != len(_PARTS.split(":")) or not parts[4].isdigit():
-        raise ConfigError(f"profile-results-dir is '{name}'", hint=f"expected {PRE_SWEPT}{_PARTS}")
+        raise ConfigError(f"profile-results-dir is '{name}'", hint=f"Expected {PRE_SWEPT}{_PARTS}.")
     return f"{parts[0]}-{parts[1].rpartition('/')[2]}", int(parts[4])

@@ -1,4 +1,4 @@
-"""From measurements to the profile that the planner and the simulated engine read."""
+"""The profile that the planner and the simulated engine read, made of measurements."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 NEAR_STEPS = 0.25
-"""Prompt lengths that are nearer than this part of the mean distance are one: noise would bend a curve."""
+"""The part of the mean distance below which two prompt lengths are one: noise would bend a curve."""
 
 NEAR_LOADS = 0.05
-"""Contexts, and KV usages at one context, that differ by no more than this part are one."""
+"""The part by which contexts, and KV usages at one context, may differ and still be one."""
 
 
 def measured_profile(
     measurements: Sequence[Measurements], prefill_size: int, decode_size: int
 ) -> MeasuredProfile:
-    """The prefill half of one tensor parallel size and the decode half of another, or of the same.
+    """Join the prefill half of one tensor parallel size and the decode half of another, or of the same.
 
     A decode point stands at the mean context of its requests, ``isl + osl / 2``, and the part of the KV
     cache that they fill with it. Points that are nearly the same are averaged. Raises ConfigError when
@@ -45,7 +45,7 @@ def measured_profile(
 
 
 def _measured_at(measurements: Sequence[Measurements], size: int) -> Measurements:
-    """All that was measured at that tensor parallel size, in however many parts."""
+    """Every measurement at that tensor parallel size, in one."""
     parts = [each for each in measurements if each.tensor_parallel_size == size]
     if not parts:
         raise ConfigError(f"nothing was measured at tensor parallel size {size}")
@@ -102,7 +102,7 @@ Point = TypeVar("Point")
 def _groups(
     points: Sequence[Point], value: Callable[[Point], float], nearby: Callable[[float], float]
 ) -> Iterator[list[Point]]:
-    """The points, rising, in runs whose values are no further from the first one's than is nearby."""
+    """Sort the points, and split them into runs whose values are near that of the run's first point."""
     run: list[Point] = []
     for point in sorted(points, key=value):
         if run and value(point) - value(run[0]) > nearby(value(run[0])):

@@ -1,4 +1,4 @@
-"""From a measured profile to what the SLA policy plans with."""
+"""The model that the SLA policy plans with, made of a measured profile and the engines' options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.adapters.profiles.opening import open_profile
+from dynaplan.adapters.profiles.lookup import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import FITTED
@@ -19,22 +19,22 @@ from dynaplan.domain.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 
 WITHOUT_POINTS = ("mocker", *FITTED)
-"""Profiles that are a formula: there is nothing to interpolate between."""
+"""Profiles that are formulas: they have no points to interpolate between."""
 
 
 def model_of(
     settings: PlannerSettings, engine: Mapping[str, Any], router: str, prefill_engine: Mapping[str, Any]
 ) -> SlaModel:
-    """The model of a deployment whose engines are as ``profile-results-dir`` and their options say.
+    """Return the model of a deployment with the profile that ``profile-results-dir`` names.
 
-    ``engine`` are options of the decode workers that the simulated engine has too (``max-num-seqs`` ...),
-    ``prefill_engine`` those of the prefill workers. What the settings say of them comes first. Raises
+    ``engine`` are the options of the decode workers, by the simulated engine's names (``max-num-seqs`` ...),
+    ``prefill_engine`` those of the prefill workers. The planner's settings override both. Raises
     ConfigError.
     """
     decode_sizes = worker_sizes("decode")
-    engine = _told(engine, settings, decode_sizes)
+    engine = _overridden(engine, settings, decode_sizes)
     prefill_sizes = {**worker_sizes("prefill"), "max-model-len": decode_sizes["max-model-len"]}
-    prefill_engine = _told(prefill_engine, settings, prefill_sizes)
+    prefill_engine = _overridden(prefill_engine, settings, prefill_sizes)
     router = settings.router or router
     decode = _kind(settings, engine, settings.decode_engine_num_gpu)
     prefill = _kind(settings, prefill_engine, settings.prefill_engine_num_gpu)
@@ -58,14 +58,16 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
     return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
 
 
-def _told(engine: Mapping[str, Any], settings: PlannerSettings, names: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's options, those first that the settings say."""
-    said = {option: getattr(settings, name) for option, name in names.items()}
-    told = {**engine, **{option: value for option, value in said.items() if value is not None}}
-    step_tokens = said["max-num-batched-tokens"]
-    if step_tokens and told.get("max-num-seqs") is None:
-        told["max-num-seqs"] = min(step_tokens, SimOptions.request_slots)  # more do not fit into a step
-    return told
+def _overridden(
+    engine: Mapping[str, Any], settings: PlannerSettings, names: Mapping[str, str]
+) -> dict[str, Any]:
+    """The engine's options, overridden by the planner's settings."""
+    overrides = {option: getattr(settings, name) for option, name in names.items()}
+    options = {**engine, **{option: value for option, value in overrides.items() if value is not None}}
+    step_tokens = overrides["max-num-batched-tokens"]
+    if step_tokens and options.get("max-num-seqs") is None:
+        options["max-num-seqs"] = min(step_tokens, SimOptions.request_slots)  # more do not fit into a step
+    return options
 
 
 def _formula(settings: PlannerSettings) -> Formula:

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaplan.profiler.streaming import Answer
+from dynaplan.profiler.completions import Answer
 
 TRIMMED = 0.15
 """The part of the time together that is left out at its beginning, and at its end: prompts that were computed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.profiler.statistics import alone_ttft_ms, are_side_by_side, decoded_together
-from dynaplan.profiler.streaming import Answer
+from dynaplan.profiler.answer_times import alone_ttft_ms, are_side_by_side, decoded_together
+from dynaplan.profiler.completions import Answer
 
 
 def answer(first_s: float, itl_s: float, tokens: int, *, sent_s: float = 0.0, per_event: int = 1) -> Answer:

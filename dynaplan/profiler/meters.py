@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.core.profiling.sweep import PREFILL_OSL_TOKENS, DecodeLoad
+from dynaplan.core.profiling.loads import PREFILL_OSL_TOKENS, DecodeLoad
 from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
-from dynaplan.profiler.generating import LoadGenerator
+from dynaplan.profiler.answer_times import alone_ttft_ms, are_side_by_side, decoded_together
+from dynaplan.profiler.completions import Answer, CompletionClient, all_of
+from dynaplan.profiler.load_generator import LoadGenerator
 from dynaplan.profiler.prompts import Prompts
-from dynaplan.profiler.statistics import alone_ttft_ms, are_side_by_side, decoded_together
-from dynaplan.profiler.streaming import Answer, CompletionClient, all_of
 
 SEED = 100
 TRIES = 3

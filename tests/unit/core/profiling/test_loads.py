@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.profiling.sweep import (
+from dynaplan.core.profiling.loads import (
     BLOCK_TOKENS,
     PREFILL_OSL_TOKENS,
     decode_points,
