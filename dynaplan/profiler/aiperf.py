@@ -1,8 +1,8 @@
 """NVIDIA's ``aiperf`` as the load generator: our requests, sent and timed by it. Written for version 0.13.0.
 
-It gets whole requests (``inputs-json``), not lengths: prompts are the very token ids that our own generator
-sends, and the engine counts the tokens. Its records tell when each piece of each answer came, so that ITL is
-read from the time in which all decode, not as the mean over answers that aiperf prints.
+It gets whole requests (``inputs-json``), not lengths: prompts are the same token ids that our own generator
+sends, and the engine counts the tokens. Its records hold the time of each piece of each answer, so that ITL
+is computed over the time in which all requests decode. aiperf's own mean over answers is not used.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from dynaplan.profiler.deployment import tail
 from dynaplan.profiler.programs import run_program
 
 STARTING_S = 300.0
-"""What aiperf may take beside its requests: it imports for some ten seconds, on a busy box for longer."""
+"""Seconds that aiperf may take beside its requests: importing takes some ten, on a busy box more."""
 
 LAST_LINES = 12
+"""The number of lines of aiperf's log that an error shows."""
 
 MOST_REQUESTS = 10
-"""So many TTFTs are always enough (see ``sweep``): a second start of aiperf takes longer than they do."""
+"""TTFTs measured by one start of aiperf: as many as ``meters`` ever needs, since a start takes longer."""
+
 RECORDS = "profile_export.jsonl"
+"""The file of aiperf's records, one line for each request."""
+
 SCRATCH = "dynaplan-aiperf-"
+"""The beginning of the name of aiperf's temporary directory."""
 
 OPTIONS = (
     *("--endpoint-type", "completions", "--streaming", "--use-server-token-count"),
@@ -45,16 +50,17 @@ TOKENIZER: Mapping[str, Mapping[str, Any]] = {
     },
     "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"},
 }
-"""aiperf loads a tokenizer even where it has none to use, and would ask a model hub for the model's."""
+"""A tokenizer of one word: aiperf loads one although it needs none, by default from a model hub."""
 
 NOT_HANDED_DOWN = frozenset({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"})
-"""With these aiperf 0.13.0 takes no tokenizer from a directory."""
+"""Environment variables with which aiperf 0.13.0 takes no tokenizer from a directory."""
 
 
 class Aiperf:
-    """A load generator (see ``generating``); ``client`` makes the requests, and primes.
+    """A ``LoadGenerator``; ``client`` makes the requests, and primes.
 
-    Each call starts aiperf, some ten seconds. Inputs, records and log of the last call stay in ``directory``.
+    Each call starts aiperf, which takes some ten seconds. Inputs, records and log of the last call stay in
+    ``directory``.
     """
 
     requests_at_a_time = MOST_REQUESTS
@@ -71,7 +77,7 @@ class Aiperf:
     async def answers(
         self, prompts: Sequence[Sequence[int]], output_tokens: int, concurrency: int
     ) -> list[Answer]:
-        """The answer to each prompt; raises PermanentError also when aiperf itself fails."""
+        """Return the answer to each prompt; raises PermanentError also when aiperf itself fails."""
         requests = [self._client.request(prompt, output_tokens) for prompt in prompts]
         try:
             self._write_inputs(requests)
@@ -118,13 +124,13 @@ class Aiperf:
         yield from ("--request-timeout-seconds", f"{REQUEST_TIMEOUT_S:g}")
 
     def _read_records(self, requests: int) -> list[Answer]:
-        """The answers in the order of the requests; raises PermanentError when one is missing."""
+        """Return the answers in the order of the requests; raises PermanentError when one is missing."""
         path = self._directory / RECORDS
         try:
             records = [json.loads(line) for line in path.read_text().splitlines()]
             answers = {int(each["metadata"]["conversation_id"]): answer_of(each) for each in records}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            hint = "expected the records of aiperf 0.13"
+            hint = "Expected the records of aiperf 0.13."
             raise PermanentError(f"{path} cannot be read: {error!r}", hint=hint) from error
         if sorted(answers) != list(range(requests)) or len(records) != requests:
             raise PermanentError(f"aiperf has {len(records)} records of {requests} requests: {path}")
@@ -132,13 +138,13 @@ class Aiperf:
 
 
 def _environment(scratch_dir: str) -> dict[str, str]:
-    """Ours, but aiperf leaves nothing behind: it would keep datasets, and directories for its sockets."""
+    """Our environment, changed so that aiperf leaves no datasets and no directories of sockets behind."""
     kept = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_DOWN}
     return kept | {"TMPDIR": scratch_dir, "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false"}
 
 
 def answer_of(record: Mapping[str, Any]) -> Answer:
-    """The answer that one line of ``profile_export.jsonl`` tells of.
+    """Read the answer in one line of ``profile_export.jsonl``.
 
     Raises PermanentError when it failed; KeyError, TypeError or ValueError when the line is something else.
     """

@@ -1,4 +1,4 @@
-"""What answers that were computed at the same time say about the engine."""
+"""TTFT and ITL of an engine, computed from the times of its answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from dynaplan.profiler.completions import Answer
 
 TRIMMED = 0.15
-"""The part of the time together that is left out at its beginning, and at its end: prompts that were computed
-just before may delay what comes first. Equal parts, so that the mean context stays the same."""
+"""The part of the shared time that is left out at its beginning: prompts computed just before may delay it.
+
+An equal part is left out at its end, so that the mean context stays the same.
+"""
 
 LEAST_SHARED = 0.1
-"""The part of each answer that must have been decoded in what is left."""
+"""The least part of each answer's tokens that must have come in the remaining time."""
 
 
 @dataclass(frozen=True)
 class Together:
-    """The time in which all of them decoded, and none of them was prefilled.
+    """ITL and throughput over the time in which all answers decoded and no prompt was computed.
 
-    ``shared`` is the part of an answer's tokens that came in that time, from 0 to 1, the mean of all.
+    ``shared`` is the part of an answer's tokens that came in that time, from 0 to 1, the mean over answers.
     """
 
     itl_ms: float
@@ -30,21 +32,21 @@ class Together:
 
 
 def alone_ttft_ms(answers: Sequence[Answer]) -> float:
-    """The TTFT in ms of requests that came one by one: the least, for what delays one is not the engine."""
+    """Return the TTFT in ms of requests sent one by one: the least, as delays are not the engine's."""
     return min(answer.ttft_ms for answer in answers)
 
 
 def are_side_by_side(answers: Sequence[Answer]) -> bool:
-    """Whether all of them had begun before the first one ended."""
+    """Tell whether all answers had begun before the first one ended."""
     return _begun_s(answers) <= _ended_s(answers)
 
 
 def decoded_together(answers: Sequence[Answer]) -> Together | None:
-    """The mean ITL from the moment the last one had its first token until the first one had its last.
+    """Measure from the last answer's first token to the first answer's last token.
 
-    Before and after, fewer decode than are meant to, and prompts may be computed beside them; one that is
-    alone is so from its second token on. None when that is not a tenth of each answer's tokens, or
-    all of them came at the same moment.
+    Before and after, fewer answers decode than the load has, and prompts may be computed beside them. A
+    single answer is measured from its second token on. None when an answer has less than a tenth of its
+    tokens in that time, or all tokens came at the same moment.
     """
     begun_s, ended_s = _begun_s(answers), _ended_s(answers)
     margin_s = TRIMMED * max(ended_s - begun_s, 0.0)

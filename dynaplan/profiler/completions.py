@@ -1,8 +1,8 @@
-"""One streamed completion as its client sees it: when each piece came, and how many tokens they were.
+"""Streamed completions as their client sees them: the time of each piece, and the number of tokens.
 
-Prompts are token ids, so that they have exactly as many tokens as are asked for, whatever the tokenizer.
-The simulated engine gets them as a text, which its tokenizer cuts into just as many: to read long lists of
-numbers takes milliseconds, which a real engine's timings do not notice.
+Prompts are token ids, so that they have exactly the requested length with any tokenizer. The simulated engine
+gets a text that its tokenizer cuts into as many tokens: reading a long list of numbers takes milliseconds,
+which its timing has no room for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from dynaplan.domain.errors import PermanentError, TemporaryError
 Result = TypeVar("Result")
 
 REQUEST_TIMEOUT_S = 1800.0
+"""Seconds that a whole answer may take."""
+
 JSON_HEADERS = {"Content-Type": "application/json"}
+
 LAST_EVENTS = 3
-"""At the end of a stream may stand, beside the last token, an empty piece with the reason, and the usage."""
+"""The number of events at a stream's end that are parsed: the last token, an empty piece with the reason, and
+the usage."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Answer:
     """A whole answer. Times are seconds of this process's clock, one per event that brought tokens.
 
     ``prompt_tokens``, ``output_tokens`` and ``cached_tokens`` (of the prompt, from the engine's prefix
-    cache) are what the engine says; an engine may put several tokens into one event.
+    cache) are stated by the engine, which may put several tokens into one event.
     """
 
     sent_s: float
@@ -43,17 +47,17 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float:
-        """From sending the request to its first token."""
+        """The time from sending the request to its first token."""
         return (self.event_times_s[0] - self.sent_s) * 1000.0
 
     @property
     def tokens_per_event(self) -> float:
-        """How many tokens one event brought on average."""
+        """The mean number of tokens in one event."""
         return self.output_tokens / len(self.event_times_s)
 
 
 class CompletionClient:
-    """Asks ``/v1/completions`` of one deployment; use it as a context manager.
+    """A client of one deployment's ``/v1/completions``; use it as a context manager.
 
     ``takes_text`` is for engines with the simulated engine's tokenizer.
     """
@@ -79,7 +83,7 @@ class CompletionClient:
     async def answers(
         self, prompts: Sequence[Sequence[int]], output_tokens: int, concurrency: int
     ) -> list[Answer]:
-        """The answer to each prompt, so many at once; raises as ``complete`` does."""
+        """Return the answer to each prompt, ``concurrency`` of them at a time; raises as ``complete``."""
         places = asyncio.Semaphore(concurrency)
 
         async def answer(prompt: Sequence[int]) -> Answer:
@@ -89,7 +93,7 @@ class CompletionClient:
         return await all_of(answer(prompt) for prompt in prompts)
 
     async def complete(self, prompt: Sequence[int], output_tokens: int) -> Answer:
-        """Stream an answer of exactly so many tokens.
+        """Stream an answer of exactly ``output_tokens``.
 
         Raises PermanentError when the answer is an error, is cut short, or has other token counts than
         asked for; TemporaryError when there is none within half an hour.
@@ -110,7 +114,7 @@ class CompletionClient:
         await self._post(request, _Reading())
 
     def request(self, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
-        """The body of the request: streamed, with usage, ended by nothing but its length."""
+        """Return the body of a request: streamed, with usage, ended by nothing but its length."""
         return {
             "model": self.model,
             "prompt": _text(prompt) if self._takes_text else list(prompt),
@@ -122,7 +126,7 @@ class CompletionClient:
         }
 
     async def _post(self, request: dict[str, Any], reading: _Reading) -> float:
-        """Send the request and read its answer; when it was sent."""
+        """Send the request and read its answer; return the time at which it was sent."""
         if self._session is None:
             raise RuntimeError("the client was not entered")
         payload = json.dumps(request).encode()
@@ -143,7 +147,7 @@ class CompletionClient:
 
 
 def _text(prompt: Sequence[int]) -> str:
-    """A text of four bytes for each token, as the simulated engine counts them."""
+    """Return a text of four bytes for each token, as the simulated engine counts them."""
     return "".join(f"{token % 1000:03} " for token in prompt)
 
 
@@ -152,17 +156,17 @@ def check(answer: Answer, prompt_tokens: int, output_tokens: int) -> None:
     if answer.prompt_tokens != prompt_tokens:
         raise PermanentError(
             f"the engine counts {answer.prompt_tokens} tokens in a prompt of {prompt_tokens} token ids",
-            hint="expected it to take token ids as they are",
+            hint="Expected it to take token ids as they are.",
         )
     if answer.output_tokens != output_tokens:
         raise PermanentError(
             f"the engine answered {answer.output_tokens} tokens where {output_tokens} were asked for",
-            hint="expected it to heed ignore_eos",
+            hint="Expected it to heed ignore_eos.",
         )
 
 
 class _Reading:
-    """A stream of server-sent events on its way; only its last ones are parsed, the others are counted."""
+    """A stream of server-sent events as it arrives; only its last events are parsed, the others counted."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -171,7 +175,7 @@ class _Reading:
         self._is_done = False
 
     def take(self, data: bytes, now_s: float) -> None:
-        """Take what came at that time."""
+        """Add the data that arrived at that time."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
@@ -181,7 +185,7 @@ class _Reading:
                 self._is_done = True
 
     def answer(self, sent_s: float) -> Answer:
-        """The whole answer; raises PermanentError when it is not whole, or is an error."""
+        """Return the whole answer; raises PermanentError when it is cut short, or is an error."""
         last = [json.loads(line[len(b"data: ") :]) for line in self._last]
         error = next((event["error"] for event in last if "error" in event), None)
         if error is not None or not self._is_done:
@@ -201,7 +205,7 @@ class _Reading:
 
 
 def _without_token(last: Sequence[dict[str, Any]]) -> int:
-    """How many of the last events bring no token: the usage, and an empty piece that only tells the end."""
+    """Count the last events without a token: the usage, and an empty piece with the reason for the end."""
     count = 0
     for event in reversed(last):
         choices = event.get("choices") or []
@@ -212,7 +216,7 @@ def _without_token(last: Sequence[dict[str, Any]]) -> int:
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All of them at once; the first failure ends the others."""
+    """Run all calls at once; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]

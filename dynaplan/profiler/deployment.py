@@ -1,4 +1,4 @@
-"""A deployment that is started to be measured: ``dynaplan serve``, a child process in a place of its own."""
+"""A deployment that is started to be measured: ``dynaplan serve`` as a child, with directories of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from dynaplan.domain.errors import PermanentError, StatefileCorrupt, UserError
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 
 POLL_S = 0.05
+"""Seconds between two looks at the deployment's state."""
+
 DRAIN_S = 5.0
+"""Seconds that the deployment's workers may take to drain."""
+
 STOP_S = 60.0
-"""How long a deployment may take to end before it is hurried, then again before it is killed."""
+"""Seconds that a deployment may take to end before it is hurried, then again before it is killed."""
 
 EXIT_INPUT = 2
+"""The exit code of ``dynaplan serve`` for wrong input."""
+
 LAST_LINES = 12
+"""The number of lines of a log that an error shows."""
 
 NOT_HANDED_DOWN = frozenset(
     {
@@ -33,12 +40,13 @@ NOT_HANDED_DOWN = frozenset(
         *("DYNAMO_SERVICE_CONFIG", "DYNAPLAN_API_KEY", "DYN_CIRCUS_ENDPOINT_PORT", "DYN_CIRCUS_PUBSUB_PORT"),
     }
 )
-"""Variables of the user's that say how their own deployment is to be; this one is told by its options."""
+"""Environment variables that configure the user's own deployment; this one is configured by options."""
 
 CHILD = (
     "import sys; from dynaplan.foundation.guard import die_with_parent; "
     "die_with_parent(int(sys.argv.pop(1))); from dynaplan.cli import main; main()"
 )
+"""The child's program: our command line, killed when this process ends; its first argument is our pid."""
 
 
 class EngineDidNotStart(PermanentError):
@@ -46,12 +54,12 @@ class EngineDidNotStart(PermanentError):
 
 
 class DeploymentRefused(UserError):
-    """``dynaplan serve`` says that its input is wrong."""
+    """``dynaplan serve`` refuses its input."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start: the graph with that configuration file, on so many GPUs (None: all)."""
+    """A deployment to start: a graph with a configuration file, on a number of GPUs (None: all)."""
 
     graph: str
     config_path: Path
@@ -61,17 +69,17 @@ class Plan:
 
     @property
     def namespace(self) -> str:
-        """One for each directory, so that no two profilers are in each other's way."""
+        """A namespace for each directory, so that no two profilers are in each other's way."""
         return f"profile-{sha256(os.fsencode(self.directory.absolute())).hexdigest()[:10]}"
 
     @property
     def state_dir(self) -> Path:
-        """Where its statefile is."""
+        """The directory of its statefile."""
         return self.directory / "state"
 
     @property
     def log_path(self) -> Path:
-        """What ``serve`` said."""
+        """The file with the output of ``serve``."""
         return self.directory / "serve.log"
 
 
@@ -130,22 +138,22 @@ class MeasuredDeployment:
             await asyncio.sleep(POLL_S)
 
     def _is_ready(self) -> bool:
-        """Whether worker and Frontend have registered; raises EngineDidNotStart when one never will."""
+        """Tell whether worker and Frontend have registered; raises EngineDidNotStart when one never will."""
         document = self._document()
         if document is None or "addresses" not in document:
             return False
-        workers = [each for each in fleet_of(document) if each.role in (Role.DECODE, Role.FRONTEND)]
+        workers = [worker for worker in fleet_of(document) if worker.role in (Role.DECODE, Role.FRONTEND)]
         for worker in workers:
             if worker.state in (WorkerState.FAILED, WorkerState.BACKOFF):
                 raise EngineDidNotStart(f"{worker.component}: {worker.reason}", hint=self._last_lines(worker))
-        if not workers or any(each.state is not WorkerState.READY for each in workers):
+        if not workers or any(worker.state is not WorkerState.READY for worker in workers):
             return False
         self.url = str(document["addresses"]["frontend_url"])
-        self.worker_url = next((each.url for each in workers if each.role is Role.DECODE), "")
+        self.worker_url = next((worker.url for worker in workers if worker.role is Role.DECODE), "")
         return bool(self.worker_url)
 
     def _document(self) -> Document | None:
-        """The statefile, when it is of this process; one that was killed has left an old one."""
+        """Read the statefile; None when it is not of this process: a killed one has left an older one."""
         path = self._plan.state_dir / f"{self._plan.namespace}.json"
         try:
             document = wiring.open_statefile(path).read()
@@ -164,16 +172,16 @@ class MeasuredDeployment:
         raise EngineDidNotStart(f"dynaplan serve ended with exit code {code}", hint=self._last_lines())
 
     def _last_lines(self, worker: Worker | None = None) -> str:
-        """The end of the logs: of ``serve``, or of the worker that failed."""
+        """The end of the log of ``serve``, or of the worker that failed."""
         path = self._plan.log_path
         if worker is not None:
             path = self._plan.directory / "logs" / self._plan.namespace / f"{worker.name}.log"
         return "\n  ".join([f"the end of {path}:", *tail(path, LAST_LINES)])
 
     async def stop(self) -> None:
-        """End it in order, then with less patience; return when it has ended. A second call does nothing.
+        """End it in order, then hurry it, then kill it; return when it has ended. A second call does nothing.
 
-        Being cancelled meanwhile hurries it.
+        When this is cancelled meanwhile, it goes on with the next of these.
         """
         process, self._process = self._process, None
         if process is None:
@@ -206,7 +214,7 @@ def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def tail(path: Path, lines: int) -> Iterator[str]:
-    """The last lines of a file; none when it cannot be read."""
+    """Read the last lines of a file; none when it cannot be read."""
     try:
         yield from path.read_text(errors="replace").splitlines()[-lines:]
     except OSError:
@@ -214,7 +222,7 @@ def tail(path: Path, lines: int) -> Iterator[str]:
 
 
 def _refusal(log_path: Path) -> str:
-    """What ``serve`` said is wrong: from its ``Error:`` on."""
+    """The error message of ``serve``: its last lines from ``Error:`` on."""
     lines: list[Any] = list(tail(log_path, LAST_LINES))
     first = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
     return "\n".join(lines[first:]).removeprefix("Error: ") or "dynaplan serve refused its configuration"

@@ -1,4 +1,4 @@
-"""What a running engine says about itself: its model, its context, how much KV it holds."""
+"""Facts that a running engine states: its model, its context, its KV cache, its request slots."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError
 
 ANSWER_S = 10.0
+"""Seconds that the Frontend may take to answer."""
+
 POLL_S = 0.2
+"""Seconds between two questions to the worker."""
+
 LATE_S = 10.0
-"""Some engines state their KV cache only after their first requests."""
+"""Seconds to wait for the size of the KV cache: some engines state it only after their first requests."""
 
 CONTEXT_METRIC, BLOCK_METRIC = "model_context_length", "model_kv_cache_block_size"
+"""The ends of the names of the Frontend's gauges of a model."""
 
 KV_TOTAL_IN_TOKENS = frozenset({"sglang"})
-"""Engines whose total of KV blocks counts tokens."""
+"""Engines that state the size of their KV cache in tokens, not in blocks."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """``model`` is the name clients use; ``context_tokens`` and ``request_slots`` are 0 when not told."""
+    """``model`` is the name that clients use; ``context_tokens`` and ``request_slots`` are 0 if unknown."""
 
     model: str
     context_tokens: int
@@ -35,12 +40,12 @@ class EngineFacts:
     request_slots: int
 
     def to_document(self) -> dict[str, Any]:
-        """A document of plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> EngineFacts:
-        """Read it again; raises KeyError or ValueError when it is not one."""
+        """Read ``to_document``'s form; raises KeyError or ValueError when it is something else."""
         return cls(
             str(document["model"]),
             *(int(document[key]) for key in ("context_tokens", "max_kv_tokens", "request_slots")),
@@ -48,18 +53,18 @@ class EngineFacts:
 
 
 async def served_model(url: str) -> str:
-    """The name under which clients ask for the model; raises PermanentError when the Frontend knows none."""
+    """Return the name that clients use for the model; PermanentError when the Frontend knows none."""
     async with _session() as session, session.get(f"{url}/v1/models", raise_for_status=True) as response:
         models = (await response.json())["data"]
     if not models:
-        raise PermanentError("the deployment serves no model", hint="expected Frontend.served_model_name")
+        raise PermanentError("the deployment serves no model", hint="Expected Frontend.served_model_name.")
     return str(models[0]["id"])
 
 
 async def engine_facts(
     url: str, worker_url: str, engine: str, max_kv_tokens: int | None = None
 ) -> EngineFacts:
-    """Ask the Frontend and the worker; ``max_kv_tokens`` stands in for what an engine does not tell.
+    """Ask the Frontend and the worker; ``max_kv_tokens`` is for an engine that does not state it.
 
     Ask after the first requests. Raises PermanentError when the size of the KV cache stays unknown.
     """
@@ -78,7 +83,7 @@ async def engine_facts(
             if monotonic() > deadline_s:
                 raise PermanentError(
                     f"{engine} does not say how many tokens its KV cache holds",
-                    hint="say it: --max-kv-tokens N (engines print it when they start)",
+                    hint="Add --max-kv-tokens N; engines print it when they start.",
                 )
             await asyncio.sleep(POLL_S)
     finally:
@@ -86,7 +91,7 @@ async def engine_facts(
 
 
 async def _model_gauges(url: str, model: str) -> dict[str, int]:
-    """The Frontend's gauges of the model, by the end of their names."""
+    """Read the Frontend's gauges of the model, by the end of their names."""
     async with _session() as session, session.get(f"{url}/metrics", raise_for_status=True) as response:
         text = await response.text()
     return {

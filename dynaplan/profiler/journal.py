@@ -1,6 +1,6 @@
-"""What has been measured, on the disk as soon as it is known, so that an interruption costs nothing.
+"""The journal of measurements, written as soon as they are known, so that an interruption costs nothing.
 
-One JSON object per line: what was measured, of which configuration (a fingerprint), and the values.
+Each line is one JSON object: the point and the fingerprint of its configuration, and the values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError
 
 FILE_NAME = "measurements.jsonl"
+"""The name of the journal in the output directory."""
 
 
 def fingerprint(*documents: object) -> str:
-    """A short name of what was measured; equal for equal JSON documents."""
+    """Return a short name of a configuration; equal for equal JSON documents."""
     text = json.dumps(documents, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:16]
 
@@ -32,11 +33,11 @@ class Journal:
         self._read()
 
     def find(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The values that were written down for that key, None when nothing was."""
+        """Return the values that were written for that key, None without any."""
         return self._known.get(_text(key))
 
     def add(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Write a measurement down."""
+        """Write one measurement."""
         line = json.dumps({"key": dict(key), "values": dict(values)})
         try:
             with self._path.open("a") as file:
@@ -67,4 +68,4 @@ def _text(key: Mapping[str, Any]) -> str:
 
 
 def _unusable(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"--output-dir: {path} cannot be used: {error}", hint="expected a directory of yours")
+    return ConfigError(f"--output-dir: {path} cannot be used: {error}", hint="Expected a directory of yours.")

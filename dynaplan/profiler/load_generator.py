@@ -1,4 +1,4 @@
-"""Who sends the requests that are measured, and times their answers."""
+"""The port of load generators, which send the measured requests and time their answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dynaplan.profiler.completions import Answer
 from dynaplan.profiler.programs import find_program
 
 OWN, AIPERF = "own", "aiperf"
-"""What ``--load-generator`` may be, beside ``auto``: aiperf where it is installed."""
+"""The values of ``--load-generator`` beside ``auto``, which is aiperf if it is installed."""
 
-AIPERF_HINT = "Install it in an environment of its own, its versions are narrow: pipx install aiperf==0.13.0"
+AIPERF_HINT = "Install it in an environment of its own: pipx install aiperf==0.13.0."
+"""The hint where it is missing. It pins its dependencies narrowly, hence the environment."""
 
 
 class LoadGenerator(Protocol):
@@ -20,7 +21,7 @@ class LoadGenerator(Protocol):
 
     @property
     def requests_at_a_time(self) -> int:
-        """How many requests one call should have at least, when they come one by one."""
+        """The least number of requests that one call should have when they are sent one by one."""
 
     async def prime(self, prompt: Sequence[int]) -> None:
         """Have the prompt computed, unmeasured; raises PermanentError or TemporaryError."""
@@ -28,7 +29,7 @@ class LoadGenerator(Protocol):
     async def answers(
         self, prompts: Sequence[Sequence[int]], output_tokens: int, concurrency: int
     ) -> list[Answer]:
-        """The answer to each prompt, so many at once, of exactly so many tokens.
+        """Send ``concurrency`` requests at a time; return the answer to each prompt, of ``output_tokens``.
 
         Raises PermanentError when an answer is an error, is cut short, or has other token counts than asked
         for; TemporaryError when it takes more than half an hour.
@@ -36,7 +37,7 @@ class LoadGenerator(Protocol):
 
 
 def aiperf_program(load_generator: str) -> str:
-    """The path of aiperf when this is to use it, else nothing; ConfigError when it is not installed."""
+    """Return the path of aiperf, empty for our own generator; ConfigError when aiperf is not installed."""
     if load_generator == OWN:
         return ""
     program = find_program(AIPERF)

@@ -1,4 +1,4 @@
-"""The configuration that is measured: the user's, with one aggregated worker and nothing that disturbs it."""
+"""The configuration that is measured: the user's, with one aggregated worker and an idle planner."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from dynaplan.options.overrides import Sections, merge_sections
 from dynaplan.options.service_config import section_options
 
 WORKER, PREFILL_WORKER = DECODE_COMPONENT, PREFILL_COMPONENT
+"""The names of the worker services of the stock graphs."""
+
 LEFT_OUT = ("Router", PREFILL_WORKER)
 """Services that the aggregated graph does not have."""
 
@@ -23,13 +25,14 @@ WITHOUT_TENSOR_PARALLEL = frozenset({"llamacpp"})
 """Engines that do not split a layer over GPUs: they are measured as they are configured."""
 
 USERS_OWN = ("port", "host", "api-key", "max-waiting-requests", "max-body-bytes")
-"""Options of the Frontend that are for the users of a deployment: nobody but the profiler asks this one."""
+"""Options of the Frontend that protect a deployment from its clients: this one has the profiler alone."""
 
 MOST_WAITING_REQUESTS = 4096
+"""Requests that may wait in the measured deployment: more than any load has."""
 
 
 class Phase(Enum):
-    """What a deployment is started to measure; the value begins the name of its directory."""
+    """The phase of requests that a deployment measures; the value begins its directory's name."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -41,9 +44,9 @@ def engine_name(config: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def worker_gpus(config: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The GPUs that one decode worker is configured to take; None when the configuration does not say.
+    """Return the GPUs of one configured decode worker; None when the configuration does not say.
 
-    Raises ConfigError for what is no number.
+    Raises ConfigError when it is not a number.
     """
     arguments = config.get(WORKER, {}).get("ServiceArgs") or {}
     gpus = (arguments.get("resources") or {}).get("gpu")
@@ -51,12 +54,12 @@ def worker_gpus(config: Mapping[str, Mapping[str, Any]]) -> float | None:
         return None if gpus is None else float(gpus)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{WORKER}.ServiceArgs.resources.gpu is {gpus!r}", hint="expected a number of GPUs"
+            f"{WORKER}.ServiceArgs.resources.gpu is {gpus!r}", hint="Expected a number of GPUs."
         ) from None
 
 
 def splits_layers(config: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the worker's tensor parallel size is for us to choose: the engine has one, on whole GPUs."""
+    """Tell whether the profiler may choose the tensor parallel size: the engine has one, on whole GPUs."""
     gpus = worker_gpus(config)
     return engine_name(config) not in WITHOUT_TENSOR_PARALLEL and (gpus is None or gpus >= 1)
 
@@ -64,11 +67,11 @@ def splits_layers(config: Mapping[str, Mapping[str, Any]]) -> bool:
 def measured_config(
     config: Mapping[str, Mapping[str, Any]], phase: Phase, tensor_parallel_size: int
 ) -> Sections:
-    """The configuration of ``graphs.agg:Frontend`` for one measured deployment; ``config`` stays as it is.
+    """Return the configuration of ``graphs.agg:Frontend`` for one measured deployment.
 
-    One worker, no remote prefill, the planner idle; the prefix cache off to measure prefill and on to
-    measure decoding. Prefill is measured with the settings of the PrefillWorker where there is one. The
-    tensor parallel size is set, and as many GPUs, for engines that have it.
+    It has one worker, no remote prefill and an idle planner; the prefix cache is off to measure prefill and
+    on to measure decoding. Prefill is measured with the settings of the PrefillWorker if there is one. For
+    engines that have a tensor parallel size it is set, with as many GPUs. ``config`` stays as it is.
     """
     sections: Sections = deepcopy({name: dict(section) for name, section in config.items()})
     if phase is Phase.PREFILL and PREFILL_WORKER in sections:
@@ -99,6 +102,6 @@ def measured_config(
 
 
 def _without(section: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """The section without these options, however they are spelt."""
+    """Return the section without these options, in either spelling."""
     unwanted = frozenset(keys)
     return {key: value for key, value in section.items() if kebab(key) not in unwanted}

@@ -1,4 +1,4 @@
-"""Measure one running engine, one point at a time."""
+"""Meters of one running engine: warm it up, then measure one point at a time."""
 
 from __future__ import annotations
 
@@ -12,24 +12,36 @@ from dynaplan.profiler.load_generator import LoadGenerator
 from dynaplan.profiler.prompts import Prompts
 
 SEED = 100
+"""The seed of all prompts, as in the original."""
+
 TRIES = 3
+"""The number of times that a decode load is sent before its ITL is given up."""
+
 WARM_UP_REQUESTS = 3
+"""The number of unmeasured requests at the beginning."""
+
 WARM_UP_TOKENS = 128
+"""The length of their prompts."""
+
 LEAST_REQUESTS, MOST_REQUESTS = 3, 10
+"""The least and the largest number of prompts that one TTFT is measured by."""
+
 ENOUGH_S = 0.5
+"""Seconds of TTFTs together after which no more than the least number of prompts is sent."""
+
 LONG_S = 5.0
-"""A TTFT is measured again until there are three, or more in half a second; a long one is not repeated."""
+"""Seconds of TTFTs together after which not even the least number of prompts is sent."""
 
 
 async def warm_up(client: CompletionClient) -> None:
-    """A few requests that are not measured: what an engine does only once, it does in them."""
+    """Send a few unmeasured requests, for the work that an engine does only once."""
     prompts = Prompts(SEED - 1)
     for number in range(WARM_UP_REQUESTS):
         await client.complete(prompts.prompt(number, WARM_UP_TOKENS), PREFILL_OSL_TOKENS)
 
 
 async def measure_prefill(generator: LoadGenerator, load: DecodeLoad) -> PrefillMeasurement:
-    """The TTFT of a prompt of that length alone in the engine, every time another one."""
+    """Measure the TTFT of a prompt alone in the engine, with another prompt each time."""
     prompts = Prompts(SEED + load.isl_tokens)
     answers: list[Answer] = []
     while not _is_enough([answer.ttft_ms / 1000 for answer in answers]):
@@ -48,8 +60,8 @@ def _is_enough(ttfts_s: Sequence[float]) -> bool:
 class DecodeMeter:
     """Measures ITL with prompts that the engine has in its prefix cache.
 
-    Request number n of every load has the beginning of the same prompt, so what an earlier load has left in
-    the cache is not computed again.
+    Request number n of every load has the beginning of the same prompt, so that the entries of an earlier
+    load in the cache are used again.
     """
 
     def __init__(self, generator: LoadGenerator) -> None:
@@ -58,9 +70,10 @@ class DecodeMeter:
         self._too_many: list[DecodeLoad] = []
 
     async def measure(self, load: DecodeLoad) -> DecodeMeasurement | None:
-        """The ITL while so many requests decode; half of them, and so on, when they never do so all at once.
+        """Measure the ITL while all requests of the load decode together.
 
-        None when that cannot be told at all: every token of an answer comes at the same moment.
+        When they never do, half as many are measured, and so on. None when the ITL cannot be known at all:
+        every token of an answer comes at the same moment.
         """
         concurrency = self._most_concurrent(load)
         while concurrency:
@@ -73,12 +86,12 @@ class DecodeMeter:
         return None
 
     def _most_concurrent(self, load: DecodeLoad) -> int:
-        """What was too many once is not tried again with prompts of that length or longer."""
-        halves = (each.concurrency // 2 for each in self._too_many if each.isl_tokens <= load.isl_tokens)
+        """The concurrency to begin with: none that was too many before, for prompts no longer than these."""
+        halves = (other.concurrency // 2 for other in self._too_many if other.isl_tokens <= load.isl_tokens)
         return min((load.concurrency, *halves))
 
     async def _measured(self, load: DecodeLoad, answers: Sequence[Answer]) -> DecodeMeasurement | None:
-        """What these answers say, or others of that load, when these say nothing."""
+        """Measure these answers, or new ones of the same load when these tell nothing."""
         for _ in range(TRIES):
             together = decoded_together(answers)
             if together is not None:
@@ -87,7 +100,7 @@ class DecodeMeter:
         return None
 
     async def _answers(self, load: DecodeLoad) -> list[Answer]:
-        """All at once, their prompts in the prefix cache."""
+        """Send the whole load at once, its prompts in the prefix cache."""
         prompts = [self._prompts.prompt(number, load.isl_tokens) for number in range(load.concurrency)]
         await all_of(self._generator.prime(prompt) for prompt in prompts)
         return await self._generator.answers(prompts, load.osl_tokens, load.concurrency)

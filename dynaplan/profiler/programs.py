@@ -1,4 +1,4 @@
-"""Programs of others, run as child processes of which nothing is left."""
+"""Foreign programs, run as child processes of which nothing is left."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ENDING_S = 10.0
-"""How long a program that is told to end may take before it is killed."""
+"""Seconds that a program may take to end after SIGTERM, before it is killed."""
 
 
 def find_program(name: str) -> str:
-    """Its path, on PATH or beside this Python; nothing when it is not there."""
+    """Return the program's path, on PATH or beside this Python; empty when there is none."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)) or ""
 
 
 async def run_program(
     command: Sequence[str], log_path: Path, environment: Mapping[str, str], timeout_s: float
 ) -> int:
-    """Run it until it has ended, what it says going to the log; its exit code.
+    """Run the program to its end, its output in the log; return its exit code.
 
-    Raises TimeoutError after so long, OSError when it cannot be started. However this ends, so have the
-    program and its children.
+    Raises TimeoutError after ``timeout_s``, OSError when it cannot be started. In every case the program and
+    its children have ended.
     """
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(

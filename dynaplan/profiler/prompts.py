@@ -1,4 +1,4 @@
-"""Prompts of exactly so many tokens, the same ones for the same seed."""
+"""Prompts of an exact number of tokens, the same ones for the same seed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ LOWEST_TOKEN, HIGHEST_TOKEN = 100, 299
 
 
 class Prompts:
-    """Numbered prompts. Shorter ones of one number begin longer ones, and no two numbers begin alike.
+    """Numbered prompts. A shorter prompt is the beginning of a longer one of its number; numbers differ.
 
-    So what a prefix cache holds of a shorter prompt serves the longer ones, and requests of different
-    numbers never share an entry.
+    A prefix cache that holds a shorter prompt therefore serves the longer ones of its number, and requests
+    of different numbers never share an entry.
     """
 
     def __init__(self, seed: int) -> None:
@@ -20,7 +20,7 @@ class Prompts:
         self._known: dict[int, tuple[Random, list[int]]] = {}
 
     def prompt(self, number: int, tokens: int) -> list[int]:
-        """The first so many tokens of that prompt."""
+        """Return the first ``tokens`` tokens of that prompt."""
         random, known = self._known.setdefault(number, (Random(f"{self._seed}/{number}"), []))
         if len(known) < tokens:
             width = HIGHEST_TOKEN - LOWEST_TOKEN + 1

@@ -1,4 +1,4 @@
-"""A whole profile: every tensor parallel size at the target, then the chosen ones everywhere."""
+"""A whole run of profile-sla: all tensor parallel sizes at the target, then the chosen ones' curves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from dynaplan.profiler.results import write_results
 from dynaplan.profiler.stage import LoadsOf, Progress, Stage, StageResult, run_stage
 
 DEFAULT_CONTEXT_TOKENS = 16_384
-"""Up to where engines are measured that do not tell their context."""
+"""The context to which an engine is measured that does not state its own."""
 
 
 class KvTooSmall(ConfigError):
@@ -52,11 +52,11 @@ class KvTooSmall(ConfigError):
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What to profile, on what, and for which target.
+    """The options of the command.
 
     ``max_context_tokens`` None is the engine's own, ``gpus`` None all of the box, ``max_gpus`` (of one
-    engine) None all of these. ``max_kv_tokens`` stands in for what an engine does not tell.
-    ``load_generator`` is own, aiperf, or auto.
+    engine) None all of these. ``max_kv_tokens`` is for an engine that does not state it. ``load_generator``
+    is own, aiperf, or auto.
     """
 
     config: Sections
@@ -76,7 +76,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Everything that was measured, what is recommended, and the files that say so."""
+    """The measurements, the recommendation, and the files that hold both."""
 
     measurements: tuple[Measurements, ...]
     recommendation: Recommendation
@@ -84,12 +84,13 @@ class Profiled:
 
 
 RunStage = Callable[[Stage, LoadsOf, Journal, Progress], Awaitable[StageResult]]
+"""``run_stage``, or a fake one."""
 
 
 async def profile(options: ProfileOptions, progress: Progress, run_stage: RunStage = run_stage) -> Profiled:
-    """Measure, recommend, write it all down; what the output directory's journal knows is not measured again.
+    """Measure, recommend, write the results; points in the output directory's journal are not measured again.
 
-    Raises ConfigError for a target that no engine can hold, CapacityError for GPUs that are not there,
+    Raises ConfigError for a target that no engine can hold, CapacityError for missing GPUs, and
     DeploymentRefused, EngineDidNotStart or PermanentError when the engine fails; no deployment is left.
     """
     return await _Profiler(options, progress, run_stage).run()
@@ -131,7 +132,7 @@ class _Profiler:
         return Profiled(tuple(measured), recommendation, tuple(files))
 
     async def _candidates(self, loads_of: Callable[[Phase], LoadsOf]) -> list[Measurements]:
-        """Every size that works; raises why the first one does not when none does."""
+        """Measure every size. Sizes that fail are left out; when all fail, raise the first failure."""
         measured: list[Measurements] = []
         failures: list[DynaplanError] = []
         for size in self._sizes:
@@ -151,7 +152,7 @@ class _Profiler:
     async def _with_curves(
         self, measured: Sequence[Measurements], chosen: Mapping[Phase, int]
     ) -> list[Measurements]:
-        """What was measured, and the curves of the chosen sizes."""
+        """Measure the curves of the chosen sizes, and add them to the measurements."""
         results = {
             phase: await self._stage(phase, size, self._curve_loads(phase)) for phase, size in chosen.items()
         }
@@ -212,12 +213,12 @@ class _Profiler:
         return [*self._target_decode(facts), *points]
 
     def _context_tokens(self, facts: EngineFacts) -> int:
-        """Up to where it is measured; raises ConfigError when the engine's context is shorter."""
+        """The longest request to measure, in tokens; ConfigError when the engine's context is shorter."""
         wanted = self._options.max_context_tokens
         if wanted and facts.context_tokens and wanted > facts.context_tokens:
             raise ConfigError(
                 f"--max-context-length is {wanted}, the engine's context {facts.context_tokens} tokens",
-                hint="expected at most that, or a larger max-model-len in the configuration",
+                hint="Expected at most that, or a larger max-model-len in the configuration.",
             )
         return wanted or min(facts.context_tokens or DEFAULT_CONTEXT_TOKENS, facts.max_kv_tokens)
 
@@ -228,12 +229,12 @@ class _Profiler:
         context = self._options.max_context_tokens or facts.context_tokens
         if context and tokens > context:
             raise ConfigError(
-                f"{what}: more than a context of {context}", hint="expected max-model-len to hold both"
+                f"{what}: more than a context of {context}", hint="Expected max-model-len to hold both."
             )
         if tokens > facts.max_kv_tokens:
             raise KvTooSmall(
                 f"{what}: more than the KV cache holds, {facts.max_kv_tokens}",
-                hint="expected shorter ones, or an engine with more memory",
+                hint="Expected shorter ones, or an engine with more memory.",
             )
 
 
@@ -246,7 +247,7 @@ def _sizes(options: ProfileOptions, gpus: int) -> tuple[int, ...]:
     if not sizes:
         raise ConfigError(
             f"--min-gpus-per-engine is {options.min_gpus}, the most is {most}",
-            hint="expected a power of two between the two",
+            hint="Expected a power of two between the two.",
         )
     return sizes
 
@@ -258,7 +259,7 @@ def _measurements(size: int, prefill: StageResult, decode: StageResult) -> Measu
 
 
 def _with(measured: Measurements, prefill: StageResult | None, decode: StageResult | None) -> Measurements:
-    """The measurements with these curves in place of what was known."""
+    """Replace the points of each phase that has curves now."""
     return Measurements(
         measured.tensor_parallel_size,
         measured.gpus,
@@ -277,7 +278,7 @@ def _decode_points(result: StageResult) -> tuple[DecodeMeasurement, ...]:
 
 
 def _files(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, int, int]]:
-    """Size and time of the files that the worker's options name: another model makes another engine."""
+    """Size and time of the files that the worker's options name: another model is another engine."""
     options = section_options(config, WORKER)
     files = []
     for key in ("model", "profile"):
@@ -296,5 +297,5 @@ def _check_writable(directory: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"--output-dir: cannot write to {directory}: {error.strerror}",
-            hint="expected a directory of yours, or one that can be made",
+            hint="Expected a directory of yours, or one that can be made.",
         ) from error

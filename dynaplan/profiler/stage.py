@@ -1,4 +1,4 @@
-"""One deployment's worth of measuring: start what is to be measured, measure what is missing, end it."""
+"""One stage of a sweep: start a deployment, measure its missing points, end it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from dynaplan.profiler.measured_config import Phase, engine_name
 from dynaplan.profiler.meters import DecodeMeter, measure_prefill, warm_up
 
 LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
-"""What to measure of an engine that says this about itself."""
+"""Plans the loads for an engine with these facts."""
 
 Measurement = PrefillMeasurement | DecodeMeasurement
 
 
 class Progress(Protocol):
-    """Who tells the user how far it is."""
+    """The display of the progress to the user."""
 
     def say(self, line: str) -> None:
         """Tell the user."""
 
     def stage(self, label: str, points: int) -> AbstractContextManager[Callable[[], None]]:
-        """So many points begin, under that label; call what it gives after each."""
+        """Begin a stage with a number of points; the context's value is to be called after each point."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What to start and how to call it. ``fingerprint`` tells this configuration from all others.
+    """One phase of one tensor parallel size, and the deployment to start for it.
 
-    ``aiperf`` is the program that sends the load, empty for our own generator.
+    ``fingerprint`` distinguishes this configuration from all others. ``aiperf`` is the path of the program
+    that sends the load, empty for our own generator.
     """
 
     phase: Phase
@@ -55,28 +56,28 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """For the user."""
+        """The name that the user sees."""
         return f"{self.phase.value} TP {self.tensor_parallel_size}"
 
     def key(self, **what: Any) -> dict[str, Any]:
-        """The journal's key of something about this configuration."""
+        """Return the journal's key of a fact or a point of this configuration."""
         base = {"kind": self.phase.value, "tensor_parallel_size": self.tensor_parallel_size}
         return {**base, "fingerprint": self.fingerprint, **what}
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What the engine said of itself, and what was measured of it, in the order it was asked for."""
+    """The engine's facts, and its measurements in the order of their loads."""
 
     facts: EngineFacts
     measured: Mapping[DecodeLoad, Measurement]
 
 
 async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress: Progress) -> StageResult:
-    """Measure these loads, but for those that the journal knows; starts nothing when it knows them all.
+    """Measure the loads that the journal does not have; start nothing when it has them all.
 
     Raises DeploymentRefused or EngineDidNotStart when the deployment does not come up, PermanentError when
-    an answer fails, and whatever ``loads_of`` raises; the deployment has ended then.
+    an answer fails, and the errors of ``loads_of``; the deployment has ended then.
     """
     known = journal.find(stage.key(engine=True))
     if known is not None:
@@ -130,7 +131,7 @@ async def _measure(
 
 
 def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
-    """What the user should know of a point that is not what was asked for."""
+    """Warn the user of a point that differs from the requested load."""
     what = f"{load.concurrency} requests of {load.isl_tokens} + {load.osl_tokens} tokens"
     if measurement is None:
         return [f"left out {what}: their tokens came too fast to tell them apart"]
@@ -140,7 +141,7 @@ def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
 
 
 def _missing(stage: Stage, loads: Sequence[DecodeLoad], journal: Journal) -> list[DecodeLoad]:
-    """The points to measure; one that could not be measured the last time is tried again."""
+    """The loads without a measurement, those included that could not be measured the last time."""
     return [load for load in dict.fromkeys(loads) if not journal.find(stage.key(**load._asdict()))]
 
 
