@@ -118,7 +118,7 @@ def _nearest_engine(name: str) -> str:
     """Which one was meant, and which ones there are."""
     known = f"expected one of: {', '.join(ENGINES)}"
     meant = nearest(name, ENGINES)
-    return f"{meant} ({known})" if meant.startswith("did") else known
+    return f"{meant} ({known})" if meant.startswith("Did") else known
 
 
 def statefile_path(namespace: str) -> Path:

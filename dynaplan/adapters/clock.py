@@ -1,4 +1,4 @@
-"""The machine's own time."""
+"""The machine's own clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SystemClock:
     """Monotonic time of the machine; see ``dynaplan.ports.Clock``."""
 
     def now_s(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
+        """Return seconds since an arbitrary moment; they never go back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from dynaplan.profiler.session import Profiled, ProfileOptions
 
 EXIT_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
 LOG_FILE = "profile_sla.log"
+"""The name of the command's own log in the output directory."""
 
 log = logging.getLogger("dynaplan.profile_sla")
 
@@ -35,7 +38,7 @@ log = logging.getLogger("dynaplan.profile_sla")
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("profiling_results"),
     show_default=True,
-    help="Where profile, plots, measurements and logs go; the same again goes on there.",
+    help="Directory of all results; with the same one again, only missing points are measured.",
 )
 @click.option("--isl", type=click.IntRange(1), default=3000, show_default=True, help="Target prompt, tokens.")
 @click.option("--osl", type=click.IntRange(2), default=500, show_default=True, help="Target answer, tokens.")
@@ -64,7 +67,7 @@ log = logging.getLogger("dynaplan.profile_sla")
     "--max-kv-tokens",
     type=click.IntRange(1),
     default=None,
-    help="Tokens that the KV cache holds, for an engine that does not tell.",
+    help="Tokens that the KV cache holds, for an engine that does not state them.",
 )
 @click.option(
     "--start-timeout",
@@ -78,14 +81,14 @@ log = logging.getLogger("dynaplan.profile_sla")
     type=click.Choice(("own", "aiperf", "auto")),
     default="own",
     show_default=True,
-    help="Who sends the load; auto: aiperf when it is installed.",
+    help="Sender of the load; auto: aiperf if it is installed.",
 )
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
 def command(context: click.Context, /, config_file: str, **given: Any) -> int:
     """Measure TTFT and ITL of an engine for each tensor parallel size, and recommend one.
 
-    Each size is started by itself on this box; what has been measured is not measured again.
+    Each size is started by itself on this box. Points that were measured before are not measured again.
     """
     options = _options(config_file, context.obj, given)
     _check_names(options)
@@ -102,7 +105,7 @@ def command(context: click.Context, /, config_file: str, **given: Any) -> int:
 
 
 class _Bars:
-    """Tells the user how far it is, on standard output; what it says is in the log file too."""
+    """Shows the progress on standard output; its lines go to the log file too."""
 
     def say(self, line: str) -> None:
         click.echo(line)
@@ -115,7 +118,7 @@ class _Bars:
 
 
 def _log_to(path: Path) -> None:
-    """Keep what is said; the file is made with the first line."""
+    """Write the lines that the user sees to this file too; the first line makes it."""
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
     log.addHandler(handler)
@@ -165,7 +168,7 @@ def _check_names(options: ProfileOptions) -> None:
 
 
 def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:
-    """The result; None when it was interrupted, and has ended in order."""
+    """Run to the end; None when it was interrupted, and has ended in order."""
     import uvloop
 
     from dynaplan.profiler.session import profile

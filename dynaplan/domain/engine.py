@@ -1,4 +1,4 @@
-"""What an engine is given by the worker that it belongs to."""
+"""The surroundings that a worker gives its engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class EngineContext:
     """The surroundings of one worker's engine.
 
     ``role`` is ``decode`` (aggregated workers too) or ``prefill``. ``address`` is the base URL of the
-    worker's own HTTP server; ``token`` is what the frontends bear, and the engine's API key. ``gpus`` is the
-    worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is a directory in
-    memory, the same for all workers of the deployment; a worker's own files there begin with
+    worker's own HTTP server. ``token`` is the bearer token of the frontends, and the engine's API key.
+    ``gpus`` is the worker's ``resources.gpu``: a whole number, or a fraction of one GPU. ``scratch_dir`` is
+    a directory in memory, the same for all workers of the deployment; a worker's own files there begin with
     ``{worker_name}.`` and are removed when it is gone.
     """
 

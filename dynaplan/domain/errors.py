@@ -1,4 +1,4 @@
-"""Every error says whose fault it is and whether a retry helps.
+"""The errors that dynaplan raises on purpose: each says whose fault it is and whether a retry helps.
 
 ::
 
@@ -58,7 +58,7 @@ class DeploymentError(UserError):
 
 
 class TemporaryError(DynaplanError):
-    """Worth a retry after ``delay_s``."""
+    """An error that a retry after ``delay_s`` seconds may cure."""
 
     def __init__(self, message: str, *, hint: str = "", delay_s: float = 0.5) -> None:
         super().__init__(message, hint=hint)
@@ -82,7 +82,7 @@ class StatefileUnwritable(TemporaryError):
 
 
 class PermanentError(DynaplanError):
-    """Not worth a retry."""
+    """An error that no retry cures."""
 
 
 class IllegalTransition(PermanentError):
@@ -102,16 +102,16 @@ class StatefileCorrupt(PermanentError):
 
 
 class WorkerStartFailed(PermanentError):
-    """A worker can never start; nobody should try again."""
+    """A worker can never start: a supervisor must not try again."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``did you mean X?`` when one of the names is near, else a list of them; the text of a hint."""
+    """Return a hint: ``Did you mean X?`` when one of the names is near, else a list of them."""
     from difflib import get_close_matches
 
     known = sorted(set(names))
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {name.lower(): name for name in known}
     near = get_close_matches(name.lower(), by_lower, 1, cutoff=0.6)
     if near:
-        return f"did you mean {by_lower[near[0]]!r}?"
-    return f"known: {', '.join(known)}" if known else ""
+        return f"Did you mean {by_lower[near[0]]!r}?"
+    return f"Known: {', '.join(known)}." if known else ""

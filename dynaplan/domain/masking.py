@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is written down."""
+"""Masks secrets in values that are written to files and logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
+"""The text in the place of a secret."""
 
 _SECRET_WORDS = frozenset(
     {"key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials", "authorization"}
@@ -16,12 +17,12 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a whole word of it says "secret": ``HF_TOKEN``, ``api-key``, not ``max-tokens``."""
+    """Tell whether a whole word of the name means a secret: ``HF_TOKEN``, ``api-key``, not ``max-tokens``."""
     return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
 
 
 def mask_all(value: Any) -> Any:
-    """The same structure with every value in it masked; keys stay."""
+    """Return the same structure with every value in it masked; keys stay."""
     if isinstance(value, Mapping):
         return {key: mask_all(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -30,10 +31,10 @@ def mask_all(value: Any) -> Any:
 
 
 def mask_secrets(value: Any) -> Any:
-    """A JSON value without its secrets.
+    """Return a JSON value without its secrets.
 
-    Masked are: values of keys that look secret, everything in a ``ServiceArgs.envs``, the login of a
-    URL, and on command lines given as lists the value of an option that looks secret.
+    These are masked: values of keys that look secret, everything in a ``ServiceArgs.envs``, the login of a
+    URL, and the value of an option that looks secret on a command line, as one text or as a list.
     """
     if isinstance(value, Mapping):
         return {key: _masked_item(str(key), item) for key, item in value.items()}
@@ -51,7 +52,7 @@ def _masked_item(key: str, value: Any) -> Any:
 
 
 def _masked_list(items: list[Any]) -> list[Any]:
-    """Every item masked by itself; the one after ``--api-key`` whatever it is."""
+    """Mask every item by itself; the one after ``--api-key`` always."""
     masked = [mask_secrets(item) for item in items]
     for position, item in enumerate(items[:-1]):
         if isinstance(item, str) and item.startswith("--") and "=" not in item and looks_secret(item):

@@ -1,4 +1,4 @@
-"""Remote prefill: what travels through the prefill queue and back."""
+"""Remote prefill: the request in the prefill queue, and the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynaplan.domain.documents import (
 
 
 def prefill_stream(namespace: str) -> str:
-    """The JetStream stream of a namespace's prefill queue; its subject is ``{stream}.queue``."""
+    """Return the JetStream stream of a namespace's prefill queue; its subject is ``{stream}.queue``."""
     return f"{namespace}_prefill_queue".replace("/", "_").replace("\\", "_")
 
 
@@ -48,7 +48,7 @@ class RemotePrefillRequest:
     reply_to: str = ""
 
     def to_json(self) -> bytes:
-        """The queue's payload."""
+        """Return the queue's payload."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     @classmethod
@@ -75,10 +75,10 @@ class RemotePrefillRequest:
 class PrefillAnswer:
     """The hand-off of a prefill, or the reason why there is none.
 
-    ``hand_off`` is opaque: top-level fields of the decode request's body by which the engine that decodes
-    takes the KV entries over. What it holds for that is let go when ``request_id`` is published to
-    ``release_to``, unless that is empty. ``is_retryable`` says whether the decode worker may prefill for
-    itself instead; ``status`` is the HTTP status of an error that is the client's fault, else 0.
+    ``hand_off`` is opaque: top-level fields of the decode request's body by which the decoding engine takes
+    the KV entries over. The prefilling engine holds these until ``request_id`` is published to
+    ``release_to``, unless that is empty. With ``is_retryable`` the decode worker may prefill itself instead.
+    ``status`` is the HTTP status of an error that is the client's fault, else 0.
     """
 
     request_id: str
@@ -90,7 +90,7 @@ class PrefillAnswer:
     status: int = 0
 
     def to_json(self) -> bytes:
-        """The answer's payload."""
+        """Return the answer's payload."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     @classmethod

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One request of a trace: when it arrived, in seconds since the trace began, and how long it was.
+    """One request of a trace: its arrival in seconds since the beginning of the trace, and its lengths.
 
-    ``block_hashes`` are the chained hashes of the prompt's full KV blocks, where the trace has them: equal
-    hashes are shared prefixes. ``block_tokens`` is the length of one of these blocks, 0 where there are none.
+    ``block_hashes`` are the chained hashes of the prompt's full KV blocks, if the trace has them: equal
+    hashes are shared prefixes. ``block_tokens`` is the length of one of these blocks, 0 without hashes.
     """
 
     arrival_s: float
@@ -22,7 +22,7 @@ class TracedRequest:
     block_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """One line of a recording, as plain data; blocks only where there are some."""
+        """Return one line of a recording as plain data, with blocks only if there are any."""
         document: dict[str, Any] = {
             "arrival_s": self.arrival_s,
             "prompt_tokens": self.prompt_tokens,
@@ -34,9 +34,9 @@ class TracedRequest:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> TracedRequest:
-        """Read ``to_json``'s form; KeyError or ValueError, saying which field, when it is not that.
+        """Read ``to_json``'s form; raises KeyError or ValueError that names a wrong field.
 
-        Fields that are not known here are passed over.
+        Unknown fields are ignored.
         """
         hashes = document.get("block_hashes") or ()
         if not isinstance(hashes, list | tuple) or not all(map(_is_integer, hashes)):
@@ -50,11 +50,11 @@ class TracedRequest:
         )
 
     def with_blocks_of(self, block_tokens: int) -> TracedRequest:
-        """The same request with hashes of its full blocks of that length, as an engine counts them.
+        """Return the same request with hashes of its full blocks of another length, an engine's own.
 
-        A longer block of the trace becomes several, which are shared whenever it is; several shorter ones
-        become one, which is shared when they all are. Prefixes are taken to be shared in whole blocks of the
-        trace's length: where they are shared is not known more finely.
+        A longer block of the trace becomes several, which are shared whenever it is. Several shorter ones
+        become one, which is shared when all of them are. Prefixes are taken to be shared in whole blocks of
+        the trace's length, since the trace tells nothing finer.
         """
         if not self.block_hashes or self.block_tokens == block_tokens:
             return self
@@ -72,7 +72,7 @@ class TracedRequest:
 
 
 def seconds(document: Mapping[str, Any], field: str) -> float:
-    """A field that is a number of seconds; KeyError or ValueError when it is not."""
+    """Read a number of seconds; raises KeyError without the field, ValueError for something else."""
     value = document[field]
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e12 < value < 1e12:
         raise ValueError(f"{field} is {value!r}, which is no number of seconds")
@@ -80,7 +80,7 @@ def seconds(document: Mapping[str, Any], field: str) -> float:
 
 
 def tokens(document: Mapping[str, Any], field: str, least: int = 0) -> int:
-    """A field that is a number of tokens; KeyError or ValueError when it is not."""
+    """Read a number of tokens; raises KeyError without the field, ValueError for something else."""
     value = document[field]
     if not _is_integer(value) or not least <= value <= 1 << 40:
         raise ValueError(f"{field} is {value!r}, which is no number of tokens")

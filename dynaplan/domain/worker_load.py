@@ -1,4 +1,4 @@
-"""What one worker says about its load, in the wire format of ``GET /load_metrics``."""
+"""The load of one worker, in the wire format of ``GET /load_metrics``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerLoad:
     prefix_hit_rate: float = 0.0
 
     def to_json(self) -> dict[str, dict[str, float]]:
-        """The nested JSON of ``/load_metrics``."""
+        """Return the nested JSON of ``/load_metrics``."""
         return {
             "worker_stats": {
                 "request_active_slots": self.running_requests,

@@ -1,7 +1,8 @@
-"""Puts a planner together: as a service of a graph, and on its own."""
+"""Assembles a planner and runs it: as a service of a graph, or in a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
-from dynaplan.planner.loop import PlannerLoop
+from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
+
+FIRST_LINE_S = 1.0
+"""Seconds of waiting for the key-value store after which the log says so."""
 
 
 async def start_planner(runtime: WorkerRuntime) -> None:
@@ -38,9 +42,9 @@ async def start_planner(runtime: WorkerRuntime) -> None:
 
 
 def check_sources(settings: PlannerSettings) -> None:
-    """Raise ConfigError for what a planner of these settings would not find.
+    """Raise ConfigError when the settings name a missing profile, trace or library.
 
-    That is a profile, a trace or a library; a Prometheus server only needs to have an address.
+    Of a Prometheus server only the address is checked.
     """
     if settings.is_by_targets:
         if settings.prometheus_endpoint:
@@ -51,7 +55,7 @@ def check_sources(settings: PlannerSettings) -> None:
 
 
 async def run_planner(settings: PlannerSettings) -> None:
-    """Plan until cancelled, in a process of its own: ``ETCD_ENDPOINTS`` and ``NATS_SERVER`` say where."""
+    """Plan until cancelled, in a process of its own, with the servers that the environment names."""
     from dynaplan.runtime.discovery import Discovery
 
     async with AsyncExitStack() as stack:
@@ -59,7 +63,7 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace)
         stack.push_async_callback(discovery.close)
-        await discovery.start()
+        await _announced(discovery.start(), "the key-value store that ETCD_ENDPOINTS names to answer")
         messenger = OnFirstUse(wiring.connect_messenger)
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.system_clock())
@@ -73,8 +77,21 @@ async def run_planner(settings: PlannerSettings) -> None:
         await planner.loop.run()
 
 
-class Planner:
-    """A planning loop and what it has open; ``numbers`` are its gauges, by name."""
+async def _announced(waiting: Awaitable[None], what: str) -> None:
+    """Await; say after a second, and then every 30 s, what is waited for."""
+    task = asyncio.ensure_future(waiting)
+    next_line_s = FIRST_LINE_S
+    try:
+        while not (await asyncio.wait({task}, timeout=next_line_s))[0]:
+            log.info("waiting for %s", what)
+            next_line_s = STILL_WAITING_S
+        task.result()
+    finally:
+        task.cancel()
+
+
+class AssembledPlanner:
+    """A planning loop with its open connections and files; ``numbers`` are its gauges, by name."""
 
     def __init__(
         self,
@@ -105,8 +122,8 @@ def make_planner(
     discovery: Discovery,
     messenger: Callable[[], Awaitable[Messenger]],
     clock: Clock,
-) -> Planner:
-    """A planner over these connections, not running yet."""
+) -> AssembledPlanner:
+    """Assemble a planner over these connections; it does not run yet."""
     observer = Observer(settings, discovery.instances, wiring.worker_metrics(), messenger, clock)
     connector = wiring.planner_connector(store, settings.namespace, observer.registered)
     log_dir = log_directory(settings)
@@ -122,7 +139,7 @@ def make_planner(
         model = wiring.sla_model(settings, {})
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(settings, observer, connector, recorders, clock, model=model, traffic=traffic)
-    return Planner(loop, observer, recorders, gauges.read, traffic)
+    return AssembledPlanner(loop, observer, recorders, gauges.read, traffic)
 
 
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
@@ -144,12 +161,12 @@ def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
 
 
 def planner_log_root() -> Path:
-    """Where the planners of this deployment log, each into a directory of its own."""
+    """The directory that holds a log directory for each planner of this deployment."""
     return Path(os.environ.get("DYNAPLAN_LOG_DIR") or "logs") / "planner"
 
 
 def log_directory(settings: PlannerSettings) -> Path:
-    """``log-dir``, or else a directory named by the time."""
+    """Return ``log-dir``, or without one a directory named by the time."""
     if settings.log_dir:
         return Path(settings.log_dir)
     return planner_log_root() / time.strftime("%Y%m%d_%H%M%S")

@@ -11,7 +11,7 @@ from dynaplan.runtime.metrics import CONTENT_TYPE, render
 
 
 async def serve_metrics(port: int, namespace: str, read: Callable[[], Mapping[str, float]]) -> web.AppRunner:
-    """Serve what ``read`` gives on the loopback address until the runner is cleaned up.
+    """Serve the gauges that ``read`` returns on the loopback address, until the runner is cleaned up.
 
     Raises ConfigError when the port is taken.
     """
@@ -30,6 +30,6 @@ async def serve_metrics(port: int, namespace: str, read: Callable[[], Mapping[st
         await runner.cleanup()
         raise ConfigError(
             f"Planner.metric-reporting-prometheus-port: {port} cannot be listened on: {error.strerror}",
-            hint="expected a free port, or 0 for none",
+            hint="Expected a free port, or 0 for none.",
         ) from error
     return runner

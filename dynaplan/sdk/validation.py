@@ -133,7 +133,7 @@ def _check_option(where: str, key: str, value: Any, options: Options) -> None:
 
 def _near_option(key: str, options: Options) -> str:
     near = get_close_matches(kebab(key).lower(), options, 1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else "No option of this service has a name like that."
+    return f"Did you mean {near[0]!r}?" if near else "No option of this service has a name like that."
 
 
 def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _check_common(name: str, section: Mapping[str, Any], common: Mapping[str, An
     known = {kebab(key) for key in common}
     for each in wanted:
         if kebab(each) not in known:
-            yield f"{name}.{COMMON_CONFIGS}: {COMMON} has no {each!r}; {nearest(each, common)}".rstrip("; ")
+            yield f"{name}.{COMMON_CONFIGS}: {COMMON} has no {each!r}. {nearest(each, common)}".rstrip()
 
 
 def _check_service_args(service: Service[Any], value: Any) -> Iterator[str]:

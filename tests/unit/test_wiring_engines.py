@@ -25,7 +25,7 @@ CONTEXT = EngineContext("ns_VllmWorker")
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("vlmm", "did you mean 'vllm'?"), ("lamacpp", "did you mean 'llamacpp'?"), ("warp", "sim, llamacpp,")],
+    [("vlmm", "Did you mean 'vllm'?"), ("lamacpp", "Did you mean 'llamacpp'?"), ("warp", "sim, llamacpp,")],
 )
 def test_an_unknown_engine_is_refused_with_the_nearest_one(name: str, expected: str) -> None:
     for refused in (

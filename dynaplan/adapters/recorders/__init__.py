@@ -1,1 +1,1 @@
-"""Where the planner's story goes: JSON lines that replay reads, and TensorBoard events."""
+"""Recorders of decisions: JSON lines that replay reads, TensorBoard curves, and gauges for ``/metrics``."""

@@ -1,4 +1,4 @@
-"""A file that only grows, whose writer never suffers from it."""
+"""A file that only grows; an error of the disk never reaches its writer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 class AppendingFile:
     """Appends whole chunks; when that fails (disk full, no permission), logs it once and goes on trying.
 
-    ``name`` gives the path each time the file is opened: a chunk that was written in part is followed by
-    whatever ``name`` gives then, begun with ``opening`` bytes.
+    ``name`` gives the path each time the file is opened, and ``opening`` the first bytes to write then. After
+    a chunk that could be written only in part, the file is opened anew in this way.
     """
 
     def __init__(self, name: Callable[[], Path], opening: Callable[[], bytes] = bytes) -> None:
@@ -35,7 +35,7 @@ class AppendingFile:
             self._is_failing = False
 
     def close(self) -> None:
-        """Let go of the file; the next chunk would open it again."""
+        """Close the file; the next chunk would open it again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -11,21 +11,22 @@ import struct
 from collections.abc import Mapping
 
 FILE_VERSION = b"brain.Event:2"
+"""The version that the first record of a file states."""
 
 
 def header(wall_time_s: float) -> bytes:
-    """The record that every event file begins with."""
+    """Return the first record of an event file."""
     return _record(_double(1, wall_time_s) + _bytes(3, FILE_VERSION))
 
 
 def scalars(wall_time_s: float, step: int, values: Mapping[str, float]) -> bytes:
-    """One record with a scalar for each tag; seconds since the epoch, and a step of 0 or more."""
+    """Return one record with a scalar for each tag, at a time since the epoch and a step of 0 or more."""
     summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
     return _record(_double(1, wall_time_s) + b"\x10" + _varint(step) + _bytes(5, summary))
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of the data."""
+    """Return the CRC-32C (Castagnoli) of the data."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

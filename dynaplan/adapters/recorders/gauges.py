@@ -10,12 +10,13 @@ from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.settings.planner import PlannerSettings
 
 PREFIX = "dynamo_planner_"
+"""The beginning of every gauge's name."""
 
 
 class GaugesRecorder:
-    """Keeps the newest value of each; see ``dynaplan.ports.Recorder``.
+    """Keeps the newest value of each gauge; see ``dynaplan.ports.Recorder``.
 
-    What an interval did not tell is not shown. GPU hours count from pull to pull, by the clock.
+    A gauge without a value in the newest interval is left out. GPU hours are added up from pull to pull.
     """
 
     def __init__(self, settings: PlannerSettings) -> None:
@@ -25,18 +26,18 @@ class GaugesRecorder:
         self._of_decision: Mapping[str, float] = {}
 
     def pulled(self, sample: Sample) -> None:
-        """The workers that are there, and their GPUs since the pull before."""
+        """Count the workers, and the time of their GPUs since the pull before."""
         if self._last:
             passed_s = max(0.0, sample.at_s - self._last.at_s)
             self._gpu_hours += passed_s / 3600 * self._gpus(self._last)
         self._last = sample
 
     def decided(self, record: DecisionRecord) -> None:
-        """The numbers of one interval."""
+        """Keep the numbers of one interval."""
         self._of_decision = curves_of(record)
 
     def read(self) -> dict[str, float]:
-        """Name -> value, as they stand now."""
+        """Return the present value of each gauge by its name."""
         numbers = {"gpu_hours": self._gpu_hours, **self._of_decision}
         if self._last:
             numbers["num_prefill_replicas"] = self._last.prefill_workers
@@ -44,7 +45,7 @@ class GaugesRecorder:
         return {PREFIX + name: value for name, value in numbers.items()}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
     def _gpus(self, sample: Sample) -> int:
         settings = self._settings

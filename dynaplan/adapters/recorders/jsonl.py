@@ -14,8 +14,13 @@ from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.observation import Sample
 
 FILE_NAME = "decisions.jsonl"
+"""The file of records in a planner's log directory."""
+
 POINTER_NAME = "current"
+"""The file, beside the log directories, that holds the path of the newest one."""
+
 TAIL_BYTES = 1 << 20
+"""The number of bytes at a file's end that the last records are looked for in."""
 
 
 class JsonLinesRecorder:
@@ -23,23 +28,23 @@ class JsonLinesRecorder:
 
     def __init__(self, log_dir: Path) -> None:
         path = log_dir / FILE_NAME
-        # Whoever wrote to it last may have been cut off in the middle of a line.
+        # The planner that wrote to it last may have been killed in the middle of a line.
         self._file = AppendingFile(lambda: path, lambda: b"\n" if path.stat().st_size else b"")
 
     def pulled(self, sample: Sample) -> None:
-        """Single pulls are not written here; their average is part of the record."""
+        """Do nothing: the average of the pulls is part of the record."""
 
     def decided(self, record: DecisionRecord) -> None:
-        """One line."""
+        """Append one line."""
         self._file.append(json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
-    """The last records in that directory, oldest first; lines that are torn are left out."""
+    """Read the last records in that directory, oldest first, without lines that were cut off."""
     records: list[dict[str, Any]] = []
     for line in _lines_backwards(log_dir / FILE_NAME):
         if len(records) == last:
@@ -54,10 +59,10 @@ def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
 
 
 def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every record of a ``decisions.jsonl`` with the number of its line, oldest first.
+    """Read every record of a ``decisions.jsonl`` with the number of its line, oldest first.
 
-    Lines that are torn are left out: a planner was ended while it wrote. Raises ConfigError for a file that
-    cannot be read, or in which there is no record.
+    Lines that were cut off, because a planner was killed while it wrote, are left out. Raises ConfigError for
+    a file that cannot be read, or has no record.
     """
     found = False
     try:
@@ -71,16 +76,16 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     found = True
                     yield number, document
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="expected a file") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="Expected a file.") from error
     if not found:
-        raise ConfigError(f"{path} holds no decisions", hint="expected a decisions.jsonl of a planner")
+        raise ConfigError(f"{path} holds no decisions", hint="Expected a decisions.jsonl of a planner.")
 
 
 def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
-    """The last records of the planners that logged there, oldest first.
+    """Read the last records of the planners that logged there, oldest first.
 
-    Those of the newest planner, and of the ones before it while there are too few. ``planner_dir`` holds
-    the pointer file, and a directory for each life of a planner.
+    They are the newest planner's, and when these are too few, those of the planners before it.
+    ``planner_dir`` holds the pointer file, and a directory for each start of a planner.
     """
     records: list[dict[str, Any]] = []
     for log_dir in _newest_first(planner_dir):
@@ -91,7 +96,7 @@ def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
 
 
 def point_to(planner_dir: Path, log_dir: Path) -> None:
-    """Leave word where the newest planner logs; raises OSError when that cannot be written."""
+    """Write the path of the newest planner's log directory; raises OSError when that cannot be written."""
     planner_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = planner_dir / f".{POINTER_NAME}.{os.getpid()}"
     draft.write_text(f"{log_dir.absolute()}\n", encoding="utf-8")
@@ -105,8 +110,8 @@ def _newest_first(planner_dir: Path) -> Iterator[Path]:
         current = None
     if current:
         yield current
-    beside = sorted((each.parent for each in planner_dir.glob(f"*/{FILE_NAME}")), reverse=True)
-    yield from (each for each in beside if not current or each.absolute() != current.absolute())
+    beside = sorted((path.parent for path in planner_dir.glob(f"*/{FILE_NAME}")), reverse=True)
+    yield from (path for path in beside if not current or path.absolute() != current.absolute())
 
 
 def _lines_backwards(path: Path) -> list[bytes]:

@@ -33,7 +33,7 @@ class TensorBoardRecorder:
         self._file = AppendingFile(self._name, lambda: event_file.header(self._wall_time_s()))
 
     def pulled(self, sample: Sample) -> None:
-        """What the pull saw."""
+        """Write the curves of one pull."""
         settings = self._settings
         gpus = (
             sample.prefill_workers * settings.prefill_engine_num_gpu
@@ -52,7 +52,7 @@ class TensorBoardRecorder:
         )
 
     def decided(self, record: DecisionRecord) -> None:
-        """What was decided, and the grace that is left after it."""
+        """Write the curves of one decision, and the grace intervals that are left after it."""
         desired = record.decision.desired
         self._write(
             record.observation.at_s,
@@ -65,7 +65,7 @@ class TensorBoardRecorder:
         )
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, at_s: float, values: Mapping[str, float | None]) -> None:

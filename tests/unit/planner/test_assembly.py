@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.options.stock import PLANNER
-from dynaplan.planner.assembly import make_planner, planner_log_root, start_planner
+from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
 from dynaplan.planner.service import Planner
 from dynaplan.runtime.discovery import Discovery
+from tests.fakes.clock import LoopClock
 
 
 async def no_messenger() -> Any:
@@ -74,6 +76,24 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
     assert wiring.recent_decisions(planner_log_root(), 3) == []
     await runtime.end()
+
+
+class SilentStore(MemoryStore):
+    """A store whose server never answers a watch."""
+
+    async def watch(self, prefix: str):
+        await asyncio.Event().wait()
+        yield
+
+
+@pytest.mark.looptime
+async def test_without_a_store_it_says_at_once_and_every_30_s_what_it_waits_for(monkeypatch, caplog):
+    monkeypatch.setattr(wiring, "connect_store", lambda: SilentStore(LoopClock()))
+    with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
+        async with asyncio.timeout(62):
+            await run_planner(PlannerSettings())
+    waiting = "waiting for the key-value store that ETCD_ENDPOINTS names to answer"
+    assert [record.getMessage() for record in caplog.records] == [waiting] * 3
 
 
 async def test_a_wrong_option_ends_the_start():

@@ -212,7 +212,7 @@ def test_an_identifier_of_another_form_is_refused(identifier: str, tmp_path: Pat
     ("identifier", "message"),
     [
         ("no_such_module:Top", "No module named 'no_such_module'"),
-        ("graphs.disag:Frontend", r"(?s)No module named 'graphs.disag'.*did you mean 'graphs.disagg'"),
+        ("graphs.disag:Frontend", r"(?s)No module named 'graphs.disag'.*Did you mean 'graphs.disagg'"),
         ("present.deeper:Top", "No module named 'present.deeper'"),
         ("missing.py:Top", "missing.py: no such file"),
         ("notes.txt:Top", "notes.txt is not a Python file"),

@@ -25,7 +25,7 @@ def disagg() -> Graph:
         ({"VlmWorker": {}}, r"(?s)VlmWorker: no such service.*'VllmWorker'"),
         ({"vllmworker": {}}, r"(?s)vllmworker: no such service.*'VllmWorker'"),
         ({"common": {}}, r"(?s)common: no such service.*'Common'"),
-        ({"Zebra": {}}, r"(?s)Zebra: no such service.*known: .*Frontend"),
+        ({"Zebra": {}}, r"(?s)Zebra: no such service.*Known: .*Frontend"),
         (
             {"VllmWorker": {"max-model-length": 1}},
             r"(?s)VllmWorker.max-model-length: unknown.*'max-model-len'",
@@ -97,7 +97,7 @@ def test_a_stock_service_that_the_graph_lacks_is_a_warning(disagg: Graph) -> Non
 def test_a_common_key_that_does_not_exist_is_a_warning_with_the_nearest(disagg: Graph) -> None:
     config = {"Common": {"blok-size": 64}, "VllmWorker": {"common-configs": ["block-size"]}}
     (warning,) = validate_config(disagg, config)
-    assert "Common has no 'block-size'; did you mean 'blok-size'?" in warning
+    assert "Common has no 'block-size'. Did you mean 'blok-size'?" in warning
 
 
 def test_what_has_no_effect_is_said(disagg: Graph) -> None:

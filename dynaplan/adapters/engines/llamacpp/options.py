@@ -289,4 +289,4 @@ def _nearest_field(params: Any, name: str) -> str:
 
     fields = {each.replace("_", "-") for each in dir(params) if not each.startswith("_")}
     near = nearest(name, fields | HANDLED)
-    return near if near.startswith("did you") else "xllamacpp takes the fields of its CommonParams."
+    return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."

@@ -85,7 +85,7 @@ def test_virtual_is_an_environment():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max-gpu-bugdet": 4}, "did you mean 'max-gpu-budget'"),
+        ({"max-gpu-bugdet": 4}, "Did you mean 'max-gpu-budget'"),
         (
             {"max-gpu-budget": "many"},
             "Planner.max-gpu-budget is 'many'\n  Expected a whole number, 1 or more",

@@ -37,7 +37,7 @@ def test_options_are_read_in_kebab_and_snake_case_and_from_text() -> None:
         ({"itl": "fast"}, "itl is 'fast'"),
         ({"ttft-percentile": 100}, "Expected a number, more than 0, less than 100."),
         ({"sizing": "guess"}, "queueing, formula"),
-        ({"tttf": 5}, "did you mean 'ttft'"),
+        ({"tttf": 5}, "Did you mean 'ttft'"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_was_expected(options: dict[str, object], message: str) -> None:
