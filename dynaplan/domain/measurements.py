@@ -68,21 +68,6 @@ class Measurements:
     prefill: tuple[PrefillMeasurement, ...]
     decode: tuple[DecodeMeasurement, ...]
 
-    def to_document(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Measurements:
-        """Read ``to_document``'s form; raises ConfigError, naming the wrong field."""
-        return cls(
-            _whole(document, "tensor_parallel_size"),
-            _whole(document, "gpus"),
-            _whole(document, "max_kv_tokens"),
-            tuple(PrefillMeasurement.from_document(each) for each in _documents(document, "prefill")),
-            tuple(DecodeMeasurement.from_document(each) for each in _documents(document, "decode")),
-        )
-
 
 def _whole(document: Mapping[str, Any], key: str) -> int:
     value = document.get(key)
@@ -96,10 +81,3 @@ def _number(document: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
         raise ConfigError(f"a measurement's {key} is {value!r}", hint="Expected a number above 0.")
     return float(value)
-
-
-def _documents(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    value = document.get(key)
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
-        raise ConfigError(f"a measurement's {key} is {value!r}", hint="Expected a list of measurements.")
-    return list(value)
