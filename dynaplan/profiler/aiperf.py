@@ -40,6 +40,7 @@ OPTIONS = (
     *("--custom-dataset-type", "inputs-json", "--dataset-sampling-strategy", "sequential"),
     *("--export-level", "records", "--ui", "none", "--no-server-metrics", "--no-gpu-telemetry"),
 )
+"""Options of aiperf that are the same for every run."""
 
 TOKENIZER: Mapping[str, Mapping[str, Any]] = {
     "tokenizer.json": {

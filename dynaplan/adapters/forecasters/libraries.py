@@ -17,6 +17,7 @@ from typing import Any
 from dynaplan.core.forecasting.series import carried_on
 
 Series = Sequence[float | None]
+"""Measurements of one curve, the newest last; None for a gap."""
 
 EPOCH = datetime(2024, 1, 1)
 """The time of the first measurement that Prophet is told, as in the original."""

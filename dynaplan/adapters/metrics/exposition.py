@@ -17,7 +17,11 @@ DEFAULT_PREFIX = "dynamo_frontend"
 """The first part of every metric's name, unless ``DYN_METRICS_PREFIX`` names another."""
 
 ISL, OSL = "input_sequence_tokens", "output_sequence_tokens"
+"""The histograms of the lengths of prompts and answers, in tokens."""
+
 TTFT, ITL, DURATION = "time_to_first_token_seconds", "inter_token_latency_seconds", "request_duration_seconds"
+"""The histograms of times: to the first token, between tokens, of a whole request."""
+
 HISTOGRAMS = (ISL, OSL, TTFT, ITL, DURATION)
 """The histograms whose sums and counts are read."""
 

@@ -15,8 +15,10 @@ PREFILL_DIRECTORY, DECODE_DIRECTORY = "selected_prefill_interpolation", "selecte
 """The directories of the chosen size's curves, as in Dynamo's profiler; so are the names of the plots."""
 
 TTFT, ITL = "time to first token (ms)", "inter-token latency (ms)"
+"""Labels of the axes of times."""
+
 THROUGHPUT = "throughput (tokens/s/GPU)"
-"""Labels of axes."""
+"""The label of the axis of throughput."""
 
 REQUESTS = 1000
 """The number of requests whose cost is shown."""
