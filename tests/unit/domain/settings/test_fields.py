@@ -57,7 +57,7 @@ def test_a_wrong_value_is_named_with_its_place(key: str, value: object) -> None:
 
 
 def test_an_unknown_key_of_a_section_is_refused_and_one_of_a_part_of_a_section_is_not() -> None:
-    with pytest.raises(ConfigError, match=r"Section has no option 'wiat'\n.*did you mean 'wait'"):
+    with pytest.raises(ConfigError, match=r"Section has no option 'wiat'\n.*Did you mean 'wait'"):
         Section.from_options({"wiat": 1})
     assert Part.from_options({"wait": 1}) == Part()
 
