@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
 from dynaplan.domain.errors import UserError
+
+log = logging.getLogger(__name__)
 
 SET_BY_SERVER = (
     "kv_transfer_params",
@@ -61,6 +64,23 @@ def no_worker(message: str) -> ApiError:
         code="no_worker",
         metric="unavailable",
         headers={"Retry-After": "1"},
+    )
+
+
+def out_of_descriptors(limit: int) -> ApiError:
+    """Make an error 503: this process may open no further connection. The log says it too."""
+    message = (
+        f"The frontend has {limit} files and connections open, which is its limit (ulimit -n). Try again "
+        "later; its operator can raise the hard limit before `dynaplan serve`."
+    )
+    log.error("%s", message)
+    return ApiError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="out_of_descriptors",
+        metric="overload",
+        headers={"Retry-After": "5"},
     )
 
 

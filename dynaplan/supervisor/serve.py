@@ -17,6 +17,7 @@ from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.probe import health_answer
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
@@ -39,6 +40,7 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
 
     Raises a UserError, and has started nothing, when something is in the way.
     """
+    raise_descriptor_limit()
     # Until the loop takes the signals, SIGTERM too gives back what was taken.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:

@@ -13,6 +13,9 @@ from weakref import WeakSet
 
 import aiohttp
 
+from dynaplan.foundation.descriptors import descriptor_limit, is_exhausted
+from dynaplan.serving.openai_api import out_of_descriptors
+
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""
 
@@ -111,6 +114,8 @@ class Upstream:
         try:
             response = await session.post(url, data=body, headers=headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            if is_exhausted(error):
+                raise out_of_descriptors(descriptor_limit()) from None
             raise WorkerRefused(str(error)) from None
         except _Unanswered as error:
             raise WorkerDied(_said(error), is_connection_lost=True) from None

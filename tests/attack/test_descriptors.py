@@ -1,0 +1,41 @@
+"""A frontend that has run out of file descriptors says so, instead of that no worker is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.fakes.frontend_runtime import stage
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    spare: list[int] = []
+    while not spare or spare[-1] <= highest:  # fill the gaps
+        spare.append(os.open("/dev/null", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1] + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in spare:
+            os.close(descriptor)
+
+
+async def test_running_out_of_descriptors_is_a_503_of_its_own_and_passes() -> None:
+    """The client's connection is kept from one request to the next; the worker's is a new one each time."""
+    async with stage() as here:
+        await here.worker(card={"keep_alive": False})
+        assert (await here.post())[0] == 200
+        with no_descriptor_left():
+            status, text = await here.post()
+        assert status == 503
+        assert json.loads(text)["error"]["code"] == "out_of_descriptors"
+        assert "ulimit -n" in text
+        assert (await here.post())[0] == 200
