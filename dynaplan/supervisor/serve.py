@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from types import FrameType
 
 import zmq
 
@@ -42,11 +43,21 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
     """
     raise_descriptor_limit()
     # Until the loop takes the signals, SIGTERM too gives back what was taken.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     with ExitStack() as stack:
         prepared = prepare(graph, config, options, stack)
         stack.callback(_clear_up_in_peace)
         return asyncio.run(Serving(prepared).run())
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM as Ctrl-C is handled at this moment.
+
+    A running event loop then cancels its main task. KeyboardInterrupt, raised in the middle of the loop, can
+    get lost: Python ignores exceptions in destructors and in callbacks of the garbage collector.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def _clear_up_in_peace() -> None:
