@@ -102,12 +102,12 @@ def check(options: Options, gpus: float) -> None:
     if ":" in served_name(options):
         raise ConfigError(
             f"served-model-name is {served_name(options)!r}",
-            hint="expected a name without ':', which SGLang keeps for adapters; set served-model-name",
+            hint="Expected a name without ':', which SGLang keeps for adapters. Set served-model-name.",
         )
     if options.get("remote-prefill") and options.get("conditional-disagg"):
         raise ConfigError(
             "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
-            hint="set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached",
+            hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached.",
         )
     check_two_names(options, STYLE.renamed)
 

@@ -206,7 +206,7 @@ def _extra(options: Options) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{EXTRA} is {options[EXTRA]!r}",
-            hint="expected a mapping: what would stand in that file, written here instead",
+            hint="Expected a mapping: what would stand in that file, written here instead.",
         )
     return given
 

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from dynaplan.options.engine_flags import (
     gone_options,
     memory_fraction,
 )
+from dynaplan.options.stock import WORKER
 from dynaplan.ports import Engine
 
 log = logging.getLogger(__name__)
@@ -131,12 +132,10 @@ def check(options: Options, gpus: float) -> None:
     check_common(options, "vllm", SET_HERE)
     tensor_parallel_size(options, gpus)
     command_words(options.get("vllm-command"), "vllm-command")
-    if options.get("kv-transfer-config") is not None and not isinstance(
-        options["kv-transfer-config"], Mapping | str
-    ):
+    transfer = WORKER["kv-transfer-config"]
+    if not transfer.accepts(options.get("kv-transfer-config")):
         raise ConfigError(
-            f"kv-transfer-config is {options['kv-transfer-config']!r}",
-            hint="expected a mapping, or its JSON text",
+            f"kv-transfer-config is {options['kv-transfer-config']!r}", hint=f"Expected {transfer.expected}."
         )
 
 
