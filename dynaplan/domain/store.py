@@ -42,13 +42,11 @@ WatchEvent = Snapshot | Put | Deleted
 
 def values_after(known: Mapping[str, str], event: WatchEvent) -> dict[str, str]:
     """Key -> value under a watched prefix, once this has happened to what was known."""
-    match event:
-        case Snapshot(items):
-            return {item.key: item.value for item in items}
-        case Put(item):
-            return {**known, item.key: item.value}
-        case Deleted(key):
-            return {other: value for other, value in known.items() if other != key}
+    if isinstance(event, Snapshot):
+        return {item.key: item.value for item in event.items}
+    if isinstance(event, Put):
+        return {**known, event.item.key: event.item.value}
+    return {other: value for other, value in known.items() if other != event.key}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.discovery import PUBLIC_URL, Instance, public_urls
 
 WORKER = Instance(
     "ns", "VllmWorker", "generate", 31, "http://127.0.0.1:1", "ns_VllmWorker", 7, {"model": "m"}
@@ -28,3 +28,15 @@ def test_requests_for_tokens_go_to_the_engine_where_it_has_a_server_of_its_own(e
 def test_anything_but_a_registration_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Instance.from_json(text)
+
+
+def test_a_public_address_that_several_frontends_share_counts_once_and_nonsense_not_at_all() -> None:
+    cards = (
+        {PUBLIC_URL: "http://a"},
+        {PUBLIC_URL: "http://b"},
+        {PUBLIC_URL: "http://a"},
+        {PUBLIC_URL: 7},
+        {},
+    )
+    workers = [Instance("ns", "Frontend", "http", number, "", card=card) for number, card in enumerate(cards)]
+    assert public_urls(workers) == ("http://a", "http://b")

@@ -374,3 +374,10 @@ def test_a_namespace_runs_once(store: StatefileStore) -> None:
     with NamespaceLock(store.path):
         pass
     assert [path.name for path in store.path.parent.glob("*.serve.lock")] == []
+
+
+def test_an_entry_of_the_original_whose_command_names_no_service_is_told_by_its_name() -> None:
+    document = original()
+    document["components"]["dynamo_VllmWorker_1"]["cmd"] = "sleep 60"
+    found = {worker.name: worker.component for worker in fleet_of(from_json(json.dumps(document)))}
+    assert found["dynamo_VllmWorker_1"] == "VllmWorker"

@@ -106,3 +106,9 @@ def test_the_same_load_measured_twice_is_averaged() -> None:
 def test_a_size_that_was_not_measured_has_no_profile() -> None:
     with pytest.raises(ConfigError, match="nothing was measured at tensor parallel size 2"):
         measured_profile([swept(TIMINGS["h200-bf16"])], 1, 2)
+
+
+@pytest.mark.parametrize("part", ["prefill", "decode"])
+def test_a_sweep_without_points_of_a_kind_has_no_profile(part: str) -> None:
+    with pytest.raises(ConfigError, match="too few points"):
+        measured_profile([replace(swept(TIMINGS["h200-bf16"]), **{part: ()})], 1, 1)

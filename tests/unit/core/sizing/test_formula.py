@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from functools import cache
 from statistics import mean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from dynaplan.core.sizing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
+from dynaplan.domain.profile_tables import DecodePoint
 from dynaplan.domain.settings.worker import SimOptions
 from tests.unit.core.sizing.engine_pools import Shape, arrivals, decode_times_ms
 
@@ -204,3 +207,34 @@ def test_prefill_beside_decoding_is_expected_and_no_correction() -> None:
 def test_any_demand_of_aggregated_workers_has_a_size() -> None:
     for requests in (1e-9, 1e300):
         assert 1 <= sized_aggregated(Expected(requests, 3000, 300)).targets.decode <= 64
+
+
+@pytest.mark.parametrize("table", ["prefill", "decode", "aggregated_prefill"])
+def test_a_profile_without_throughput_promises_nothing_and_changes_nothing(table: str) -> None:
+    powerless: Any = SimpleNamespace(
+        tokens_per_s_per_gpu=lambda *_: 0.0,
+        find_best_throughput_per_gpu=lambda *_: DecodePoint(0.0, 1.0, 1.0),
+    )
+    broken = replace(formula(), **{table: powerless})
+    current = Targets(0, 3) if table == "aggregated_prefill" else CURRENT
+    sizing = broken.size(
+        Expected(36_000, 3000, 300),
+        180.0,
+        SlaTargets(500.0, 10.0),
+        Corrections(),
+        WorkerLimits(max_gpus=64),
+        current,
+    )
+    assert sizing.targets == current
+    assert "promises nothing here: change nothing" in sizing.steps[0].why
+
+
+def test_aggregated_workers_that_are_busy_with_prompts_alone_are_not_enough() -> None:
+    as_fast_as_they_come: Any = SimpleNamespace(
+        tokens_per_s_per_gpu=lambda *_: 36_000 * 3000 / 180, ttft_ms=lambda *_: 100.0
+    )
+    expected, current = Expected(36_000, 3000, 300), Targets(0, 3)
+    sizing = replace(formula(), aggregated_prefill=as_fast_as_they_come).size(
+        expected, 180.0, SlaTargets(500.0, 10.0), Corrections(), WorkerLimits(max_gpus=64), current
+    )
+    assert sizing.targets.decode > 1
