@@ -9,9 +9,6 @@ from tests.unit.house.source import MODULES, on_several, short, tree
 
 NAMES_TO_PART = frozenset(
     {
-        "Launch",
-        "Host",
-        "HandOffs",
         "Kind",
         "PrefillQueue",
         "Prompts",

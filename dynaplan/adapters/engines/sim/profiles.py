@@ -64,7 +64,7 @@ def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
         return MeasuredProfile.from_document(_read_directory(path, tensor_parallel_size), name)
     raise ConfigError(
         f"profile is '{name}' (tensor-parallel-size {tensor_parallel_size}), which does not exist",
-        hint=f"expected a path, or one of: {', '.join(known_profiles())}",
+        hint=f"Expected a path, or one of: {', '.join(known_profiles())}.",
     )
 
 
@@ -72,9 +72,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"profile '{path}' cannot be read: {error}", hint="expected a JSON file") from error
+        raise ConfigError(
+            f"profile '{path}' cannot be read: {error}", hint="Expected a JSON file."
+        ) from error
     if not isinstance(document, dict):
-        raise ConfigError(f"profile '{path}' is not a JSON object", hint="expected the profiler's keys")
+        raise ConfigError(f"profile '{path}' is not a JSON object", hint="Expected the profiler's keys.")
     return document
 
 
@@ -108,12 +110,14 @@ def _read_npz(path: Path, keys: tuple[str, ...], tensor_parallel_size: int) -> d
                 if tensor_parallel_size not in sizes:
                     raise ConfigError(
                         f"tensor-parallel-size is {tensor_parallel_size}, not measured in '{path}'",
-                        hint=f"expected one of: {', '.join(map(str, sizes))}",
+                        hint=f"Expected one of: {', '.join(map(str, sizes))}.",
                     )
                 row = sizes.index(tensor_parallel_size)
             document = {key: archive[key][row] if archive[key].ndim == 2 else archive[key] for key in keys}
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"profile '{path}' cannot be read: {error}", hint=f"expected {keys}") from error
+        raise ConfigError(
+            f"profile '{path}' cannot be read: {error}", hint=f"Expected the arrays {', '.join(keys)}."
+        ) from error
     if "max_kv_tokens" in document:
         document["max_kv_tokens"] = int(document["max_kv_tokens"].reshape(-1)[0])
     return document
