@@ -163,3 +163,10 @@ def prose_of(document: Path) -> Iterator[tuple[int, str]]:
             is_code = not is_code
         elif not is_code and not line.lstrip().startswith(("|", "#")) and not line.startswith("    "):
             yield number, line
+
+
+def test_the_stations_of_the_walks_through_the_code_exist() -> None:
+    walks = text_of(REPOSITORY / "docs/architecture.md").partition("## Four walks")[2].partition("\n## ")[0]
+    stations = re.findall(r"^\| \d+ \| `([^`]+)`", walks, re.M)
+    assert len(stations) == 40
+    assert [station for station in stations if not (PACKAGE / station).exists()] == []
