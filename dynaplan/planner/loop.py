@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dynaplan.core.planning.cycle import PlanningCycle
+from dynaplan.core.planning.startup_time import startup_time_s
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord
 from dynaplan.domain.planning.observation import Observation
@@ -147,9 +148,8 @@ class PlannerLoop:
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
 
     async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
-        startup_s = self._settings.startup_time_s
-        if startup_s is None:
-            startup_s = max(observation.fleet.prefill.startup_s, observation.fleet.decode.startup_s)
+        fleet = observation.fleet
+        startup_s = startup_time_s(self._settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
         traffic, foresight = await watch.look(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 

@@ -12,6 +12,7 @@ from dynaplan import wiring
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.planning.sla_policy import SlaModel
+from dynaplan.core.planning.startup_time import startup_time_s
 from dynaplan.core.sizing.demand_forecast import foresight, questions
 from dynaplan.domain.errors import ConfigError, UserError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
@@ -97,8 +98,8 @@ class _Replayer:
                 hint=f"expected a recording of a planner with that policy, not {self.recorded.policy}; "
                 "`dynaplan simulate` tries it on a trace",
             )
-        if settings.startup_time_s is not None:
-            observation = replace(observation, startup_s=settings.startup_time_s)
+        startup_s = startup_time_s(settings, (observation.startup_s,))
+        observation = replace(observation, startup_s=startup_s)
         if observation.traffic is None or self._forecaster is None:
             return observation
         self._history.add(observation.traffic)

@@ -16,15 +16,14 @@ class SimulatedEngine:
     """Advances its model only when asked to: between two questions nothing from outside can change it.
 
     ``on_first_token`` and ``on_end`` are called up to one step ahead of the moment that was asked for,
-    because a step that has begun cannot be changed any more. ``busy_s`` is the time of all steps, in seconds.
+    because a step that has begun cannot be changed any more.
     """
 
-    __slots__ = ("_awaiting_first", "_on_end", "_on_first_token", "busy_s", "model", "now_s")
+    __slots__ = ("_awaiting_first", "_on_end", "_on_first_token", "model", "now_s")
 
     def __init__(self, model: EngineModel, on_first_token: OnRequest, on_end: OnRequest) -> None:
         self.model = model
         self.now_s = 0.0
-        self.busy_s = 0.0
         self._on_first_token = on_first_token
         self._on_end = on_end
         self._awaiting_first: deque[EngineRequest] = deque()
@@ -49,7 +48,6 @@ class SimulatedEngine:
         if result.is_empty:
             return False
         begun_s = self.now_s
-        self.busy_s += result.duration_s
         self.now_s = end_s = begun_s + result.duration_s
         for request in result.started:
             self._on_first_token(request.request_id, end_s)

@@ -12,6 +12,7 @@ from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.core.planning.cycle import PlanningCycle
 from dynaplan.core.planning.sla_policy import SlaModel
+from dynaplan.core.planning.startup_time import startup_time_s
 from dynaplan.core.sizing.demand_forecast import Question, foresight, questions
 from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import Observation
@@ -117,9 +118,7 @@ class PlannerPolicy:
         self._looked_s = observation.at_s
         traffic = service.meter.traffic(interval_s)
         self._history.add(traffic)
-        startup_s = settings.startup_time_s
-        if startup_s is None:
-            startup_s = max(service.settings.startup_s.values())
+        startup_s = startup_time_s(settings, service.settings.startup_s.values())
         answers = {
             asked: self._forecast(asked) for asked in questions(startup_s, settings.adjustment_interval_s)
         }

@@ -65,7 +65,7 @@ def picture(options: SimulateOptions, result: Result, title: str, keys: Sequence
     lines = [line for text in texts for line in textwrap.wrap(text, LINE_LETTERS)]
     top = height + 18
     legend = "\n".join(
-        f'<text class="told" x="{panels.LEFT}" y="{top + LINE_PX * index:g}">{escape(line)}</text>'
+        f'<text class="legend" x="{panels.LEFT}" y="{top + LINE_PX * index:g}">{escape(line)}</text>'
         for index, line in enumerate(lines)
     )
     return document(title, f"{drawing}\n{legend}", panels.WIDTH, top + LINE_PX * len(lines))

@@ -18,6 +18,7 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.trace import TracedRequest
 
 GZIP_MAGIC = b"\x1f\x8b"
+"""The first two bytes of every gzip file (RFC 1952)."""
 LONGEST_FIRST_LINE = 1 << 20
 """The characters of a first line that are read to tell the format: a file without line ends is no trace."""
 

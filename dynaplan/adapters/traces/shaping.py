@@ -1,4 +1,4 @@
-"""Traces made denser or faster, still one request at a time."""
+"""Traces made denser or thinner, still one request at a time."""
 
 from __future__ import annotations
 
@@ -48,13 +48,3 @@ def _scaled(
             heappush(waiting, (arrival_s, number, copy))
     while waiting:
         yield heappop(waiting)[2]
-
-
-def sped_up(trace: Iterable[TracedRequest], factor: float) -> Iterator[TracedRequest]:
-    """Return the trace with its time compressed: the same requests in a ``factor``-th of the time.
-
-    The load rises and falls ``factor`` times as fast, too, and start-up times do not.
-    """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ConfigError(f"speed-up: {factor!r}", hint="Expected a number, more than 0.")
-    return (replace(request, arrival_s=request.arrival_s / factor) for request in trace)

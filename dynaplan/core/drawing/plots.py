@@ -12,11 +12,23 @@ from html import escape
 from dynaplan.core.drawing.scales import Scale
 from dynaplan.core.drawing.svg import COLOURS, colour_class, document
 
-WIDTH, HEIGHT = 900, 440
-"""The size of a plot in px, without its title."""
+WIDTH = 900
+"""The width of a plot in px, its legend included."""
 
-LEFT, RIGHT, TOP, BOTTOM = 76, 664, 8, 392
-"""The edges of the plotted area in px; labels lie left of it and below, the legend right."""
+HEIGHT = 440
+"""The height of a plot in px, without its title."""
+
+LEFT = 76
+"""The left edge of the plotted area in px; the labels of y lie left of it."""
+
+RIGHT = 664
+"""The right edge of the plotted area in px; the legend lies right of it."""
+
+TOP = 8
+"""The upper edge of the plotted area in px."""
+
+BOTTOM = 392
+"""The lower edge of the plotted area in px; the labels of x lie below it."""
 
 PARTS = 5
 """The number of parts that grid lines divide each axis into."""

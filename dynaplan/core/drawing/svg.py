@@ -48,7 +48,7 @@ svg path { fill: none }
 .surface { fill: var(--surface) }
 .title { font-weight: 600 }
 svg .tick, svg .time { fill: var(--muted); font-size: 11px }
-.told { font-size: 11.5px }
+.legend { font-size: 11.5px }
 .headline { font-size: 15px; font-weight: 600 }
 .grid { stroke: var(--grid) }
 .limit { stroke: var(--limit); stroke-dasharray: 2 3 }

@@ -45,7 +45,7 @@ _DEEPEST = 20
 
 
 class Suspicion(Enum):
-    """What to do with a request: try it, try it while no other suspect runs, or refuse it."""
+    """The treatment of a request: try it, try it while no other suspect runs, or refuse it."""
 
     CLEAR = "clear"
     SUSPECTED = "suspected"
@@ -82,7 +82,7 @@ def _shape(value: Any, depth: int) -> Any:
 
 @dataclass
 class _Evidence:
-    """What is held against one hash. ``bodies`` are the convicted exact hashes of a shape."""
+    """The evidence against one hash. ``bodies`` are the convicted exact hashes of a shape."""
 
     last_s: float
     deaths: int = 0

@@ -68,7 +68,7 @@ function show(at_s) {
   data.policies.forEach((policy, index) => {
     if (!shown[index]) return;
     const decision = decisionAt(index, at);
-    const text = decision ? `${policy}, ${time(decision.at_s)}: ${decision.told}` : `${policy}: nothing yet`;
+    const text = decision ? `${policy}, ${time(decision.at_s)}: ${decision.text}` : `${policy}: nothing yet`;
     const line = element("p", "", "");
     line.append(element("i", `swatch p${index % 8}`, ""), text);
     now.append(line);

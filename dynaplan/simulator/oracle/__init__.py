@@ -53,8 +53,8 @@ simulated:
    M misses is then spent on the best savings one by one.
 5. The schedule is simulated. The limits of the quick models are tuned until they count as many misses as the
    simulation had, and step 4 goes on from the best schedule (``oracle``).
-6. Static schedules that might be cheaper are simulated last: a static deployment never beats the oracle by
-   more than the models are wrong.
+6. Static schedules that the models take to be infeasible, though not by far, may be feasible and cheaper:
+   up to 4 of them are simulated last.
 
 WHEN IT STOPS
 

@@ -22,6 +22,7 @@ from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, row
 from dynaplan.simulator.run import Result
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
+"""The folder with the page's template, style and script."""
 
 HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "slo_of_oracle"})
 """The columns whose highest value is the best; of any other number the lowest is."""
@@ -165,7 +166,7 @@ def _document(results: Sequence[Result], panels: Sequence[Panel], axis: TimeAxis
             for panel in panels
         ],
         "decisions": [
-            [{"at_s": round(each.at_s, 3), "told": change_text(each)} for each in result.events]
+            [{"at_s": round(each.at_s, 3), "text": change_text(each)} for each in result.events]
             for result in results
         ],
     }

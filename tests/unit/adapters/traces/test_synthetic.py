@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from dynaplan.adapters.traces.shaping import SPREAD_S, scaled, sped_up
+from dynaplan.adapters.traces.shaping import SPREAD_S, scaled
 from dynaplan.adapters.traces.synthetic import KINDS, is_synthetic, synthetic
 from dynaplan.core.forecasting.warm_start import interval_history
 from dynaplan.domain.errors import ConfigError
@@ -112,14 +112,7 @@ def test_copies_share_prefixes_with_their_like_only() -> None:
     assert sorted(map(hashes.count, set(hashes))) == [2, 2]
 
 
-def test_speeding_up_compresses_the_time() -> None:
-    trace = [TracedRequest(0.0, 1, 1), TracedRequest(10.0, 1, 1)]
-    assert [each.arrival_s for each in sped_up(trace, 4)] == [0.0, 2.5]
-
-
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
 def test_a_factor_that_is_none_is_refused_at_once(factor: float) -> None:
     with pytest.raises(ConfigError, match="Expected a number, more than 0"):
         scaled([], factor)
-    with pytest.raises(ConfigError, match="Expected a number, more than 0"):
-        sped_up([], factor)

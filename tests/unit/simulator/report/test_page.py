@@ -142,7 +142,7 @@ def test_every_decision_is_there_with_its_reason():
     for result, those in zip(results(), decisions, strict=True):
         for event, embedded_one in zip(result.events, those, strict=True):
             assert event.why
-            assert embedded_one["told"].endswith(event.why)
+            assert embedded_one["text"].endswith(event.why)
             assert event.why in told
 
 
