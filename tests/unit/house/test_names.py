@@ -9,10 +9,7 @@ from tests.unit.house.source import MODULES, on_several, short, tree
 
 NAMES_TO_PART = frozenset(
     {
-        "Kind",
-        "PrefillQueue",
         "Prompts",
-        "Limits",
         "Planner",
         "Endpoint",
         "Frontend",

@@ -24,10 +24,8 @@ NEITHER_VERB_NOR_NOUN = frozenset(
 
 ROOMS_WITH_RIDDLES = frozenset(
     {
-        "dynaplan/adapters/traces/",
         "dynaplan/cli/",
-        "dynaplan/core/engine/",
-        "dynaplan/core/routing/",
+        "dynaplan/core/engine/settings.py",
         "dynaplan/domain/settings/",
         "dynaplan/options/",
         "dynaplan/planner/",
@@ -35,18 +33,6 @@ ROOMS_WITH_RIDDLES = frozenset(
         "dynaplan/serving/frontend/",
         "dynaplan/serving/openai_api.py",
         "dynaplan/serving/routing/",
-        "dynaplan/simulator/meter.py",
-        "dynaplan/simulator/oracle/",
-        "dynaplan/simulator/outcome.py",
-        "dynaplan/simulator/policies.py",
-        "dynaplan/simulator/pools.py",
-        "dynaplan/simulator/prefill_queue.py",
-        "dynaplan/simulator/report/",
-        "dynaplan/simulator/rivals.py",
-        "dynaplan/simulator/run.py",
-        "dynaplan/simulator/service.py",
-        "dynaplan/simulator/shell/",
-        "dynaplan/simulator/timeline.py",
         "graphs/hello_world.py",
     }
 )
