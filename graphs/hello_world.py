@@ -41,7 +41,7 @@ class Middle:
 
 @service(dynamo={"namespace": "inference"})
 class Frontend:
-    """What users call."""
+    """The service that users call."""
 
     middle = depends(Middle)
 

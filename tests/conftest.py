@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.fakes import tiny_models
 from tests.leftovers import end_leftovers, mark_session
@@ -16,6 +17,11 @@ pytest_plugins = ["tests.fakes.servers", "tests.fakes.graph_files", "tests.e2e.d
 
 MARK = pytest.StashKey[str]()
 LEFT = pytest.StashKey[dict[int, str]]()
+
+
+# An example that takes long on a busy machine breaks no rule.
+settings.register_profile("dynaplan", deadline=None)
+settings.load_profile("dynaplan")
 
 
 def pytest_configure(config: pytest.Config) -> None:

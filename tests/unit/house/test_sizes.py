@@ -20,7 +20,12 @@ MOST_LINES_OF_A_FUNCTION = 50
 MOST_METHODS_OF_A_PORT = 6
 MOST_MODULES_OF_A_FOLDER = 14
 
-FOLDERS_TO_SPLIT = frozenset({"dynaplan/core/sizing", "dynaplan/domain", "dynaplan/profiler"})
+LARGER_FOLDERS = {
+    "dynaplan/core/sizing": "one model, its parts and its inputs, which are read together",
+    "dynaplan/domain": "one noun or wire form a file",
+    "dynaplan/profiler": "one step of a profile a file",
+}
+"""Folders that may have more modules, and why."""
 
 
 def test_a_file_is_small() -> None:
@@ -55,4 +60,4 @@ def test_a_folder_has_few_modules() -> None:
     sizes = {
         short(folder): sum(not is_package(module) for module in folder.glob("*.py")) for folder in folders
     }
-    assert set(more_than(MOST_MODULES_OF_A_FOLDER, sizes)) <= FOLDERS_TO_SPLIT
+    assert set(more_than(MOST_MODULES_OF_A_FOLDER, sizes)) <= LARGER_FOLDERS.keys()

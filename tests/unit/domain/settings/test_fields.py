@@ -96,3 +96,14 @@ def test_an_empty_text_is_a_value_only_where_nothing_or_an_empty_text_is_the_def
     for options in ({"host": ""}, {"file": " "}):
         with pytest.raises(ConfigError, match="Expected text"):
             Texts.from_options(options)
+
+
+@dataclass(frozen=True)
+class Odd(Settings):
+    SECTION: ClassVar[str] = "Odd"
+
+    seed: Any = option(0, "Seed", kind=int)
+
+
+def test_a_declared_kind_counts_before_the_annotation() -> None:
+    assert options_of(Odd)["seed"].kind is int
