@@ -216,10 +216,13 @@ def recent_decisions(planner_dir: Path, last: int) -> list[dict[str, Any]]:
 
 
 def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every record of a ``decisions.jsonl`` with the number of its line; raises ConfigError."""
-    from dynaplan.adapters.recorders.jsonl import read_all
+    """Every record of a ``decisions.jsonl``, with the number of its line; of a directory, the newest one's.
 
-    return read_all(path)
+    Raises ConfigError for a path that leads to none.
+    """
+    from dynaplan.adapters.recorders.jsonl import find_recording, read_all
+
+    return read_all(find_recording(path))
 
 
 def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+
+from dynaplan.domain.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import RunningDeployment
@@ -13,6 +18,25 @@ if TYPE_CHECKING:
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
 )
+
+
+def namespace_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command take its namespace as ``--namespace NAME`` or as an argument; ``function`` sees one."""
+
+    @click.argument("name", required=False, metavar="[NAMESPACE]")
+    @namespace_option
+    @wraps(function)
+    def command(name: str | None, namespace: str | None, **others: Any) -> Any:
+        is_option = (
+            click.get_current_context().get_parameter_source("namespace") is ParameterSource.COMMANDLINE
+        )
+        if name and is_option and name != namespace:
+            raise ConfigError(
+                f"{name!r} and --namespace {namespace} are two deployments", hint="Name only one of them."
+            )
+        return function(namespace=name or namespace, **others)
+
+    return command
 
 
 def connect(namespace: str | None) -> RunningDeployment:

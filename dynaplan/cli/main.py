@@ -9,10 +9,24 @@ from importlib import import_module
 import click
 
 from dynaplan import __version__
-from dynaplan.domain.errors import DynaplanError, UserError
+from dynaplan.domain.errors import DynaplanError, UserError, nearest
 
 COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate", "replay", "profile-sla")
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""
+
+HABITS = {
+    "run": "serve",
+    "start": "serve",
+    "up": "serve",
+    "ps": "status",
+    "ls": "status",
+    "list": "status",
+    "top": "status",
+    "down": "stop",
+    "kill": "stop",
+    "explain": "why",
+}
+"""Commands of other tools, and the one of dynaplan that does the same."""
 
 
 class LazyGroup(click.Group):
@@ -29,6 +43,17 @@ class LazyGroup(click.Group):
         module = import_module(f"dynaplan.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; an unknown one is answered with the nearest."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            meant = HABITS.get(name.lower())
+            hint = f"Did you mean {meant!r}?" if meant else nearest(name, COMMANDS)
+            raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool) -> None:
     """Run the observations of DECISIONS through other settings.
 
-    DECISIONS is a planner's decisions.jsonl, or its directory. Shows where the decisions differ, and why.
-    Without options it shows whether this version of dynaplan still decides as the one that recorded.
+    DECISIONS is a planner's decisions.jsonl, its directory, or a deployment's log directory. Shows where
+    the decisions differ, and why. Without options it shows whether this version of dynaplan still decides
+    as the one that recorded.
     """
+    from dynaplan.options.overrides import sections_of
     from dynaplan.planner.replay import replay
 
-    path = decisions / "decisions.jsonl" if decisions.is_dir() else decisions
-    from dynaplan.options.overrides import sections_of
-
-    replayed = replay(path, sections_of(context.obj, ("Planner",))["Planner"])
+    replayed = replay(decisions, sections_of(context.obj, ("Planner",))["Planner"])
     shown = [each for each in replayed if is_all or not each.is_same]
     if is_json:
         for each in shown:

@@ -35,8 +35,8 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 @click.option(
     "-f",
     "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Graph's YAML: simulates the deployment that `dynaplan serve` makes of it",
+    help="Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
+    "`dynaplan serve` makes of it",
 )
 @click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
@@ -76,13 +76,17 @@ def command(
 
     Times are virtual: minutes of a trace take a second.
     """
+    from dynaplan.sdk.config import find_config_file
+    from dynaplan.sdk.importing import shipped_graphs
     from dynaplan.simulator.report.table import notes, rows
     from dynaplan.simulator.shell.simulation import run_simulations
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
             _check_writable(option, Path(written))
-    options = _options(policies, given, read_graph(given["config_file"], context.obj))
+    name = given["config_file"]
+    file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
+    options = _options(policies, given, read_graph(file, context.obj))
     results = list(run_simulations(options))
     table = rows(results)
     click.echo("\n".join([text_table(table), *notes(results)]))

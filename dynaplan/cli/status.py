@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.cli.deployment import connect, namespace_argument
 from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV",
 
 
 @click.command(name="status", short_help="Show the workers and their load.")
-@namespace_option
+@namespace_argument
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(namespace: str | None, as_json: bool) -> None:
     """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime.

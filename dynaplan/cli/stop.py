@@ -8,7 +8,7 @@ import time
 
 import click
 
-from dynaplan.cli.deployment import namespace_option
+from dynaplan.cli.deployment import namespace_argument
 
 POLL_S = 0.1
 """Time between two looks whether the deployment has ended."""
@@ -18,7 +18,7 @@ BETWEEN_SIGNALS_S = 0.5
 
 
 @click.command(name="stop", short_help="End the deployment in order.")
-@namespace_option
+@namespace_argument
 @click.option("--now", is_flag=True, help="Do not let requests finish.")
 @click.option(
     "--timeout", type=click.FloatRange(0.0), default=90.0, show_default=True, help="Seconds to wait."

@@ -37,9 +37,11 @@ DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
 """The environment variable with YAML or JSON text that replaces the file."""
 
 
-def find_config_file(name: str, working_dir: Path, graph: Graph | None = None) -> Path:
-    """Find the file of ``-f NAME``: in the working directory, else beside the graph's module."""
-    folders = [working_dir.resolve()]
+def find_config_file(
+    name: str, working_dir: Path, graph: Graph | None = None, *, beside: Sequence[Path] = ()
+) -> Path:
+    """Find the file of ``-f NAME``: in the working directory, in ``beside``, or beside the graph's module."""
+    folders = [working_dir.resolve(), *beside]
     if graph is not None and graph.module_file is not None:
         folders.append(graph.module_file.parent)
     for folder in folders:

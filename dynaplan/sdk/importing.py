@@ -36,6 +36,12 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
         return _load_file(module_name, file)
 
 
+def shipped_graphs() -> list[Path]:
+    """Return the folders of the package ``graphs``, in which the shipped graphs are."""
+    graphs = importlib.util.find_spec("graphs")
+    return [Path(folder) for folder in (graphs.submodule_search_locations if graphs else None) or ()]
+
+
 def _file_of(name: str, working_dir: Path) -> Path | None:
     """Return the graph's file in the working directory; None to leave the name to Python's own search."""
     path = (working_dir / name).resolve()
@@ -125,9 +131,8 @@ def _near_modules(name: str, working_dir: Path) -> str:
     modules = [".".join(file.relative_to(working_dir).with_suffix("").parts) for file in files]
     from difflib import get_close_matches
 
-    graphs = importlib.util.find_spec("graphs")
-    for folder in (graphs.submodule_search_locations or ()) if graphs else ():
-        modules += [f"graphs.{file.stem}" for file in Path(folder).glob("*.py")]
+    for folder in shipped_graphs():
+        modules += [f"graphs.{file.stem}" for file in folder.glob("*.py")]
     if get_close_matches(wanted, modules, 1):
         return nearest(wanted, modules)
     return "Check the name and --working-dir."

@@ -81,6 +81,25 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ConfigError(f"{path} holds no decisions", hint="Expected a decisions.jsonl of a planner.")
 
 
+def find_recording(path: Path) -> Path:
+    """Return the ``decisions.jsonl`` of a path: itself, its directory's, or the newest planner's.
+
+    The newest planner's is found from a deployment's log directory, from ``planner`` in it, and from the
+    pointer file there. Raises ConfigError for a directory without one.
+    """
+    directory = path.parent if path.name == POINTER_NAME else path
+    if not directory.is_dir():
+        return path
+    for folder in (directory, *_newest_first(directory), *_newest_first(directory / "planner")):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    raise ConfigError(
+        f"{path} holds no decisions",
+        hint="Expected a deployment's log directory, which `dynaplan serve` prints, or a decisions.jsonl. "
+        "A planner writes one with its first decision.",
+    )
+
+
 def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
     """Read the last records of the planners that logged there, oldest first.
 

@@ -8,8 +8,10 @@ spaced arrivals, exponentially distributed ones a Poisson process.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.domain.errors import ConfigError, nearest
@@ -17,6 +19,9 @@ from dynaplan.domain.trace import TracedRequest
 
 CELL_S = 0.1
 """The length of a cell of time in which the rate is taken as constant, in seconds."""
+
+NAME = re.compile(r"[A-Za-z]+")
+"""A kind of load, known or misspelt; the name of a file has a dot or a slash."""
 
 Numbers = Mapping[str, float]
 """Parameters of a load by their names."""
@@ -72,8 +77,9 @@ LEAST = {"period": 0.1, "on": 0.1, "off": 0.1, "every": 0.1, "isl": 1, "osl": 1}
 
 
 def is_synthetic(text: str) -> bool:
-    """Tell whether the text names made-up load, and not a file."""
-    return text.partition(":")[0] in KINDS
+    """Tell whether the text names made-up load, and not a file; a misspelt kind counts as one."""
+    name = text.partition(":")[0]
+    return name in KINDS or (NAME.fullmatch(name) is not None and not Path(text).exists())
 
 
 def synthetic(text: str) -> Iterator[TracedRequest]:
@@ -83,7 +89,8 @@ def synthetic(text: str) -> Iterator[TracedRequest]:
     """
     name, _, parameters = text.partition(":")
     if name not in KINDS:
-        raise ConfigError(f"{text!r}: no load is called {name!r}", hint=nearest(name, KINDS))
+        hint = f"{nearest(name, KINDS)} There is no file {text!r} either."
+        raise ConfigError(f"{text!r}: no load is called {name!r}", hint=hint)
     kind = KINDS[name]
     return _requests(kind, _numbers(text, parameters, {**COMMON, **kind.defaults}))
 

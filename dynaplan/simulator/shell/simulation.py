@@ -11,7 +11,7 @@ from dynaplan import wiring
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
@@ -145,8 +145,7 @@ def _first(name: str, options: SimulateOptions) -> Targets:
 def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
     kind, _, rest = name.partition(":")
     if kind not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise ConfigError(f"policy {name!r} is unknown", hint=f"Expected one of: {known}.")
+        raise ConfigError(f"policy {name!r} is unknown", hint=nearest(kind, POLICIES))
     if kind == "static":
         return StaticPolicy(name)
     if rest:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning.situations import interval
 from tests.unit.core.planning.targets import SETTINGS, planned_interval
@@ -46,3 +47,20 @@ def test_it_takes_the_file_as_well_and_gives_json(log_dir):
     shown = [json.loads(line) for line in result.output.splitlines()]
     assert [each["is_same"] for each in shown] == [True] * 3
     assert shown[0]["recorded"]["desired"] == {"prefill": 1, "decode": 3}
+
+
+def test_it_finds_the_newest_recording_from_every_directory_that_serve_prints(tmp_path):
+    planner = tmp_path / "planner"
+    for name, usages in (("20260101_1", (0.95,)), ("20260101_2", (0.95, 0.85))):
+        log_dir = planner / name
+        recorded(log_dir, PlannerSettings(), [interval(1, 2, usage) for usage in usages])
+    for path in (tmp_path, planner, planner / "20260101_2", planner / "20260101_2" / "decisions.jsonl"):
+        assert run(path).output.startswith("2 intervals")
+    (planner / "current").write_text(f"{planner / '20260101_1'}\n")
+    for path in (tmp_path, planner, planner / "current"):
+        assert run(path).output.startswith("1 intervals")
+
+
+def test_a_directory_without_a_recording_is_answered_with_where_one_is(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no decisions\n.*log directory"):
+        run(tmp_path)

@@ -122,3 +122,33 @@ def test_a_graphs_file_gives_the_options_of_engine_and_planner(tmp_path):
 def test_options_that_mean_nothing_in_virtual_time_are_refused():
     with pytest.raises(ConfigError, match="speedup-ratio"):
         simulate("--VllmWorker.speedup-ratio=0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--policy", "sal"], "Did you mean 'sla'?"),
+        (["--policy", "statik:1,2"], "Did you mean 'static'?"),
+        (["--trace", "sinus:low=1"], "Did you mean 'sinusoid'?"),
+        (["--trace", "poison"], "Did you mean 'poisson'?"),
+        (["--trace", "xyzzy"], "There is no file 'xyzzy' either."),
+        (["-f", "disag.yaml"], "Did you mean 'disagg.yaml'?"),
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(arguments, meant):
+    with pytest.raises(ConfigError) as raised:
+        simulate(*arguments)
+    assert meant in str(raised.value)
+
+
+def test_a_shipped_graphs_file_needs_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "load" in simulate("-f", "disagg.yaml")
+
+
+def test_a_trace_without_suffix_is_a_file_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace").write_text("nothing")
+    with pytest.raises(ConfigError, match="begins no known trace"):
+        simulate("--trace", "trace")
