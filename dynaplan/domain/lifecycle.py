@@ -77,7 +77,8 @@ class Worker:
     (1.0 unless fractional). ``pid`` is 0 while it has no process; ``started_at`` is the process's
     start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the pid unmistakable.
     ``url`` is the address that its process was registered with, empty before that. ``since_s`` and
-    ``retry_at_s`` are on the monotonic clock of the boot.
+    ``retry_at_s`` are on the monotonic clock of the boot; ``retry_at_s`` is 0 for a failed worker that can
+    never start. ``failures`` is how often it, or the worker that it replaces, has failed in a row.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Worker:
     url: str = ""
     since_s: float = 0.0
     restarts_s: tuple[float, ...] = ()
+    failures: int = 0
     retry_at_s: float = 0.0
     reason: str = ""
     history: tuple[str, ...] = field(default=(), compare=False)

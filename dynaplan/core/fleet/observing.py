@@ -81,7 +81,9 @@ def _news_of(worker: Worker, exit_: Exit, now_s: float) -> list[str]:
     """Return lines for the user about every end that was not asked for."""
     if worker.state is WorkerState.FAILED:
         lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
-        return [f"{worker.name} has failed; it is not started again, its GPUs are free.{lines}"]
+        retry_s = worker.retry_at_s - now_s
+        when = f"it is tried again in {retry_s:.0f} s" if retry_s > 0 else "it is not started again"
+        return [f"{worker.name} has failed; {when}, its GPUs are free.{lines}"]
     if worker.state is WorkerState.BACKOFF:
         delay_s = max(0.0, worker.retry_at_s - now_s)
         when = f"in {delay_s:.1f} s" if delay_s else "at once"

@@ -11,7 +11,7 @@ must leave.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynaplan.core.fleet.allocation import choose_gpus
 from dynaplan.domain.gpus import Gpu
@@ -74,15 +74,17 @@ def reconcile(
     ``desired`` is component -> number of workers. A component that it lacks, or has below 0 ("not set"), gets
     the number in the graph; a component that the graph lacks gets none. ``unusable`` are the indices of GPUs
     that somebody else holds. A failed worker counts as one of the desired ones, so that a worker that cannot
-    run is not started for ever; ``retry_failed``, given when the desired counts are written anew, replaces
-    failed workers.
+    run is not started all the time; it is replaced when its ``retry_at_s`` has come, or, by
+    ``retry_failed``, when the desired counts are written anew.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    leaving = _leaving(fleet, wanted, retry_failed)
+    leaving = _leaving(fleet, wanted, now_s, retry_failed)
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
+    failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
     started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s)
+    started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
     return Reconciled((*staying, *started), removed, waiting)
 
 
@@ -91,16 +93,23 @@ def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     return service.workers if number < 0 else number
 
 
-def _leaving(fleet: Fleet, wanted: Mapping[str, int], retry_failed: bool) -> dict[str, tuple[Worker, str]]:
+def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
+    """The most failures in a row of the replaced workers of each component."""
+    return {worker.component: worker.failures for worker in sorted(replaced, key=lambda w: w.failures)}
+
+
+def _leaving(
+    fleet: Fleet, wanted: Mapping[str, int], now_s: float, retry_failed: bool
+) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
         worker.name: (worker, "its process is gone")
         for worker in fleet
         if worker.state is WorkerState.STOPPED
     }
-    if retry_failed:
-        failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
-        leaving |= {worker.name: (worker, "failed, tried again") for worker in failed}
+    failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
+    due = (worker for worker in failed if retry_failed or 0 < worker.retry_at_s <= now_s)
+    leaving |= {worker.name: (worker, "failed, tried again") for worker in due}
     counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in leaving]
     for component in dict.fromkeys(worker.component for worker in counted):
         workers = [worker for worker in counted if worker.component == component]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from dynaplan.domain.lifecycle import EXIT_NEVER, Worker, WorkerState
 
@@ -14,7 +15,8 @@ class RestartPolicy:
 
     The first restart is at once, the next after ``first_delay_s``, then twice as long each time, up to
     ``max_delay_s``. More than ``max_restarts`` within ``window_s`` make a worker failed. A worker that was
-    ready for ``stable_s`` begins anew.
+    ready for ``stable_s`` begins anew. A failed worker is replaced after ``first_retry_s``, then after
+    twice as long each time, up to ``max_retry_s``; the replacement fails again at its first crash.
     """
 
     max_restarts: int = 5
@@ -22,12 +24,23 @@ class RestartPolicy:
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
     stable_s: float = 60.0
+    first_retry_s: float = 30.0
+    max_retry_s: float = 300.0
 
     def delay_s(self, earlier_restarts: int) -> float:
         """Return the delay in seconds before the next restart, after that number of restarts."""
         if earlier_restarts == 0:
             return 0.0
         return float(min(self.max_delay_s, self.first_delay_s * 2 ** min(earlier_restarts - 1, 32)))
+
+    def retry_s(self, failures: int, name: str) -> float:
+        """Return the delay in seconds before a failed worker is replaced, after that number of failures.
+
+        It is up to a fifth shorter, by a hash of the worker's name: workers that failed together, on a full
+        disk say, are not all started in the same second.
+        """
+        longest = min(self.max_retry_s, self.first_retry_s * 2 ** min(failures, 32))
+        return float(longest * (1 - (crc32(f"{name} {failures}".encode()) % 1000) / 5000))
 
 
 DEFAULT_POLICY = RestartPolicy()
@@ -40,7 +53,8 @@ def after_exit(
 
     Draining: stopped, whatever the code. ``EXIT_NEVER``: failed. Everything else that was not asked
     for, a clean exit included (its lease may have been revoked from outside), is a crash: it waits for
-    its restart and keeps its name and GPUs, or has failed when it crashed too often. A worker that
+    its restart and keeps its name and GPUs, or has failed when it crashed too often, until a replacement is
+    tried at ``retry_at_s``. A worker that
     had no process to lose is returned as it is, so that an exit told twice counts once.
     """
     if worker.state is WorkerState.DRAINING:
@@ -52,10 +66,13 @@ def after_exit(
         return _ended(worker, WorkerState.FAILED, now_s, f"can never start ({reason})")
     is_stable = worker.state is WorkerState.READY and now_s - worker.since_s >= policy.stable_s
     earlier = () if is_stable else worker.restarts_s
+    failures = 0 if is_stable else worker.failures
     recent = sum(now_s - restart_s < policy.window_s for restart_s in earlier)
-    if recent >= policy.max_restarts:
+    if failures or recent >= policy.max_restarts:
         why = f"{reason}, after {recent} restarts within {policy.window_s:g} s"
-        return _ended(worker, WorkerState.FAILED, now_s, why)
+        failed = _ended(worker, WorkerState.FAILED, now_s, reason if failures else why)
+        retry_at_s = now_s + policy.retry_s(failures, worker.name)
+        return replace(failed, failures=failures + 1, retry_at_s=retry_at_s)
     waiting = replace(
         worker,
         pid=0,
@@ -63,6 +80,7 @@ def after_exit(
         instance_id=0,
         url="",
         restarts_s=(*earlier, now_s)[-32:],
+        failures=failures,
         retry_at_s=now_s + policy.delay_s(len(earlier)),
     )
     return waiting.moved(WorkerState.BACKOFF, now_s, reason)
@@ -82,5 +100,5 @@ def exit_reason(exit_code: int | None) -> str:
 
 def _ended(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
     """The worker in a state without process, GPUs and lease."""
-    free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0)
+    free = replace(worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0, retry_at_s=0.0)
     return free.moved(state, now_s, why)

@@ -191,7 +191,7 @@ def _emptied(entry: Document) -> Document:
     worker_keys = ("DYNAPLAN_WORKER_NAME", "DYNAPLAN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     env = {key: value for key, value in entry.get("env", {}).items() if key not in worker_keys}
     nobody: Document = {"state": WorkerState.STOPPED.value, "pid": 0, "started_at": 0, "url": ""}
-    times: Document = {"reason": "", "since_s": 0.0, "retry_at_s": 0.0, "restarts_s": []}
+    times: Document = {"reason": "", "since_s": 0.0, "failures": 0, "retry_at_s": 0.0, "restarts_s": []}
     return {**entry, "resources": {}, "lease": None, "env": env, **nobody, **times}
 
 
@@ -216,6 +216,7 @@ def _filled(entry: Document, worker: Worker, inventory: Sequence[Gpu]) -> Docume
         "url": worker.url,
         "reason": worker.reason,
         "since_s": worker.since_s,
+        "failures": worker.failures,
         "retry_at_s": worker.retry_at_s,
         "restarts_s": list(worker.restarts_s),
     }
@@ -247,6 +248,7 @@ def _worker(namespace: str, name: str, entry: Mapping[str, Any]) -> Worker:
         url=str(entry.get("url", "")),
         since_s=float(entry.get("since_s", 0.0)),
         restarts_s=tuple(map(float, entry.get("restarts_s", ()))),
+        failures=int(entry.get("failures", 0)),
         retry_at_s=float(entry.get("retry_at_s", 0.0)),
         reason=str(entry.get("reason", "")),
     )

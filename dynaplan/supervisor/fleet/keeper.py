@@ -364,7 +364,9 @@ class FleetKeeper:
         now_s = self._clock.now_s()
         due_s = [now_s + LOOK_EVERY_S]
         for worker in self._workers.values():
-            if worker.state is WorkerState.BACKOFF:
+            if worker.state is WorkerState.BACKOFF or (
+                worker.state is WorkerState.FAILED and worker.retry_at_s
+            ):
                 due_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.DRAINING:
                 due_s.append(worker.since_s + self._leave_timeout_s(worker) + KILL_GRACE_S)

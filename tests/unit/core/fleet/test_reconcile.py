@@ -179,3 +179,17 @@ def test_the_result_is_what_to_write_down_before_acting() -> None:
     fleet = (worker("VllmWorker", FAILED), worker("PrefillWorker", gpus=(1,)))
     after = result_of(fleet, {"VllmWorker": 0, "PrefillWorker": 0})
     assert [(each.name, each.state) for each in after.fleet] == [("dynamo_PrefillWorker", DRAINING)]
+
+
+def test_a_failed_worker_is_replaced_when_its_time_has_come_and_its_failures_are_remembered() -> None:
+    failed = replace(worker("VllmWorker", FAILED), failures=2, retry_at_s=100.0)
+    after = result_of((failed,), {"VllmWorker": 1}, graph(decode()))
+    assert [(each.state, each.failures) for each in after.fleet] == [(STARTING, 2)]
+    too_early = replace(failed, retry_at_s=100.1)
+    assert result_of((too_early,), {"VllmWorker": 1}, graph(decode())).fleet == (too_early,)
+
+
+def test_failures_are_forgotten_when_counts_are_asked_for_anew() -> None:
+    failed = replace(worker("VllmWorker", FAILED), failures=2, retry_at_s=100.0)
+    after = result_of((failed,), {"VllmWorker": 1}, graph(decode()), retry_failed=True)
+    assert [each.failures for each in after.fleet] == [0]

@@ -65,7 +65,7 @@ def test_a_worker_that_left_unasked_is_restarted_with_its_name_and_gpus(
 
 def test_a_worker_that_can_never_start_is_not_retried() -> None:
     after = after_exit(worker("VllmWorker", STARTING, gpus=(0,)), EXIT_NEVER, 1.0)
-    assert (after.state, after.gpus) == (FAILED, ())
+    assert (after.state, after.gpus, after.retry_at_s) == (FAILED, (), 0.0)
 
 
 @pytest.mark.parametrize("state", [BACKOFF, FAILED, STOPPED])
@@ -79,3 +79,28 @@ def test_the_reason_is_in_words() -> None:
     assert exit_reason(3) == "exit code 3"
     assert exit_reason(-100) == "killed by signal 100"
     assert exit_reason(None) == "exit code unknown"
+
+
+def test_a_failed_worker_is_tried_again_later_and_later_up_to_five_minutes() -> None:
+    now_s, waits = 0.0, []
+    tried = crash(9, 0.0, 0.1)[0]
+    for failures in range(1, 8):
+        assert (tried.state, tried.failures) == (FAILED, failures)
+        waits.append(tried.retry_at_s - tried.since_s)
+        now_s = tried.retry_at_s
+        replacement = replace(worker("VllmWorker", STARTING, gpus=(0,)), failures=tried.failures)
+        tried = after_exit(replacement, 1, now_s)
+    longest = [30, 60, 120, 240, 300, 300, 300]
+    assert all(0.8 * most <= wait <= most for wait, most in zip(waits, longest, strict=True))
+
+
+def test_workers_that_fail_together_are_not_tried_in_the_same_second() -> None:
+    policy = RestartPolicy()
+    assert len({round(policy.retry_s(3, f"ns_VllmWorker_{number}")) for number in range(8)}) > 4
+
+
+def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
+    replacement = replace(worker("VllmWorker", READY, gpus=(0,)), failures=3, since_s=0.0)
+    after = after_exit(replacement, 1, 60.0)
+    assert (after.state, after.failures) == (BACKOFF, 0)
+    assert after_exit(replacement, 1, 59.0).state is FAILED
