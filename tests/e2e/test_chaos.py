@@ -30,6 +30,9 @@ GPUS = 6
 MOST_KILLS_A_MINUTE = 4
 """Of one worker: after one more it counts as failed, which is right, but not what is tested here."""
 
+WORKER = "dynaplan.worker.main"
+"""The module in the command line of every worker."""
+
 VICTIMS = {
     "decode": "--service-name VllmWorker",
     "prefill": "--service-name PrefillWorker",
@@ -137,6 +140,7 @@ class Witness:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.samples = 0
+        self.most_users = 0
         self.wrong: list[str] = []
         self._task = asyncio.create_task(self._look())
 
@@ -168,10 +172,11 @@ class Witness:
         """What is true, whatever the statefile says: who has which GPU in its environment."""
         users: dict[str, list[int]] = defaultdict(list)
         for pid, line in processes_of(self.deployment).items():
-            if "supervisor.child" in line and ("VllmWorker" in line or "PrefillWorker" in line):
+            if WORKER in line and ("VllmWorker" in line or "PrefillWorker" in line):
                 for uuid in environment_of(pid).get("CUDA_VISIBLE_DEVICES", "").split(","):
                     users[uuid].append(pid)
         users.pop("", None)
+        self.most_users = max(self.most_users, len(users))
         self.wrong += [f"{uuid} is in use by {pids}" for uuid, pids in users.items() if len(pids) > 1]
 
     async def end(self) -> None:
@@ -227,6 +232,7 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     )
     await witness.end()
     assert witness.wrong == [], story
+    assert witness.most_users > 1
     assert witness.samples > 20 * LASTS_S
     assert await prefill_queue_depth(deployment) == 0
     assert_no_process_beyond_the_tree(deployment)
