@@ -1,4 +1,1 @@
-"""Decisions: from an observation to the desired numbers of workers;
-
-the policies, their guards, explanations.
-"""
+"""Decisions: from an observation to the desired numbers of workers, with policies, guards, explanations."""

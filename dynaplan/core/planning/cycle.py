@@ -54,10 +54,7 @@ class PlanningCycle:
         self._samples.append(sample)
 
     def is_due(self, now_s: float) -> bool:
-        """Tell whether the interval is over:
-
-        the pull nearest to its end decides, however late pulls begin.
-        """
+        """Tell whether the interval is over. The pull nearest to its end decides, however late pulls are."""
         slack_s = self._settings.metric_pulling_interval_s / 2
         return now_s - self._began_s >= self._settings.adjustment_interval_s - slack_s
 

@@ -31,10 +31,20 @@ def decide(
     Total: any observation has a decision, and the unknown changes nothing.
 
     Policy ``sla``: the workers that the coming traffic needs to meet the targets, also while an earlier
-    decision is carried out, because starting workers count as there. Policy ``both``: thresholds may add
-    workers to these, and take away what they added. Policy ``load``: thresholds alone. Thresholds move at
-    most one worker of each role. Removing comes before adding and prefill before decode, so prefill gets
-    the budget first.
+    decision is carried out, because starting workers count as there; removals as in ``scale_down.py``.
+
+    Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
+    while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
+    of workers stayed the same all through the interval (gate "steady"). A worker leaves when the signal is
+    below its lower threshold and no guard objects (``guards.py``): minimum, floor, grace (decode, 3
+    intervals after an addition) and consolidation. Removing comes before adding and prefill before decode,
+    so prefill gets the budget first.
+
+    Policy ``both``: the size of policy ``sla`` is the floor. Where there are fewer workers they are added,
+    and thresholds wait for the effect. Otherwise thresholds add and remove as with ``load``, any worker
+    above the floor, whichever of the two added it; the targets remove none unless the GPU budget has no room
+    for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
+    thresholds only add.
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
@@ -56,7 +66,7 @@ def decide(
 
 
 def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, list[Step], Prediction | None]:
-    """Plan for the targets; with the policy ``both`` no fewer workers than there are."""
+    """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here."""
     current, settings = situation.current, situation.settings
     if model is None:
         raise ValueError(f"policy {settings.policy} without a model of the engines")

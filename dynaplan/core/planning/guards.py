@@ -1,4 +1,8 @@
-"""Guards: objections to a change of the number of workers. Each returns why not, or "" to let it pass."""
+"""Guards: objections to a change of the number of workers. Each returns why not, or "" to let it pass.
+
+Removals by thresholds are asked about minimum, floor, grace (decode only) and consolidation, additions about
+failures and budget. Targets look at minimum, budget and failures only (``sla_policy.py``).
+"""
 
 from __future__ import annotations
 

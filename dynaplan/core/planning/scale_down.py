@@ -1,24 +1,36 @@
-"""Patience: when workers that a size does not need may leave.
+"""Patience: when workers that a size does not need may leave (``sizing: queueing``).
 
-A worker that leaves and is wanted back is missing for a whole start-up time, so removing waits. With L the
-start-up time and T the adjustment interval (seconds), per role:
+A worker that leaves and is wanted back is missing for a whole start-up time, so removing waits. L is the
+start-up time, T the adjustment interval (seconds), *current* the number of workers asked for until now.
 
-    intervals = 1 + ceil(L / 2 / T)
-    kept      = min(current, largest size in the last ``intervals`` decisions)
+**All conditions of a removal** by targets, per role. A worker leaves where each allows it:
 
-A planner that has just begun keeps all. The look-ahead already reaches over the start-up time; this guards
-against forecasts that were wrong in an interval or two. Where the forecast goes on falling clearly (its
-last interval below 0.9 of its first, and none above the one before), that is no accident, and only the
-newest size counts.
+1. *Known data*: the fleet, the desired counts, the traffic of the interval (0 requests are known too), and
+   a forecast. Where one is missing nothing changes.
+2. *Carried*: the remaining workers carry (1 + headroom) x every demand between L and L + T, that with the
+   backlog too, and the demand of the finished interval (``core/sizing/look_ahead.py``), with what the error
+   budget allows over a whole window (``core/sizing/error_budget.py``). headroom is half of the mean absolute
+   error of the forecast over the forecast, at least 0.05, at most ``scale-down-headroom``
+   (``sla_policy.py``).
+3. *Minimum*: ``min-endpoint``, or ``min-gpu-budget`` over the GPUs of a worker (``guards.py``).
+4. *Patience*: the worker was not needed lately, here:
 
-No worker of a role leaves while its mean latency is over the target without the model knowing why: there is
-a backlog, or the profile is too good. A late TTFT keeps both roles, a long ITL keeps decode.
+       kept = min(current, largest size in the last 1 + ceil(L / (2 T)) decisions)
 
-Over the GPU budget an added worker of one role waits for the removed worker of the other.
+   Sizes count as they are after 1 to 3. A planner without that many decisions keeps all. The look-ahead
+   already reaches over the start-up time; this guards against forecasts that were wrong in an interval or
+   two. Where the forecast goes on falling clearly (its last interval below 0.9 of its first, and none above
+   the one before), that is no accident, and only the newest size counts.
+5. *Not late*: no mean latency of the interval is over its target without the model knowing why: there is
+   a backlog, or the profile is too good (``late_roles``). A late TTFT keeps both roles, a long ITL keeps
+   decode.
 
-Before all this a size is smaller than the current one only if the remaining workers survive the grown
-demands (``core/sizing/look_ahead.py``) with what the error budget allows over a whole window
-(``error_budget.py``). These are all the conditions of a removal.
+**Over the GPU budget** 2 does not hold (``look_ahead.py``): the size is cut to the budget. Workers that 4
+and 5 keep stay there too as long as they fit; additions to the other role wait for them. Where even the
+kept ones exceed the budget, because it was cut, they leave.
+
+Policy ``both`` removes by thresholds instead, and never below the size that is left after all this
+(``deciding.py``). With ``sizing: formula`` only 1 and 3 hold.
 """
 
 from __future__ import annotations
@@ -100,8 +112,9 @@ def _is_falling(observation: Observation) -> bool:
 def late_roles(service: ServiceModel, observation: Observation, targets: SlaTargets) -> dict[Role, str]:
     """Return the roles that may have made requests late, each with the measured mean.
 
-    A role counts when a mean is over its target though the model says that this load on these workers is
-    not.
+    A role counts when a mean is over its target (in ms) though the uncorrected model expects a mean within
+    it for this load on these workers, and also when the model takes them for overloaded. Without a measured
+    demand, or with a role without workers, none counts.
     """
     traffic, load = observation.traffic, observation.load
     serving = Targets(load.prefill_workers, load.decode_workers)
@@ -117,7 +130,7 @@ def late_roles(service: ServiceModel, observation: Observation, targets: SlaTarg
 
 
 def _is_late(mean_ms: float | None, target_ms: float, expected_ms: float | None) -> bool:
-    """Tell whether a mean is over its target and the model does not expect it to be."""
+    """Tell whether a mean is over its target and the model expects it within, or (None) an overload."""
     if not mean_ms or mean_ms <= target_ms:
         return False
     return expected_ms is None or expected_ms <= target_ms

@@ -13,8 +13,8 @@ Each interval, in this order:
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
 7. *Failures*: no more workers of a role of which several failed for good.
 
-With ``sizing: formula`` steps 3, 4 and 6 are left out, as in the original: the next interval's means give
-the size.
+With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
+forecast for the next interval give the size, both ways, within minimums and GPU budget.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def plan_for_targets(
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
     """Return the GPU budget and the minimums.
 
-    GPUs of draining workers, and of workers beyond the desired number, are not available yet; the budget is
-    never below the GPUs of the workers asked for already.
+    GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
+    is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
     """
     fleet = observation.fleet
     budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
@@ -138,7 +138,10 @@ def _spend_error_budget(
     observation: Observation,
     current: Targets,
 ) -> PlannerState:
-    """Return the state with the error budget after the misses of the finished interval."""
+    """Return the state with the error budget after the misses of the finished interval.
+
+    Without traffic data, or with a window of 0, it stays as it is.
+    """
     traffic, load, targets = observation.traffic, observation.load, settings.targets()
     if traffic is None or traffic.requests is None or not settings.slo_window_s:
         return state
@@ -186,7 +189,7 @@ def _plan(
 def _current_demand(
     settings: PlannerSettings, foresight: Foresight, observation: Observation
 ) -> Demand | None:
-    """Return the demand of the finished interval, with the forecast lengths; None is "not known"."""
+    """Return the demand of the finished interval, with the forecast lengths; None where unknown or 0."""
     traffic = observation.traffic
     if traffic is None or not traffic.requests:
         return None
@@ -203,7 +206,8 @@ def _promises(
 
     A worker that is not added now can be added next time, so the budget may be spent until the next
     decision's workers serve. A worker that is removed now should not be wanted back before the window is
-    over.
+    over. Both spend at the rate forecast for the next interval; without one, or with a window of 0, the
+    promise stays as it is.
     """
     targets, requests = settings.targets(), foresight.expected[0].requests
     if not settings.slo_window_s or not requests:
@@ -230,8 +234,9 @@ def effective_correction(correction: float) -> float:
 def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
     """Return the part by which demand may still grow before a removed worker would be missed.
 
-    Half of the usual error of the forecast, between ``LEAST_HEADROOM`` and ``scale-down-headroom``: where
-    load is forecast well a worker can leave earlier.
+    min(scale-down-headroom, max(LEAST_HEADROOM, error / 2 / forecast)), in requests of the next interval,
+    the error being the mean absolute one of earlier forecasts as far ahead: where load is forecast well a
+    worker can leave earlier. ``scale-down-headroom`` where the error is not known or no request is forecast.
     """
     if not soonest.doubt or not soonest.requests:
         return settings.scale_down_headroom
@@ -245,7 +250,10 @@ many."""
 
 
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
-    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means."""
+    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
+
+    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured.
+    """
     assert expected.requests is not None
     return Demand(
         expected.requests / foresight.interval_s,

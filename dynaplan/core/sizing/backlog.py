@@ -3,15 +3,16 @@
 The queueing model describes a steady state; a queue that a surge left behind is not in it. So what will
 wait for prefill when a worker that is asked for now could serve is added to the largest demand. With L the
 start-up time and T the adjustment interval (seconds), r the soonest demand (requests/s, no less than the
-measured one) and u the rate that one prefill worker computes:
+measured one) and u the rate that one prefill worker computes (requests/s):
 
     computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
     backlog  = waiting now + (r - computed) L               requests, when a new worker could serve
-    demand   = largest demand + backlog / (L + T)           requests/s
+    demand   = largest demand + backlog / (L + T)           requests/s, where backlog > 0
 
 The backlog is to be worked off in L + T seconds, by when workers of the next decision could serve. *Waiting
-now* is the depth of the prefill queue without the prompts that workers hold. u is r over the utilisation of
-one worker at its largest batch (``prefill_model.py``).
+now* is the depth of the prefill queue at the last metric pull less the prompts that workers hold (prefill
+workers x ``max-concurrent-prefills``), at least 0, and 0 where it is not known. u is r over the utilisation
+of one worker at its largest batch (``prefill_model.py``).
 
 Wrong for aggregated services, which have no shared queue (none is added), and where lengths of waiting
 prompts differ from those of the forecast.

@@ -6,25 +6,37 @@ the profile's. (``sizing: formula`` has factors of another meaning, ratios of la
 What is compared must be steps, not queues: a backlog makes every TTFT long, however fast the engines are,
 and a factor that grew with it would ask for ever more workers.
 
-**Decode** (x: measured mean ITL, r: answers per ms of one worker, n: its batch). By Little's law n = 1 + r
-E[steps] x from measured quantities alone, in a backlog too, since r counts what was answered, not what
-arrived. Then
+**Symbols.** D, ctx, f, m and S are those of ``decode_model.py``, F that of ``prefill_model.py``, all by the
+uncorrected profile and for the lengths of the finished interval. x: measured mean ITL, ms. r: answers
+finished per ms and decode worker. k: requests in a decode step, n of ``decode_model.py`` and one more.
 
-    factor = x / D(n, n ctx)                                        decode only
-    factor = x / (D(n, n ctx) + (1 - exp(-r x)) f + r x m)          aggregated
+**Decode.** By Little's law k = 1 + r E[S] x from measured quantities alone, in a backlog too, since r
+counts finished answers, not arrivals (k at most the request slots, k ctx at most the KV cache). Then
 
-with D, ctx, f and m as in ``decode_model.py``.
+    factor = x / D(k, k ctx)                                        decode only
+    factor = x / (D(k, k ctx) + (1 - exp(-r x)) f + r x m)          aggregated
 
-**Prefill**. The factor is the one with which the queueing model expects the measured mean TTFT. How much of
-a TTFT was waiting is not known exactly, so there are two such factors: *alone* takes all of the TTFT for
-computing (the most the factor can be), *with waiting* subtracts the wait that the model expects (the
-least). The old factor is moved to the nearest value between both: what lies between them is no evidence. A
-TTFT over its target comes from a backlog and corrects nothing. The decode factor is applied before;
-aggregated workers have the decode factor only.
+**Prefill.** The factor is the one with which the queueing model expects the measured mean TTFT. How much of
+a TTFT was waiting is not known exactly, so there are two such factors, both from 0.5 to 3:
+
+    alone          the solution z of   z (F + m) + transfer + 2.5 d D(1, ctx) = mean TTFT
+    with waiting   the solution z of   wait(z) + z (F + m) + transfer + 2.5 d step = mean TTFT
+
+d is the new decode factor; *step* the mean decode step at the measured demand, with d; wait(z) the mean
+wait that the model expects at the measured demand when prefill steps take z times the profile's, so it is
+that at the searched factor (infinite where the pool is overloaded with z). *Alone* takes all of the TTFT
+for computing, the most that the factor can be, and *with waiting* the least. The measured factor is the old
+one where it lies between both, for that is no evidence against it; else the nearer of the two.
+
+A mean TTFT over the target, in ms, corrects nothing: it cannot be told from a backlog. So a prefill so slow
+that the mean misses the target is not corrected either. Where the model does not expect such a mean no
+worker leaves then (``late_roles`` in ``core/planning/scale_down.py``); what helps is to measure the profile
+anew. Aggregated workers have the decode factor only.
 
 **Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A
-factor within 1.15 of 1 counts as 1 (``effective_correction`` in ``core/planning/sla_policy.py``). Nothing
-is corrected with fewer than 20 requests, without lengths, or with a role that had no worker.
+factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in ``core/planning/sla_policy.py``);
+it is kept as it is. Nothing is corrected with fewer than 20 requests, without lengths, with a role that had
+no worker, in an interval in which the numbers of workers changed, or with ``no-correction``.
 """
 
 from __future__ import annotations
@@ -48,10 +60,8 @@ measurement is off by some per cent, and sizes must not follow that."""
 LEAST = 0.5
 """Lowest factor. A profile that is further off is that of another engine."""
 
-
 MOST = 3.0
 """Highest factor, likewise."""
-
 
 HALVINGS = 7
 """Halvings of the range between ``LEAST`` and ``MOST``, which find a factor to 1.4 %."""
@@ -137,7 +147,10 @@ def _prefill_factor(
 
 
 def _factor_explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
-    """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale."""
+    """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale.
+
+    That is *with waiting* of the module, and *alone* for a demand of rate 0.
+    """
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)

@@ -4,28 +4,42 @@ A promise of 95 % lets one request in twenty miss its target, in an hour as in a
 single minute it pays for workers that are needed for a few minutes only; kept over the window it may let a
 short rise pass. (The idea is that of Google's Site Reliability Engineering, 2016, chapter 3.)
 
+**Symbols.** window: option ``slo-window``, s (3600 unless set otherwise; 0: no budget, each interval keeps
+the promise by itself). L: start-up time of a worker, s. T: adjustment interval, s. P: percentile that is
+promised. q: part of an interval's requests that missed. rate: forecast of the coming interval, requests/s.
+
 **Balance.** For each target the budget counts the requests that could have missed it without breaking
-the promise. After an interval of t seconds with R requests of which the part q missed,
+the promise. After an interval of t seconds in which R requests arrived,
 
-    budget <- budget exp(-t / window) + R (1 - percentile / 100 - q)
+    budget <- budget exp(-t / window) + R (1 - P / 100 - q)
 
-so what is one window old counts 37 %. Below 0, too many missed. It starts at 0.
+so what is one window old counts 37 %. Below 0, too many missed. It starts at 0. Fading bounds it: a steady
+rate earns up to rate x window x (1 - P / 100) without misses, and owes up to rate x window x P / 100 if all
+miss. A debt buys no stricter promise, but nothing is spent until it is paid or has faded.
 
 **What missed**, q. Frontends report means, and histograms too coarse for a tail. So q is the queueing
-model's chance to exceed the target, with its distribution stretched until its mean is the measured one:
-P(time > target x expected mean / measured mean). Where the model is overloaded only the mean is known: q =
-1 over the target, else exp(-target / mean), an exponential tail.
+model's chance to exceed the target at the measured demand and the uncorrected profile, with its
+distribution stretched until its mean is the measured one:
 
-**Spending.** The part of the requests that may miss a target grows from 1 - percentile / 100 by
+    q = chance(time > target x expected mean / measured mean)
 
-    spare = (budget - kept back) / (rate x time)       between 0 and 5 times the promised part
+Where the model is overloaded only the mean is known: q = 1 over the target, else exp(-target / mean), an
+exponential tail. Being modelled, q has no sampling noise, however small R. Requests without a first token
+yet are in R but in no mean: their misses count when they are answered, by that interval's mean. An interval
+without requests, lengths, a mean TTFT or a worker of each role only fades the budget; without data it stays.
 
-*time* is what must pass before the decision can be amended: until the workers of the next decision serve
-when a worker is added or not, a whole window when one is removed (``core/planning/sla_policy.py``). *Kept
-back*, for additions, is the expected cost of a surge that no forecast announces, in requests that are late
-until help has started:
+**Spending.** The part of the requests that may miss a target grows from 1 - P / 100 by
 
-    kept back = rate x startup x min(1, startup / 1800 s)
+    spare = (budget - kept back) / (rate x time)       between 0 and 5 (1 - P / 100); rate x time at least 1
+
+                  time                  kept back
+    adding        L + T                 rate x L x min(1, L / 1800 s)
+    removing      max(window, L + T)    0
+
+*time* is what must pass before the decision can be amended: workers of the next decision serve after L +
+T; a removed worker should not be wanted back within the window. With *adding* it is decided how many
+workers there must be, with *removing* whether fewer would do (``core/sizing/look_ahead.py``). *Kept back* is
+the expected cost of a surge that no forecast announces, in requests that are late until help has started.
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
 was meant. q is modelled, not counted.

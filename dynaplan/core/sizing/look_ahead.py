@@ -3,20 +3,25 @@
 **Look-ahead.** Decisions are made every T seconds (adjustment interval), and a worker serves L seconds
 after it is asked for (start-up time). Workers of this decision serve from L on, those of the next one from
 L + T on. So this decision must carry every demand between L and L + T; what comes sooner no decision can
-help. Forecasts are asked for until L + T, rounded up to whole intervals.
+help. Forecasts are asked for until L + T, rounded up to whole intervals: the next one, the last one, and
+the one half way (``demand_forecast.py``); one more demand is the largest with the backlog (``backlog.py``).
 
-**More workers** as soon as one of these demands needs them: the size is the largest number per role over
-all demands. Workers that are starting already count as there (``current`` is what was asked for).
+**More workers** as soon as one of these demands needs them: the size, *wanted*, is the largest number per
+role over all demands. Workers that are starting already count as there (*current* is what was asked for).
 
-**Fewer workers** only when the remaining ones would survive every demand grown by ``headroom`` (a
-fraction), and the demand of the interval that is over:
+**Fewer workers** only when the remaining ones would carry every demand (that with the backlog too) grown by
+``headroom`` (a fraction; ``core/planning/sla_policy.py``), and the demand of the finished interval, not
+grown, where it is known:
 
     kept = min(current, max(wanted, needed for (1 + headroom) x each demand, needed now))
 
-Without it a worker at the edge between two sizes would come and go in turns; and a forecast of less load is
-no reason to remove a worker that is needed now.
+*needed* with what the error budget lets miss over a whole window, *wanted* with what it lets miss until the
+next decision serves (``error_budget.py``). Without it a worker at the edge between two sizes would come and
+go in turns; and a forecast of less load is no reason to remove a worker that is needed now. A demand whose
+size is not known needs the current number.
 
-**Over the GPU budget** the demand that needs most GPUs is sized within it.
+**Over the GPU budget** the demand that needs most GPUs is sized within it; *kept* is not looked at then, so
+one role may lose workers to the other.
 
 Wrong where the load changes within an interval: a demand is a mean over one.
 """

@@ -1,6 +1,7 @@
-"""An interval that is over, as the queueing model sees it: its measured demand in the steady state.
+"""A finished interval as the queueing model sees it: its measured demand in the steady state.
 
-Assumes that the interval was long against a request, so that its mean rate and lengths describe it.
+Assumes that the interval was long against a request, so that its mean rate and lengths describe it. Its
+rate is that of the requests that arrived, its lengths are those of the requests that were answered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dynaplan.domain.planning.traffic import Demand, Traffic
 def measured_demand(traffic: Traffic) -> Demand | None:
     """Return the demand of a finished interval; None without requests, or where lengths are not known.
 
-    Arrivals more even than Poisson (dispersion below 1) count as Poisson: a few pulls show that by chance.
+    Its burstiness b is ``Traffic.dispersion``: the variance over the mean of the arrivals between two metric
+    pulls within the interval. Below 1 it counts as 1 (Poisson), for a few pulls show that by chance; so does
+    an unknown one (fewer than 5 pulls, or Prometheus as the source).
     """
     isl, osl = traffic.isl, traffic.osl
     if not (traffic.requests and isl and osl and isl.total and osl.total):

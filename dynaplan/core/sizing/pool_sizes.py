@@ -1,17 +1,17 @@
 """The number of workers that a demand needs, by the queueing model (``sizing: queueing``).
 
-**Criterion.** The smallest numbers with which both targets hold: P(ITL > target) and P(TTFT > target) are
-at most the allowed parts (1 - percentile / 100, plus what the error budget spares).
+**Criterion.** The smallest numbers with which both targets hold: chance(ITL > target) and chance(TTFT >
+target) are at most the allowed parts, 1 - percentile / 100 + what the error budget spares.
 
-1. *Decode workers first*: the smallest number that keeps the ITL, and that leaves the TTFT reachable with
-   any number of prefill workers, that is without waiting for one.
+1. *Decode workers first*: the smallest number that is not overloaded, keeps the ITL, and would keep the
+   TTFT if no prompt waited for a prefill worker: only then can prefill workers do the rest.
 2. *Prefill workers* then: the smallest number, with these decode workers, that keeps the TTFT.
 
 Aggregated services need step 1 only, with the TTFT of the aggregated workers. More workers are never worse
 in the model, so the search may halve (``search.py``).
 
 **A target that nobody can meet**, because a request alone on an engine exceeds it, is replaced by 1.1 times
-what a request alone gets: otherwise the whole budget would be spent for nothing.
+the time of a request alone, at the same percentile: otherwise the whole budget would be spent for nothing.
 
 **More than the GPUs.** Cutting both numbers by the same factor would not do: the fewer workers a role
 needs, the more of its capacity is reserve, so half of them carry less than half of the demand. So the

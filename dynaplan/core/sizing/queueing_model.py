@@ -1,34 +1,42 @@
 """The queueing model: TTFT and ITL that a number of workers gives a demand, disaggregated or aggregated.
 
-**Assumptions.** The service is in a steady state. Requests arrive independently at a constant rate; the
-number of arrivals has variance over mean b (``Demand.burstiness``; 1 is Poisson). Prompt and answer lengths
-are independent draws from the measured histograms. Workers of a role are alike; their step times are those
-of the profile, times the corrections (``corrections.py``).
+**Assumptions.** The service is in a steady state. Requests arrive at a constant mean rate. Of their
+irregularity two moments are used: b, the variance over the mean of the number of arrivals in one metric
+pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisson. b is measured around the
+mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
+than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
+interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_load.py``).
+Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
+their step times are those of the profile, times the corrections (``corrections.py``).
 
-**Disaggregated.** The prefill pool is a multi-server queue with batches (``prefill_model.py``), each of N
-decode workers the infinite-server model of ``decode_model.py`` with 1/N of the requests. The two are taken
+**Disaggregated.** The prefill pool is a multi-server queue with batches (``prefill_model.py``), each of c
+decode workers the infinite-server model of ``decode_model.py`` with 1/c of the requests. The two are taken
 to be independent, and
 
-    TTFT = wait for a prefill worker + own prefill + transfer + 2.5 decode steps
-    transfer = a fixed part (ms) + a part for each token of the prompt
+    TTFT = wait for a prefill worker + own prefill + transfer + 2.5 mean decode steps
+    own prefill = fixed cost of a step + own (``workload.py``), as if the prompt were alone in its step
+    transfer    = a fixed part (ms) + a part for each computed token of the prompt
 
 The percentile of the TTFT comes from the distributions of the wait and of the prompt lengths; the transfer
 of its tokens is part of a prompt's own time, the decode steps count with their mean. Where decode workers
-take turns (round-robin) each gets every N-th request, which smooths bursts: b counts as b/N. Where each
-request draws a worker at random it stays b.
+take turns (round-robin) each gets every c-th request, which smooths bursts: b counts as b / c there, also
+below 1. Where each request draws a worker at random it stays b, an upper bound: drawing thins bursts.
 
-**Aggregated.** One pool does both: TTFT and ITL are those of ``decode_model.py`` with prompts.
+**Aggregated.** One pool does both: TTFT and ITL are those of ``decode_model.py`` with prompts, each worker
+with 1/c of the requests. b or b / c counts in their ITL only: the wait of their prompts is taken for that of
+Poisson arrivals at each worker, however requests are routed.
 
-**Percentiles.** The chance P(time > limit) is computed directly; ``predict`` inverts it by doubling and
-halving to 0.5 %.
+**Percentiles.** chance(time > limit) is computed directly; ``predict`` inverts it, upwards from the mean by
+half again until the limit is kept, then by halving to 0.5 %.
 
-**Sources.** Little's law, Erlang's C, Kingman's bound, Allen and Cunneen are named where they are used;
-steps are those of ``core/engine/timing.py``; the transfer is that of Dynamo's mocker. Their combination is
-this project's own: Dynamo's planner works with means (``formula.py``).
+**Sources.** Named where they are used; the steps are those of ``core/engine/timing.py``, the transfer is
+that of Dynamo's mocker. The combination is this project's own: Dynamo's planner works with means
+(``formula.py``).
 
 **Where it is wrong.** It knows no transients: a backlog after a surge lasts longer than the steady state
-says (``backlog.py`` adds what waits). Requests that no engine can serve (longer than the context) distort
-it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and ``decode_model.py``.
+says (``backlog.py`` adds the prompts that wait). Requests that no engine can serve (longer than the context)
+distort it when they are counted as demand. Measured errors stand in ``prefill_model.py`` and
+``decode_model.py``.
 """
 
 from __future__ import annotations
@@ -65,8 +73,8 @@ class ServiceModel:
     """The workers of a service; without a ``prefill`` kind it is aggregated.
 
     ``is_evenly_routed``: decode workers take turns (round-robin); else each request draws one at random. A
-    hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each token of the prompt; the defaults
-    are those of ``core/engine/hand_off.py``.
+    hand-off takes ``transfer_ms`` plus ``transfer_ms_per_token`` for each computed token of the prompt; the
+    defaults are those of ``core/engine/hand_off.py``.
     """
 
     decode: WorkerKind
@@ -155,7 +163,10 @@ class SteadyState:
         return self.prefill_waiting(workers.prefill).chance_over(room_ms, self.service.transfer_ms_per_token)
 
     def least_chance_of_ttft_over(self, limit_ms: float, decode_workers: int) -> float:
-        """Return the part that any number of prefill workers leaves: no prompt waits for one."""
+        """Return the part of the requests whose TTFT exceeds the limit even with unlimited prefill workers.
+
+        No prompt waits then: its computing, the transfer and the decode steps remain.
+        """
         decoding = self.decode_batch(decode_workers)
         if self.is_aggregated:
             return decoding.chance_of_ttft_over(limit_ms)
