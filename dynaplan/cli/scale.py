@@ -34,14 +34,20 @@ ATTEMPTS = 5
 @click.option(
     "--timeout", type=click.FloatRange(0.0), default=120.0, show_default=True, help="Seconds to wait."
 )
-def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: float) -> None:
+@click.option("--yes", is_flag=True, help="Allow decode=0, with which no request is answered.")
+def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: float, yes: bool) -> None:
     """Set the number of workers of a role: decode or prefill. The planner goes on from there.
 
     The present number again tries workers that have failed once more.
     """
     found = connect(namespace)
     wanted = dict(_parsed(text, found) for text in counts)
-    asyncio.run(_scale(found.namespace, wanted, timeout if wait else 0.0))
+    if wanted.get(Role.DECODE) == 0 and not yes:
+        raise ConfigError(
+            "decode=0 leaves no worker that answers requests",
+            hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
+        )
+    asyncio.run(_scale(found.namespace, wanted, timeout if wait else 0.0, _planners_part(found)))
 
 
 def _parsed(text: str, found: RunningDeployment) -> tuple[Role, int]:
@@ -65,7 +71,26 @@ def _scaled_components(found: RunningDeployment) -> dict[str, Role]:
     return {entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled}
 
 
-async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float) -> None:
+def _planners_part(found: RunningDeployment) -> str:
+    """Return what the planner may do to the counts afterwards; empty when no planner scales."""
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.options.planner import settings_of
+    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+
+    planner = next((each.component for each in found.workers if each.role is Role.PLANNER), "")
+    if not planner:
+        return ""
+    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    settings: PlannerSettings = settings_of(section_options(config, planner))
+    if settings.no_operation:
+        return ""
+    return (
+        f"The planner decides every {settings.adjustment_interval_s:g} s and may change that again. "
+        "To keep it, serve with --Planner.no-operation=true."
+    )
+
+
+async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float, note: str) -> None:
     from dynaplan import wiring
 
     store = wiring.connect_store()
@@ -74,6 +99,8 @@ async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float) -
         decision_id = await _write(store, namespace, wanted)
         said = ", ".join(f"{role.value}={number}" for role, number in wanted.items())
         click.echo(f"asked for {said} (decision {decision_id})")
+        if note:
+            click.echo(note)
         if timeout_s and not await _carried_out(store, namespace, decision_id, timeout_s):
             raise TemporaryError(
                 f"not carried out within {timeout_s:g} s", hint="`dynaplan status` shows how far it is."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.cli.overriding import ServeCommand, refuse_model
 from dynaplan.domain.settings.worker import ProcessSettings
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OverridingCommand,
+    cls=ServeCommand,
     name="serve",
     short_help="Run a graph until Ctrl-C.",
     epilog="Any option of a service: --Service.key=value",
@@ -89,6 +90,7 @@ def command(
     from dynaplan.sdk.resolve import resolve_graph
     from dynaplan.sdk.validation import unused_common, validate_config
 
+    refuse_model(graph)
     directory = (working_dir or default_working_dir(graph)).resolve()
     if not directory.is_dir():
         raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
@@ -102,16 +104,17 @@ def command(
     if service_name:
         spec = only_service(spec, service_name)
     # After the checks that raise: a warning about an option would only distract from an error in it.
-    warn(warnings + check_settings(loaded, spec, config))
+    frontend = config.get("Frontend", {})
+    host = host or str(frontend.get("host") or "127.0.0.1")
+    warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
     if dry_run:
         click.echo(dry_run_text(config))
         click.echo(gpu_map(spec, gpus))
         return 0
-    frontend = config.get("Frontend", {})
     options = ServeOptions(
-        host=host or str(frontend.get("host") or "127.0.0.1"),
+        host=host,
         port=int(frontend.get("port") or 8000) if port is None else port,
         gpus=gpus,
         circus_tcp=circus_tcp,
@@ -127,6 +130,24 @@ def warn(warnings: Sequence[str]) -> None:
     """Print warnings to stderr."""
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
+
+
+def exposed(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
+    """Return a warning when others can reach the address and no key is asked for."""
+    if api_key or frontend.get("api-key") or frontend.get("api_key") or is_loopback(host):
+        return []
+    return [
+        f"--host {host} without an API key: whoever reaches this machine can use the service; "
+        "set DYNAPLAN_API_KEY to ask for a key"
+    ]
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches that address."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def default_working_dir(graph: str) -> Path:

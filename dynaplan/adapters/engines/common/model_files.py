@@ -24,6 +24,9 @@ MODEL_KINDS: Mapping[str, str] = {
 CONFIG_FILES = ("config.json", "params.json")
 """Either makes a directory a model: Hugging Face's, and Mistral's own."""
 
+OPTION = "--Common.model=PATH"
+"""The way to name a model on the command line."""
+
 GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = range(1, 16)
 GGUF_HEADER_BYTES = 24
@@ -59,7 +62,7 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
     if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
         return model
     path = directory / Path(model).expanduser()
-    if MODEL_KINDS[engine] is GGUF_FILE or is_path(model) or _exists(path):
+    if is_path(model) or _exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
         return str(path.resolve() if ".." in path.parts else path)
     return model
 
@@ -78,6 +81,11 @@ def is_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith(".gguf") or _exists(Path(model))
 
 
+def is_hub_name(model: str, path: Path) -> bool:
+    """Tell whether this can only be ``org/name`` on the hub: there is no such path, nor its directory."""
+    return "/" in model and HUB_NAME.fullmatch(model) is not None and not _exists(path.parent)
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -92,7 +100,10 @@ def _wrong(model: str, fault: str, hint: str) -> ConfigError:
 def _check_gguf(model: str, path: Path) -> None:
     expected = f"Engine llamacpp takes the path of {GGUF_FILE}."
     if not path.exists():
-        raise _wrong(model, "does not exist", f"{expected}{_others(path)}")
+        if not is_path(model) and is_hub_name(model, path):
+            hint = f"Download one and write {OPTION}. Engine vllm takes names on the hub: -f vllm.yaml."
+            raise _wrong(model, "does not exist", f"{expected} {hint}")
+        raise _wrong(model, "does not exist", f"{expected}{_others(path) or f' Write {OPTION}.'}")
     if path.is_dir():
         raise _wrong(model, "is a directory", f"{expected}{_inside(path)}")
     with path.open("rb") as file:

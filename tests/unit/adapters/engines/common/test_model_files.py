@@ -197,3 +197,19 @@ def test_a_path_becomes_absolute_and_a_name_stays(tmp_path: Path, monkeypatch: p
 )
 def test_the_public_name_of_a_path_is_its_last_part(engine: str, model: str, name: str) -> None:
     assert public_name(engine, model) == name
+
+
+def test_a_model_that_is_nowhere_is_answered_with_the_option_that_names_it(tmp_path: Path) -> None:
+    assert "Write --Common.model=PATH." in refusal("llamacpp", str(tmp_path / "model.gguf"))
+
+
+def test_a_name_on_the_hub_is_no_path_for_llamacpp(tmp_path: Path) -> None:
+    name = absolute_path("llamacpp", "Qwen/Qwen3-0.6B", tmp_path)
+    assert name == "Qwen/Qwen3-0.6B"
+    message = refusal("llamacpp", name)
+    assert "names on the hub" in message
+    assert str(tmp_path) not in message
+    assert "--Common.model=PATH" in message
+    assert "-f vllm.yaml" in message
+    (tmp_path / "Qwen").mkdir()
+    assert absolute_path("llamacpp", "Qwen/Qwen3-0.6B", tmp_path) == str(tmp_path / "Qwen/Qwen3-0.6B")

@@ -1,0 +1,52 @@
+"""``dynaplan serve`` before anything starts: what it warns of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dynaplan.cli.main import group
+
+WITHOUT_KEY = "without an API key"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
+    for name in ("DYNAPLAN_API_KEY", "DYNAMO_HOST", "DYNAMO_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def dry_run(*arguments: str) -> str:
+    command = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--dry-run", "--gpus", "2", *arguments]
+    result = CliRunner().invoke(group, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("arguments", [["--host", "0.0.0.0"], ["--host", "::"], ["--Frontend.host=10.0.0.1"]])
+def test_an_address_that_others_reach_without_a_key_is_warned_of(arguments: list[str]) -> None:
+    text = dry_run(*arguments)
+    assert f"Warning: --host {arguments[-1].rpartition('=')[2]} {WITHOUT_KEY}" in text
+    assert "DYNAPLAN_API_KEY" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--host", "localhost"],
+        ["--host", "127.0.0.2"],
+        ["--host", "::1"],
+        ["--host", "0.0.0.0", "--api-key", "secret"],
+        ["--host", "0.0.0.0", "--Frontend.api-key=secret"],
+    ],
+    ids=" ".join,
+)
+def test_no_other_address_is(arguments: list[str]) -> None:
+    assert WITHOUT_KEY not in dry_run(*arguments)
