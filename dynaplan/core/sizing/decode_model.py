@@ -51,7 +51,7 @@ therefore also 1 + n + h > request slots, or (1 + n) ctx + h sqrt(E[ctx^2]) > KV
 **ITL of an answer** of S steps is the mean over its steps, so fluctuations average out:
 
     Var(ITL | S) = slow A(S / t) + fast / S,   A(u) = 2 (u - 1 + exp(-u)) / u^2
-    chance(ITL > limit) = sum over answer lengths of share x NormalTail((limit - x) / (MARGIN deviation))
+    chance(ITL > limit | S) = NormalTail((limit - x) / (MARGIN sqrt(Var(ITL | S))))
     slow = ((limit - x) / z)^2 / (1 - e)   with z from   growth(z) = limit - x
     t    = E[S^2] / (2 E[S]) / (1 - e) steps
     fast = CLUSTERS r x (Var(own) + b (m^2 + 2 f m + (1 - p) f^2)) / ((1 - r m)^2 (1 - e))    aggregated
@@ -62,8 +62,10 @@ that reaches the limit; on a straight one it is (growth(1))^2 / (1 - e). growth 
 straight between them; z is straight on below the first and beyond the last. Its correlation dies away over
 t, the mean rest of an answer; A is the variance left of an exponentially correlated process after averaging
 over u correlation times. *fast* is the variance of one step by its prompts: their lengths, their number,
-and whether there is one (r x for p, an upper estimate). It is taken to be independent from step to step;
-that long steps gather more prompts, so that a long one follows, is what ``CLUSTERS`` stands for.
+and whether there is one (an upper estimate: exactly, 2 f m has the factor 1 - p too, and f^2 has p (1 - p)
+for r x (1 - p)). It is taken to be independent from step to step; that long steps gather more prompts, so
+that a long one follows, is what ``CLUSTERS`` stands for. The chance for all answers is the mean over the
+lengths of answers with a decode step, by their shares.
 
 **TTFT on an aggregated worker** = wait + own computing. A prompt of i tokens computes for
 

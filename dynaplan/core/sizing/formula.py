@@ -4,8 +4,8 @@ Source: Dynamo's "SLA Planner" guide and "Planner Design", section "Scaling Algo
 over one adjustment interval; nothing queues, and the TTFT target is not looked at.
 
 Symbols: ``rate`` in requests/s; ISL and OSL, mean prompt and answer in tokens; P(ISL) and D(itl, context),
-the profile's prefill and decode throughput in tokens/s per GPU; g, GPUs of one worker; c_p and c_d,
-correction factors (below).
+the profile's prefill and decode throughput in tokens/s per GPU (not the D of ``decode_model.py``, which
+is a time); g, GPUs of one worker; c_p and c_d, correction factors (below).
 
     prefill = ceil(rate ISL min(1, c_p) / P(ISL) / g)
     decode  = ceil(rate OSL / D(itl_target / c_d, ISL + OSL/2) / g)
@@ -16,7 +16,7 @@ mean context of a request that is half answered.
 **Corrections**, measured over expected, replaced (not smoothed) after every interval:
 
     c_p = TTFT measured / TTFT of a prompt of mean length alone on an engine
-    c_d = ITL measured / ITL of the profile at the measured concurrency
+    c_d = ITL measured / ITL of the profile at the measured concurrency and the context ISL + OSL/2
 
 The concurrency of one worker is requests/s x duration / workers (Little's law; duration is the whole time
 of a request, in seconds). A high c_p comes from queueing, which more workers cure, so only c_p < 1 counts:
@@ -35,11 +35,11 @@ with
     s < 1   and   rate OSL / N / g <= (1 - s) D((1 - s) itl_target / c_d, ISL + OSL/2)
 
 P is that of an engine of the aggregated worker's size. The expected ITL of c_d is likewise divided by 1 -
-s, s being there the measured requests/s of a worker x TTFT of a prompt alone (seconds) x min(1, c_p). The
-two profiles count a step's fixed cost for prompts and for decoding. Held against simulated aggregated
-workers (tests/unit/core/sizing/test_formula.py) the mean ITL keeps its target to within a few per cent near
-the edge between two sizes (21.3 ms at the median for a target of 20 ms, at 40 requests/s), with at most a
-worker to spare.
+s, s being there the measured requests/s of a worker x TTFT of a prompt alone (seconds) x min(1, c_p). Held
+against simulated aggregated workers (tests/unit/core/sizing/test_formula.py) the mean ITL keeps its target
+to within a few per cent near the edge between two sizes (``simulate``: 21.3 ms at the median for a target
+of 20 ms, at 40 requests/s), with at most a worker to spare: a step's fixed cost is counted twice, for its
+prompts and for its decoding.
 
 **Where it is wrong.** Means hide heavy tails and bursts; without queues a pool at 100 % counts as enough;
 the grid of the profile is 1 % of KV usage wide. Where the original fails, this does not: no traffic is no
