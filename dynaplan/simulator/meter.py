@@ -74,7 +74,10 @@ class TrafficMeter:
         return seen
 
     def _dispersion(self) -> float | None:
-        """Return the variance of the arrivals per pull over their mean; None for few pulls, or no arrival."""
+        """Return the variance of the arrivals per pull over their mean; None for few pulls, or no arrival.
+
+        A pull is made every ``metric_pulling_interval_s`` of the planner's settings.
+        """
         pulls, arrivals = self._pulls, self._pulled
         if pulls < FEWEST_PULLS or not arrivals:
             return None

@@ -68,7 +68,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Slo:
-    """The service level objective of a request: the largest TTFT and mean ITL, both in ms."""
+    """The service level objective of a request: the largest TTFT and mean ITL, both in ms.
+
+    The mean ITL of a request is the time from its first to its last token over its output tokens less one.
+    """
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -144,7 +147,8 @@ class Windows:
 class Outcome:
     """The requests that have ended, against an SLO.
 
-    A request of one output token has no ITL and meets that target. ``lost`` were never answered.
+    A request of one output token has no ITL and meets that target. ``lost`` is the number never answered: no
+    engine could serve them, the frontends refused them, or they were left at the end.
     """
 
     slo: Slo

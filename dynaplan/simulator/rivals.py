@@ -37,7 +37,7 @@ HPA_UP_WORKERS = 4
 """The most workers added in one sync, unless ``HPA_UP_FACTOR`` allows more."""
 
 HPA_UP_FACTOR = 2.0
-"""The most times the workers of before after one sync."""
+"""The largest multiple of the workers that a sync may ask for, unless ``HPA_UP_WORKERS`` allows more."""
 
 HPA_METRICS = {Role.PREFILL: "queue per prefill worker", Role.DECODE: "KV usage of the decode workers"}
 """The metric of each role's pool, in words."""

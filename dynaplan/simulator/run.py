@@ -42,9 +42,10 @@ class Policy(Protocol):
 class Verdict:
     """The oracle's knowledge of its own result.
 
-    ``is_slo_met``: at least ``percentile`` per cent of the requests meet the TTFT target, and as many the ITL
-    target. ``lower_bound_gpu_hours``: no schedule that meets the SLO takes less; None where it is unknown,
-    for the reason in ``no_lower_bound``.
+    ``is_slo_met``: at least ``percentile`` per cent of the requests, lost ones included, meet the TTFT
+    target, and as many the ITL target. ``lower_bound_gpu_hours``: no schedule that meets the SLO takes less,
+    as far as ``oracle.lower_bound`` proves it; None where it is unknown, for the reason in
+    ``no_lower_bound``.
     """
 
     percentile: float
@@ -54,7 +55,8 @@ class Verdict:
 
 
 LONGEST_TAIL_S = 3600.0
-"""Seconds after the last arrival in which the policy still looks; requests unanswered by then are lost."""
+"""Seconds after the last arrival in which the policy still looks, while requests are unanswered. After that,
+the workers of that moment answer the rest; a request that they cannot answer is lost."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The whole service in virtual time: arrivals, routing, prefill queue, hand-offs, workers that come and go.
 
 This is a discrete-event simulation. Events are arrivals, ends of prefill steps, hand-offs and workers that
-become ready, in order of time. Decode engines have no events of their own: worker is advanced to the present
+become ready, in order of time. Decode engines have no events of their own: one is advanced to the present
 when its state is asked for (by the router, a metric pull, the end of a drain), because between such questions
 nothing changes it. So thousands of decode steps cost one call.
 """

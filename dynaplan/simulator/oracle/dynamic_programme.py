@@ -1,23 +1,27 @@
 """The first schedule: a dynamic programme over windows and numbers of workers, with a price for each miss.
 
-At prices (a, b), in GPU-seconds for a request that misses the TTFT target and the ITL target, a pool's
-schedule costs
+For one pool, with the package's symbols without the role (g, s, n(w)); ``price_t`` and ``price_i`` are the
+prices, in GPU-seconds, of a request that misses the TTFT target and the ITL target; ``ttft(w, n)`` and
+``itl(w, n)`` are the misses among the requests of window w when n workers serve, from the table that
+``miss_table`` makes by the quick model; ``drain`` is an estimate of the seconds that a worker takes to leave,
+paid at its start. A pool's schedule costs the sum over w of own(w, n(w)), and over w > 0 of
+rise(w, n(w - 1), n(w)), with
 
-    sum over w of g * n(w) * length(w) + a * ttft(w, n(w)) + b * itl(w, n(w))
-    + sum over w > 0 of g * max(0, n(w) - n(w - 1)) * (min(s, begin(w)) + drain)
+    own(w, n)     = g * n * length(w) + price_t * ttft(w, n) + price_i * itl(w, n)
+    rise(w, k, n) = g * max(0, n - k) * (min(s, begin(w)) + drain)
 
-with ``ttft`` and ``itl`` the misses of window w when n workers serve, from the table that ``miss_table``
-makes by a pool's quick model. Each term depends on one window or on two neighbours, so the least is found
-window by window:
+Each term depends on one window or on two neighbours, so the least is found window by window:
 
-    best(w, n) = own(w, n) + min over m of best(w - 1, m) + rise(w, m, n)
+    best(0, n) = own(0, n)
+    best(w, n) = own(w, n) + min over k of ( best(w - 1, k) + rise(w, k, n) )
 
-in time proportional to the number of windows times levels: the cost of a rise is linear in n - m, so that the
-best m below n is known from the best one below n - 1.
+in time proportional to the number of windows times levels: the cost of a rise is linear in n - k, so that the
+best k below n is known from the best one below n - 1.
 
-What the table leaves out: a window's misses depend on the windows before it (a queue, a batch). It is made
-for blocks of windows at constant n, each begun some windows earlier at the same n; the local search, which
-models every change in its place, mends the rest. The search for prices is ``SchedulePlanner``'s.
+What this leaves out: a gap in the levels of at most s is charged a start, although ``filled`` closes it
+afterwards. A window's misses depend on the windows before it (a queue, a batch), but the table is made for
+blocks of windows at constant n, each begun some windows earlier at the same n. The local search, which models
+every change in its place on filled levels, mends both. The search for prices is ``SchedulePlanner``'s.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ all below every request is taken to miss."""
 
 @dataclass(frozen=True)
 class Prices:
-    """The GPU-seconds that one request may cost to be saved from missing the TTFT target, or the ITL
-    target."""
+    """The GPU-seconds that one request may cost to be saved from missing the TTFT target, or the ITL target:
+    ``price_t`` and ``price_i`` of the module's formulas."""
 
     ttft: float
     itl: float

@@ -1,24 +1,32 @@
 """A local search: changes of a schedule in one place, kept where they pay on the quick models.
 
 A pool's schedule is a staircase: stretches of windows with the same number of workers, and edges between
-them. The changes tried are
+them. Levels are filled after every change, and no change may need GPUs that the box lacks. Those tried are
 
 - an edge 1, 2, 4, 8 or 16 windows earlier or later, whole or by one worker;
 - a stretch, or a half, third or quarter of it, with one worker less; a whole stretch with one more;
 - one worker more for 1, 3 or 6 windows around each of the 8 windows that miss most.
 
-Three passes use them:
+Three kinds of round use them:
 
-- ``sweep`` goes through all changes once and makes those whose change of cost is negative at the prices,
-  GPU-seconds + a * (misses of TTFT) + b * (misses of ITL), by at least ``LEAST_GAIN_S``;
+- ``sweep`` goes through all changes once and makes each at which GPU-seconds + TTFT price * TTFT misses + ITL
+  price * ITL misses falls, by at least ``LEAST_GAIN_S``;
 - ``repair`` makes an infeasible schedule feasible: the changes that save the most excess misses for a
   GPU-second first;
 - ``squeeze`` spends what is left of the misses that may be: the changes that save most for their part of it
   first.
 
-A change is modelled from its first window until the misses of a window are what they were before
-(``FELT_PART``), and abandoned before where that cannot pay any more (``Bearable``). Its gain is exact on the
-quick models, but for what is below ``FELT_PART``; so the whole schedule is modelled afresh after every pass.
+A change is modelled from its first window through the ``settle_windows`` after its last one, and on until the
+misses of a window are what they were before (``FELT_PART``), for at most ``MOST_FELT_WINDOWS`` more. A change
+that saves GPU-seconds (drains not counted) is abandoned in between, at the first window after which the
+misses that it adds so far, of either target by itself, are more than
+
+    in ``sweep``    ``HOPELESS`` * the GPU-seconds saved / the price of that miss
+    in ``squeeze``  the misses that were left to spend when the round began
+    in ``repair``   -1: only more workers are looked for, and what saves GPU-seconds must mend both targets
+
+A change that costs GPU-seconds is never abandoned. Gains are exact on the quick models, but for what is below
+``FELT_PART``; so the whole schedule is modelled afresh after every round.
 """
 
 from __future__ import annotations
@@ -44,7 +52,8 @@ HOPELESS = 1.5
 because misses in one window are sometimes made good in the next."""
 
 NONE_BEARABLE = Misses(-1, -1)
-"""The bearable misses of a change that must not save GPU-seconds at all."""
+"""The bearable misses of a change that saves GPU-seconds, in ``repair``: it is abandoned, mostly at its first
+window, unless it has saved a miss of each target by then."""
 
 Bearable = Callable[[float], Misses]
 """GPU-seconds that a change saves -> the most misses that it may add before it is abandoned."""
@@ -62,10 +71,10 @@ LEAST_GAIN_S = 0.5
 """The least gain of a change, in GPU-seconds: below it, rounding to looks of a second outweighs it."""
 
 WEIGHTS = {Role.PREFILL: 0.15, Role.DECODE: 1.0}
-"""The time to model a request in a pool, relative to the decode pool."""
+"""The effort to model a request in a pool: its computing time relative to the decode pool's."""
 
 WINDOW_COST = 8
-"""The time to model an empty window, in requests: copies of the state."""
+"""The effort to model an empty window, in requests: the state is copied."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,7 @@ class LocalSearch:
 
     @property
     def spent(self) -> float:
-        """The effort so far: requests that were modelled, weighted by role."""
+        """The effort so far: requests modelled, and ``WINDOW_COST`` for each window, times ``WEIGHTS``."""
         return sum(WEIGHTS[role] * pool.modelled for role, pool in self.pools.items())
 
     @property
@@ -310,7 +319,7 @@ def _excess(total: Misses, allowed: Misses) -> int:
 
 
 def _use(change: Misses, allowed: Misses) -> float:
-    """Return the part of the allowed misses that a change takes, of both targets together."""
+    """Return the parts of the allowed misses of TTFT and of ITL that a change takes, added up."""
     return max(0, change.ttft) / max(1, allowed.ttft) + max(0, change.itl) / max(1, allowed.itl)
 
 

@@ -1,30 +1,64 @@
 """A lower bound: the GPU-hours that every schedule takes which meets the SLO.
 
+SYMBOLS, beside the package's: c, the context of a request, its prompt and half of its answer, in tokens; L,
+the ITL target in ms; K, the KV tokens that one decode worker holds; B, its slots. A step is a decode step.
+
 The problem (see the package's page) is relaxed until its minimum can be added up:
 
 - Workers are divisible, start for nothing, and are there when there is work, but for one worker of each role
   over the whole trace, which constraint and objective ask for.
-- Work waits for nothing: no queue, no limit of KV blocks between requests. Each request costs the
-  worker-seconds that are the least in any batch:
+- Work waits for nothing: neither for a worker nor for KV blocks or slots that other requests hold. A batch is
+  limited all the same. Each request costs the worker-seconds that are the least in any batch:
 
-    prompt:  T(prompt) - T(0), its marginal time, plus T(0) / P, its share of a step's fixed time T(0)
-             when the step holds as many prompts as a prefill worker ever does, P (0 for aggregated workers)
-    answer:  steps * min over batches b of D(b, b * context) / b, over the batches whose step keeps the ITL
-             target; ``context`` is the mean context of the request while it decodes
+    prompt:  T(prompt) - T(0), its own part of a step, plus T(0) / P: a step holds at most P prompts, and all
+             of them pay its fixed part together. Without prefill workers T(0) / P is left out: a step
+             that decodes too pays only the part of T(0) above D(1, 0), which may be none
+    answer:  steps * min over batch sizes b of D(b, b * c) / b, for b = 1 and for every b that fits the slots
+             (b <= B) and the KV (b * c <= K) and keeps the ITL target (D(b, b * c) <= L)
 
-- Only requests that must be served well within the trace count: the M dearest prompts are left out, as many
-  as may miss TTFT, and the 2 M dearest answers, as many as may miss either target. So are requests that could
-  be served after the last arrival, where GPU-hours are no longer counted.
+- Only requests that must be served before the last arrival count, as GPU-hours count no further: a prompt
+  with arrival + TTFT target <= last arrival, and an answer with arrival + TTFT target + steps * L <= last
+  arrival. Each counts wholly or not at all. Meeting its targets, such a request has all this work done by
+  then.
+- Of these, the M dearest prompts are left out, as many as may miss TTFT, and the 2 M dearest answers, as many
+  as may miss either target: whichever requests miss, the others cost no less.
 
 Then GPU-hours >= sum over roles of g_r * max(length of the trace, work of role r) / 3600, where aggregated
 workers do both kinds of work.
 
+WHY NO BATCH IS CHEAPER, where D(b, kv) = d0 + d1 b + d2 kv. Let v = d1 + d2 c be a request's own ms of a
+step; a step with requests i takes x = d0 + sum of v_i. Share x among them in one of three ways:
+
+    ITL:    v x / (x - d0)     all shares are x together, whatever the others' contexts
+    KV:     v + d0 c / K       all shares are at most x, since the sum of the c_i is at most K
+    slots:  v + d0 / B         likewise, since at most B decode
+
+The ITL target is one on the mean of an answer's steps: some may be longer. But v x / (x - d0) is convex and
+falls in x, so by Jensen's inequality its mean over the answer is at least its value at the mean step, which
+is at most L: v L / (L - d0). Mixing long and short steps saves nothing. With b = (L - d0) / v, b = K / c and
+b = B, each share is D(b, b c) / b: the formula above, which takes the smallest b, so the largest share.
+
 WHERE IT HOLDS
 
-In a real batch contexts differ. That an uneven batch is not cheaper than even ones follows where D(b, kv) is
-linear in b and kv (the cost of a token is then an average over the batch), which measured profiles nearly
-are. It does not hold for a trace whose prompts share prefixes: b is limited by the KV blocks of b separate
-contexts, but requests that share blocks fit into larger, cheaper batches. Such a trace gets no bound.
+The prompts' part holds for every T that does not fall with t. The answers' part is proven only as far as
+the argument goes:
+
+- D is linear, which fitted profiles are and measured ones nearly; not the mocker's polynomial.
+- One of the three limits is the narrowest for all answers. Each way of sharing bounds the sum over all
+  answers, but the formula takes the largest share answer by answer. Where short contexts fill the slots and
+  long ones the KV, a batch of both may be cheaper: on ``h200-bf16`` with 256 slots, L = 50 and contexts of
+  512 and 5888 tokens in equal parts, the bound of the decode work is 6 % too high. Only d0's part is
+  concerned.
+- v is constant. It grows along an answer, and an answer with its long steps at its end, where v is largest,
+  pays less of d0: by 0.3 % when it is half as long as its prompt, by 1/9 at most.
+- b may be a fraction. The formula takes whole ones, and is too high by less than d0 / b^2 ms a token.
+
+It does not hold, and is printed all the same, where decode workers compute some prompts of a deployment with
+prefill workers (``DisaggregationSettings`` that are conditional or limit the queue): prefill workers may then
+have less work than is counted. With jitter of the step times it holds on average only. Prompts that share
+prefixes get no bound: b <= K / c takes the contexts of a batch to be separate, but requests that share blocks
+fit into larger, cheaper batches. A prompt with block hashes counts as one that may share, if the engine that
+computes prompts caches prefixes.
 """
 
 from __future__ import annotations
@@ -42,7 +76,8 @@ NO_LOWER_BOUND = "the prompts share prefixes, and shared KV blocks allow larger 
 """The reason why a trace with prefix hashes has no lower bound."""
 
 CONTEXT_BITS = 8
-"""Binary digits of a context, in tokens, that share one cost of a token: contexts are told apart by 256."""
+"""Binary digits of a context, in tokens, that share one cost of a token: contexts are rounded down to
+multiples of 256, where a token costs no more as long as D rises with kv, so the bound stays one."""
 
 
 def least_gpu_hours(arrays: TraceArrays, settings: ServiceSettings, percentile: float) -> float:
@@ -76,7 +111,12 @@ def _without_dearest(costs: Iterable[float], spared: int) -> float:
 
 
 class _TokenCosts:
-    """The least worker-seconds of one decoded token, by the context of its request."""
+    """The least worker-seconds of one decoded token, by the context of its request.
+
+    Where not even a batch of 1 keeps the ITL target, a token costs what it does in a batch of 1. Such
+    requests miss anyway, and the sum without the 2 M dearest is at most the sum without the requests that
+    miss.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._engine: EngineSettings

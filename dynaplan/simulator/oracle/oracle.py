@@ -24,10 +24,11 @@ DEFAULT_EFFORT = 12
 """The number of simulations when the user names none: half a minute for 5000 to 8000 requests."""
 
 FIRST_SEARCH = 6.0
-"""The effort of the search for the first schedule: passes of the trace through the models per simulation."""
+"""The search for the first schedule may take this many passes (see the package's page), times the number of
+simulations that the user allows: 72 by default."""
 
 NEXT_SEARCH = 2.0
-"""The effort of every later search, in the same unit: it begins near its end."""
+"""Every later search may take this many passes, times the same number: it begins near its end."""
 
 FIRST_STATICS = 3
 """The most static schedules simulated before the search; the models are tuned after each that fails."""
@@ -36,23 +37,25 @@ LAST_STATICS = 4
 """The most static schedules simulated after the search."""
 
 DOUBT = 1.0
-"""A static schedule is simulated although the models say that too many requests miss, while these are at most
-this multiple of the requests that may miss: the models may be wrong by as much."""
+"""A static schedule is still simulated where the models count at most M * (1 + DOUBT) misses of either
+target: they may be wrong by as much."""
 
 SHAKES = (1 / 3, 3.0)
-"""The factors on the prices with which a search begins that would else find the same schedule again."""
+"""The factors on the prices with which a search begins, one for each time that the search before it found a
+schedule simulated already. Each is used once; when both are used up, the next such find is the end."""
 
 TUNING = (0.25, 4.0)
 """The least and the largest limit of the quick models, as multiples of the targets: beyond, a model is wrong
-in another way than its limit."""
+in another way than its limit. Even within, tuning fits the number of misses, not which requests miss."""
 
 
 @dataclass(frozen=True)
 class OracleOptions:
     """The SLO's percentile, and the time to spend.
 
-    ``effort`` is the largest number of simulations, and in proportion the search between them; up to
-    ``LAST_STATICS`` more simulate static schedules at the end.
+    ``effort`` is the largest number of simulations, the first static ones included, and in proportion the
+    search between them (``FIRST_SEARCH``, ``NEXT_SEARCH``); up to ``LAST_STATICS`` more simulate static
+    schedules at the end.
     """
 
     percentile: float = 95.0
@@ -64,8 +67,9 @@ class Oracle:
     """The best schedule found, and its simulation.
 
     ``schedule`` has the moments, in seconds, and the workers wanted from each on, starting ones too. Where no
-    simulated schedule meets the SLO, it is the one with the most requests that meet both targets, then with
-    the least GPU-hours. ``simulations`` is the number of schedules simulated.
+    simulated schedule meets the SLO (``verdict.is_slo_met``), it is the one with the most requests that meet
+    both targets, then with the least GPU-hours, and its cost is no upper bound. ``simulations`` is the number
+    of schedules simulated.
     """
 
     result: Result
@@ -213,7 +217,10 @@ class _Finder:
         return max(0, missed.ttft - self._may_miss, missed.itl - self._may_miss)
 
     def _tune(self, simulated: _SimulatedSchedule) -> None:
-        """Set the models' limits such that they count as many misses as the simulation had."""
+        """Set the models' limits such that they count as many misses as the simulation had.
+
+        Lost requests, which the models do not have, and TTFT misses of waiting to decode are taken off first.
+        """
         count, lost = len(self._arrays.arrival_s), self._arrays.lost
         log = MissLog(ttft_s=array("d", bytes(8 * count)), itl_s=array("d", bytes(8 * count)))
         delayed = self._planner.time_requests(simulated.levels, log)

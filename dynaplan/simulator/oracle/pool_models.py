@@ -1,21 +1,27 @@
 """Quick models of one pool of workers: the requests that miss a target, a window at a time.
 
 A model is run window by window from a state, the work that its workers have at the beginning of the window,
-so a change of the schedule is followed from the window where it begins. A request costs microseconds.
+so a change of the schedule is followed from the window where it begins. A request costs microseconds. For
+P, T and D see the package's page.
 
 Prefill (``PrefillModel``). Workers ask for prompts in turns, first come first served, and hold at most P
 each. A step takes all prompts that its worker holds when it begins, and lasts T(0) + the sum of their
-T(prompt) - T(0). A prompt's TTFT is the end of its step - its arrival + hand-off + first decode steps.
+T(prompt) - T(0). A prompt's TTFT is the end of its step - its arrival + ``TraceArrays.rest_s`` (hand-off and
+first decode steps, the same for every schedule).
 
-Decode (``DecodeModel``). TraceArrays go round the workers in turns. A worker's batch of b requests with kv
-tokens of context takes D(b, kv) for each token of each; between two events (a request joins, one ends) the
-steps are taken to be equally long, at the mean kv of that time. A request joins at once where KV tokens and
-slots allow, and waits for an end otherwise. Its ITL is the time from joining to the end over its decode
-steps. An aggregated worker computes the prompt when the request joins, while its batch makes one step.
+Decode (``DecodeModel``). Requests go to the workers in turns, and come at their arrival, as if prefill took
+no time. A step of a worker's batch of b requests with kv tokens of context takes D(b, kv), and gives each of
+them one token. Between two events (a request joins, one ends) the steps are taken to be equally long, at the
+mean kv of that time. A request joins at once where KV tokens and slots allow, and otherwise waits, first come
+first served, for an end; if that wait, its prompt alone and ``rest_s`` exceed the TTFT target, it counts as a
+miss of TTFT, also when the prefill model counts it too. Its ITL is the time from joining to the end over its
+decode steps. An aggregated worker computes the prompt when the request joins, while its batch makes one step;
+the TTFT is the end of that - the arrival.
 
-Left out: paging of KV blocks and preemption, prompts in chunks, the router's choice, the prefill queue's
-limit (every prompt is computed remotely), and waiting of hand-offs. Their effect on the number of misses is
-what ``oracle`` makes up for, by tuning ``LatencyLimits`` to each simulation.
+Left out: paging of KV blocks and preemption, prompts in chunks, the router's choice, refusals, the prefill
+queue's limit (every prompt is computed remotely), and waiting of hand-offs. ``oracle`` makes up for their
+effect on the number of misses, by tuning ``LatencyLimits`` to each simulation; which requests miss it
+cannot correct.
 """
 
 from __future__ import annotations
@@ -37,8 +43,8 @@ KV_BUCKET_BITS = 12
 """Binary digits of KV tokens that share one remembered time of a decode step: one for every 4096 tokens."""
 
 LONGEST_SETTLING_S = 60
-"""The longest time, in seconds, for which a change of a decode pool is always followed: twice a mean
-answer."""
+"""The most seconds for which a change of a decode pool is always followed. Otherwise it is the length of two
+mean answers at the ITL target; rounded up to windows, and one more, this is ``settle_windows``."""
 
 
 @dataclass
@@ -53,8 +59,9 @@ class LatencyLimits:
 class MissLog:
     """Notes of a model as it runs: the numbers of the requests that miss each target.
 
-    ``drain_s`` is the time, in seconds, that workers took to leave, all together. With ``ttft_s`` and
-    ``itl_s`` the latency of every request is noted too, at its number.
+    ``drain_s`` are the worker-seconds, until the last arrival, that decode workers took to leave; prefill
+    workers leave within a step or two, which is not counted. With ``ttft_s`` and ``itl_s`` the latency of
+    every request is noted too, at its number.
     """
 
     ttft: list[int] = field(default_factory=list)
@@ -66,7 +73,7 @@ class MissLog:
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """The numbers of requests that miss each target, and the seconds that workers take to leave."""
+    """The numbers of requests that miss each target, and the worker-seconds that workers take to leave."""
 
     ttft: int = 0
     itl: int = 0
@@ -83,7 +90,8 @@ class PoolModel(Protocol):
     """The workers of one role. A state is the work that they have at the beginning of a window."""
 
     settle_windows: int
-    """The number of windows after a change that are modelled before it may be taken to have ended."""
+    """The number of windows after a change that are modelled before it may be taken to have ended: 1 for
+    prefill, by ``LONGEST_SETTLING_S`` for decode."""
 
     def empty(self) -> Any:
         """Return the state without workers."""

@@ -1,8 +1,9 @@
 """Schedules: the numbers of workers that serve in each window, and the moments to ask for them.
 
 ``Levels`` are the numbers for one role, n(0) ... n(W - 1). To serve from window w on, a worker is asked for
-one start-up time before it. A worker that leaves and is needed again within a start-up time would hold its
-GPUs all the same, so such gaps are ``filled`` first: then every rise is a start, every fall a leave.
+one start-up time before it, rounded down to a whole second. A worker that leaves and is needed again within a
+start-up time would hold its GPUs all the same, so such gaps are ``filled`` first: then every rise is a start,
+every fall a leave, and the package's objective is what the schedule costs (``gpu_seconds``), but for drains.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ class WindowTiming:
         return min(float(self.width_s), self.end_s - window * self.width_s)
 
     def start_s(self, window: int) -> float:
-        """Return the seconds before its first window that a worker is started; not before the trace
-        begins."""
+        """Return the seconds before its first window that a worker is started; not before the trace begins.
+
+        On filled levels a rise is never within the first start-up time, so this is ``startup_s`` there.
+        """
         return min(self.startup_s, float(window * self.width_s))
 
 
 def filled(levels: Sequence[int], timing: WindowTiming) -> Levels:
-    """Return the levels without gaps as short as a start: to leave and come back saves nothing there.
+    """Return the levels without gaps of at most a start-up time: to leave and come back saves nothing there.
 
     Before the trace nothing can be started, so a worker that serves within the first start-up time serves
     from the beginning.
@@ -68,7 +71,7 @@ def gpu_seconds(levels: Sequence[int], timing: WindowTiming) -> float:
 
 
 def held(levels: Sequence[int], window: int, timing: WindowTiming) -> int:
-    """Return the number of workers that serve or start in a window."""
+    """Return the number of workers that serve or start in a window; leaving ones are not counted."""
     ahead = math.ceil(timing.startup_s / timing.width_s)
     return max(levels[window : window + ahead + 1])
 

@@ -3,12 +3,14 @@
 Prices. The misses that a pool makes in the cheapest schedule fall as the price of a miss rises. So the least
 price at which no more than the allowed requests miss is found by bisection on its logarithm, for TTFT and for
 ITL in turns, twice each: the targets influence each other through requests that wait to decode and so miss
-TTFT. At that price a saved GPU-second costs as many misses in every window, which is the condition of a
-minimum.
+TTFT. Were numbers of workers divisible, a saved GPU-second would cost as many misses in every window then,
+the condition of a minimum. As they are whole, the misses fall in jumps as a price rises, and jump past M: the
+schedules in between are the cheapest at no price (the gap of Everett's method). The bisection takes the
+side with at most M misses, and the misses that are left over are spent by ``LocalSearch.squeeze``.
 
 Improvement. The local search sweeps at these prices, and after each sweep both are raised (too many misses)
 or lowered (fewer than allowed) by a factor that begins at 2 and shrinks towards 1.05. The best schedule of
-all sweeps is kept: the least excess of misses first, then the least GPU-seconds.
+all sweeps is kept: the least excess of misses first, then the least GPU-seconds. It is squeezed last.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ PRICE_TURNS = 2
 """The number of times that each target's price is found, the other's being fixed."""
 
 CAP_ROUNDS = 6
-"""The most times that windows are capped, because both pools together want more GPUs than there are."""
+"""The most times that windows are capped, because both pools together want more GPUs than there are. A window
+that still wants too many then stays so: the local search makes no change that takes more there."""
 
 DRAIN_WINDOWS = 2
-"""The windows that a decode worker is taken to need to leave, as long as it is not modelled."""
+"""The windows that a decode worker is taken to need to leave, in the dynamic programme, which charges them at
+its start; the local search models the leaving."""
 
 FIRST_STEP = 2.0
 """The factor on the prices after the first sweep."""
@@ -210,8 +214,10 @@ class SchedulePlanner:
     ) -> Schedules:
         """Return the cheapest schedule found that misses no more than allowed, or else misses least.
 
-        ``effort`` is the number of passes of the trace through the models. A ``shake`` other than 1 begins
-        with a sweep at the last prices times it, to leave a local minimum.
+        ``effort`` is the largest number of passes before the last squeeze, which may take as many again. A
+        pass is as many requests modelled in the decode pool as ``whole``: the servable ones, and
+        ``WINDOW_COST`` for each window. A ``shake`` other than 1 begins with a sweep at the last prices times
+        it, to leave a local minimum.
         """
         search = self._search
         assert search is not None

@@ -28,11 +28,14 @@ MOST_WINDOWS = 480
 class TraceArrays:
     """The requests that engines can serve, in order of arrival, by their number; times in seconds.
 
-    ``prefill_s`` is the computing of a prompt alone, without ``fixed_s``, the fixed cost of a prefill step.
-    ``rest_s`` is the part of a TTFT that is neither waiting nor computing: the hand-off, and the first decode
-    steps. ``steps`` are decode steps. ``first`` has the number of the first request of each window, and at
-    its end the number of requests; windows are ``width_s`` long. ``lost`` requests fit no engine.
-    ``are_prefixes_shared`` says that some of the prompts' blocks are cached.
+    ``prefill_s`` is the computing of a prompt alone, without ``fixed_s``, the fixed cost of a prefill step:
+    T(prompt) - T(0) and T(0). ``rest_s`` is the part of a TTFT that is neither waiting nor computing: the
+    hand-off, and ``FIRST_TOKEN_STEPS`` decode steps of half the ITL target each; 0 for aggregated workers.
+    ``steps`` are decode steps: the output tokens after the first. ``first`` has the number of the first
+    request of each window, and at its end the number of requests; windows are ``width_s`` long and end at
+    ``end_s``, the last arrival. ``lost`` is the number of requests without prompt or output, or too long for
+    the context of the engine that computes prompts; they are in no array. ``are_prefixes_shared``: prefixes
+    are cached and prompts have block hashes.
     """
 
     arrival_s: array[float]
