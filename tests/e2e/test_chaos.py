@@ -215,7 +215,7 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     witness, chaos = Witness(deployment), Chaos(deployment, seed)
     async with TimedLoad(deployment.url, MODEL, clients=4, tokens=40, prompt="word " * 900) as load:
         await chaos.run(LASTS_S)
-        await eventually(lambda: is_whole(deployment), 45)
+        await whole_again(deployment, chaos)
         await load.stop()
     story = "\n".join(chaos.story)
     assert load.unexplained(chaos.decode_kills_s) == [], story
@@ -240,6 +240,21 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     assert (processes_of(deployment), files_of(deployment)) == ({}, [])
     counts_seen = f"{len(load.outcomes)} requests, {len(load.incomplete)} cut, {witness.samples} looks"
     print(f"seed {seed}: {counts_seen}\n{story}")
+
+
+async def whole_again(deployment: Deployment, chaos: Chaos) -> None:
+    """Wait until every worker is ready; a failure tells what was done, and what the plugin says of it."""
+    try:
+        await eventually(lambda: is_whole(deployment), 45)
+    except AssertionError:
+        workers = {
+            name: {key: worker[key] for key in ("state", "pid", "url", "reason", "restarts_s")}
+            for name, worker in deployment.workers().items()
+        }
+        logs = sorted(deployment.directory.rglob("*.log"))
+        ends = [f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs]
+        story = "\n".join(chaos.story)
+        raise AssertionError(f"{story}\n{workers}\n" + "\n".join(ends)) from None
 
 
 def assert_no_process_beyond_the_tree(deployment: Deployment) -> None:
