@@ -105,13 +105,16 @@ class WorkerStartFailed(PermanentError):
     """A worker can never start: a supervisor must not try again."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint: ``Did you mean X?`` when one of the names is near, else a list of them."""
+def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a hint: ``Did you mean X?`` when one of the names is near, else a list of them.
+
+    ``cutoff`` is the least similarity, difflib's ratio, of a name that is near.
+    """
     from difflib import get_close_matches
 
     known = sorted(set(names))
     by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(name.lower(), by_lower, 1, cutoff=0.6)
+    near = get_close_matches(name.lower(), by_lower, 1, cutoff=cutoff)
     if near:
         return f"Did you mean {by_lower[near[0]]!r}?"
     return f"Known: {', '.join(known)}." if known else ""

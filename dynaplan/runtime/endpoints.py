@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from dynaplan.domain.routes import Route
 log = logging.getLogger(__name__)
 
 LINES = "application/x-ndjson"
+
+MODULE_PREFIX = re.compile(r"\b(?:[^\W\d]\w*\.)+")
+"""The modules before the names of types in a signature, which a reader of it does not need."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -153,8 +157,34 @@ def _read(endpoint: ServedEndpoint, request: Any) -> Any:
         if _is_dataclass(wanted) and isinstance(request, Mapping):
             return wanted(**request)
     except (TypeError, ValueError) as error:
-        raise UserError(f"the request does not fit {endpoint.name}: {error}") from error
-    return request
+        raise UserError(
+            f"the request does not fit {endpoint.name}: {error}", hint=_takes(endpoint)
+        ) from error
+    return _Request(request, endpoint) if isinstance(request, dict) else request
+
+
+class _MissingField(UserError, KeyError):
+    """A request lacks a field that the endpoint's method asks for; the method may catch it as KeyError."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n  {self.hint}"
+
+
+class _Request(dict[str, Any]):
+    """A request as a plain mapping, which says so when the endpoint's method asks for a field it lacks."""
+
+    def __init__(self, fields: Mapping[str, Any], endpoint: ServedEndpoint) -> None:
+        super().__init__(fields)
+        self._endpoint = endpoint
+
+    def __missing__(self, field: str) -> Any:
+        raise _MissingField(f"the request has no field {field!r}", hint=_takes(self._endpoint))
+
+
+def _takes(endpoint: ServedEndpoint) -> str:
+    """Return a sentence with the signature of an endpoint's method."""
+    signature = MODULE_PREFIX.sub("", str(inspect.signature(endpoint.method)).replace("'", ""))
+    return f"The endpoint is {endpoint.name}{signature}."
 
 
 def _is_dataclass(wanted: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
+from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import Route
 
 log = logging.getLogger(__name__)
@@ -104,9 +105,15 @@ class WorkerServer:
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         found = await self._table.resolve(request)
+        if isinstance(found.http_exception, web.HTTPNotFound) and self._bears_token(request):
+            return self._unknown_path(request.path)
         request.match_info.clear()
         request.match_info.update(found)
         return await found.handler(request)
+
+    def _unknown_path(self, path: str) -> web.Response:
+        known = {resource.canonical for resource in self._table.resources()}
+        return web.json_response({"error": f"There is no {path} here. {nearest(path, known)}"}, status=404)
 
     def _guarded(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:

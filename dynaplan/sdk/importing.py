@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 import traceback
@@ -31,6 +32,8 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
     if str(working_dir) not in sys.path[:1]:
         sys.path.insert(0, str(working_dir))
     with _readable_errors(module_name, working_dir):
+        if file is None:
+            _uncover(module_name, working_dir)
         if file is None or _is_found_as(module_name, file):
             return importlib.import_module(module_name)
         return _load_file(module_name, file)
@@ -60,6 +63,18 @@ def _file_of(name: str, working_dir: Path) -> Path | None:
     path = working_dir.joinpath(*name.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((each for each in candidates if each.is_file()), None)
+
+
+def _uncover(module_name: str, working_dir: Path) -> None:
+    """Let a package of the working directory have the modules of an installed one of the same name too.
+
+    Otherwise a folder ``graphs`` of the user's own would hide the shipped graphs.
+    """
+    name, _, rest = module_name.partition(".")
+    if rest and (working_dir / name / "__init__.py").is_file():
+        package = importlib.import_module(name)
+        # In place: the package's specification, which tells Python's searches, holds the same list.
+        package.__path__[:] = pkgutil.extend_path(package.__path__, name)
 
 
 def _is_found_as(module_name: str, file: Path) -> bool:

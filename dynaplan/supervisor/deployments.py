@@ -88,8 +88,23 @@ def find_deployment(namespace: str | None = None) -> RunningDeployment:
     others = [each.namespace for path in sorted(directory.glob("*.json")) if (each := _read(path))]
     hint = f"Running: {', '.join(others)}" if others else "Start one with `dynaplan serve GRAPH`"
     raise DeploymentError(
-        f"{which} is running here ({directory})", hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same."
+        f"{which} is running here ({directory})",
+        hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same.{''.join(map(_torn, paths))}",
     )
+
+
+def _torn(path: Path) -> str:
+    """Return what to do about a statefile that cannot be read; empty for a good one, and for none."""
+    if path.name.startswith("."):
+        return ""  # what dynaplan notes there of its own, as the start-up times
+    try:
+        wiring.open_statefile(path).read()
+    except StatefileCorrupt as error:
+        return (
+            f"\n  {error.args[0]}. A deployment that runs writes it anew at its next change, as by "
+            "`dynaplan scale`; `dynaplan serve` sets it aside."
+        )
+    return ""
 
 
 def tail(path: Path, lines: int) -> Iterator[str]:

@@ -247,8 +247,16 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
     async with stage() as here:
         status, text = await here.get("/v2/models")
         assert (status, json.loads(text)["error"]["code"]) == (404, "unknown_url")
-        async with here.client.get(here.url + CHAT) as response:
-            assert (response.status, response.headers["Allow"]) == (405, "POST")
+        for wrong, meant in (
+            ("/chat/completions", CHAT),
+            ("/v1/chat/completion", CHAT),
+            ("/models", "/v1/models"),
+        ):
+            _, text = await here.get(wrong)
+            assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
+        for other in ("/", "/v1/embeddings", "/api/chat"):
+            _, text = await here.get(other)
+            assert f"Known: /health, /live, /metrics, {CHAT}, " in json.loads(text)["error"]["message"]
 
 
 async def test_without_a_worker_the_answer_is_503() -> None:

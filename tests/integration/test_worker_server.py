@@ -248,6 +248,17 @@ async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
         assert response.status == 401
 
 
+async def test_a_path_that_is_not_served_is_answered_with_those_that_are(plant: Plant) -> None:
+    server = await plant.add(Backend())
+    async with plant.session.post(f"{server.url}/plian") as response:
+        assert "Did you mean '/plain'?" in (await response.json())["error"]
+    async with plant.session.post(f"{server.url}/xyzzy") as response:
+        assert "/plain" in (await response.json())["error"]
+    async with aiohttp.ClientSession() as anybody, anybody.post(f"{server.url}/xyzzy") as response:
+        assert response.status == 404
+        assert "/plain" not in await response.text()
+
+
 async def test_a_call_whose_instance_is_dead_goes_to_another(plant: Plant) -> None:
     unused = bound_socket("127.0.0.1", 0)
     await plant.register(f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from dynaplan.domain.errors import nearest
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
 from dynaplan.serving.frontend.answering import Exchange
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 60.0
 """Time that a client may take to send its request's body."""
+
+SLIP = 0.75
+"""The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -84,7 +88,10 @@ class FrontendRequests:
     def _handler(self, request: web.BaseRequest) -> Handler:
         method, handler = self._handlers.get(request.path, ("", self._live))
         if not method:
-            raise ApiError(404, f"There is no {request.path} here", code="unknown_url", metric="not_found")
+            hint = nearest(request.path, self._handlers, cutoff=SLIP)
+            raise ApiError(
+                404, f"There is no {request.path} here. {hint}", code="unknown_url", metric="not_found"
+            )
         if request.method != method:
             raise ApiError(
                 405,
