@@ -10,9 +10,7 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.simulator.outcome import Slo
-
-ANY_QUEUE = 1_000_000
-"""A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
+from dynaplan.simulator.service import ANY_QUEUE
 
 EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
 """The default: prefill workers compute every prompt, because one on a decode worker delays all its tokens."""

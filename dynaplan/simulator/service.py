@@ -44,6 +44,9 @@ begun by then, without that prompt."""
 NEVER_S = 1e6
 """Seconds in which every request that a decode engine has ends: eleven days."""
 
+ANY_QUEUE = 1_000_000
+"""A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
+
 
 @dataclass(frozen=True)
 class ServiceSettings:

@@ -53,9 +53,9 @@ the argument goes:
   pays less of d0: by 0.3 % when it is half as long as its prompt, by 1/9 at most.
 - b may be a fraction. The formula takes whole ones, and is too high by less than d0 / b^2 ms a token.
 
-It does not hold, and is printed all the same, where decode workers compute some prompts of a deployment with
-prefill workers (``DisaggregationSettings`` that are conditional or limit the queue): prefill workers may then
-have less work than is counted. With jitter of the step times it holds on average only. Prompts that share
+It does not hold, and none is given, where decode workers compute some prompts of a deployment with prefill
+workers (``DisaggregationSettings`` that are conditional or limit the queue): prefill workers may then have
+less work than is counted. With jitter of the step times it holds on average only. Prompts that share
 prefixes get no bound: b <= K / c takes the contexts of a batch to be separate, but requests that share blocks
 fit into larger, cheaper batches. A prompt with block hashes counts as one that may share, if the engine that
 computes prompts caches prefixes.
@@ -70,10 +70,23 @@ from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.domain.lifecycle import Role
 from dynaplan.simulator.oracle.trace_arrays import TraceArrays
-from dynaplan.simulator.service import ServiceSettings
+from dynaplan.simulator.service import ANY_QUEUE, ServiceSettings
 
-NO_LOWER_BOUND = "the prompts share prefixes, and shared KV blocks allow larger batches than it assumes"
+PREFIXES_SHARED = "the prompts share prefixes, and shared KV blocks allow larger batches than it assumes"
 """The reason why a trace with prefix hashes has no lower bound."""
+
+PREFILLED_LOCALLY = "decode workers compute some of the prompts, which it counts for the prefill workers"
+"""The reason why a service whose disaggregation is conditional, or limits the queue, has no lower bound."""
+
+
+def why_no_lower_bound(arrays: TraceArrays, settings: ServiceSettings) -> str:
+    """Return the reason why the bound does not hold for this trace and service; empty when it does."""
+    if arrays.are_prefixes_shared:
+        return PREFIXES_SHARED
+    placing = settings.disaggregation
+    is_limited = placing.is_conditional or placing.max_prefill_queue_size < ANY_QUEUE
+    return PREFILLED_LOCALLY if placing.is_on and is_limited else ""
+
 
 CONTEXT_BITS = 8
 """Binary digits of a context, in tokens, that share one cost of a token: contexts are rounded down to

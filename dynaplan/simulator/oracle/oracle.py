@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.oracle.lower_bound import NO_LOWER_BOUND, least_gpu_hours
+from dynaplan.simulator.oracle.lower_bound import least_gpu_hours, why_no_lower_bound
 from dynaplan.simulator.oracle.pool_models import Misses, MissLog
 from dynaplan.simulator.oracle.schedule import Levels, SchedulePolicy, filled, schedule
 from dynaplan.simulator.oracle.schedule_planner import SchedulePlanner, StaticSchedule
@@ -144,8 +144,8 @@ class _Finder:
 
     def _verdict(self, *, is_slo_met: bool) -> Verdict:
         percentile = self._options.percentile
-        if self._arrays.are_prefixes_shared:
-            return Verdict(percentile, is_slo_met, None, NO_LOWER_BOUND)
+        if reason := why_no_lower_bound(self._arrays, self._settings):
+            return Verdict(percentile, is_slo_met, None, reason)
         bound = least_gpu_hours(self._arrays, self._settings, percentile)
         return Verdict(percentile, is_slo_met, bound)
 

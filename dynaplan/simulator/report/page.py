@@ -15,11 +15,12 @@ from dynaplan.core.drawing.svg import STYLE, colour_class
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.settings.worker import SimOptions
-from dynaplan.simulator.options import ANY_QUEUE, SimulateOptions
+from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.report.charts import axis_of, change_text, lanes_of, panels_of
 from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
 from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
+from dynaplan.simulator.service import ANY_QUEUE
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 """The folder with the page's template, style and script."""

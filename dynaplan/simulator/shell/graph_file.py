@@ -42,7 +42,7 @@ class SimulatedGraph:
         waiting."""
         from dynaplan.options.frontend import SECTIONS as ROUTED_BY
         from dynaplan.options.frontend import read_settings
-        from dynaplan.simulator.options import ANY_QUEUE
+        from dynaplan.simulator.service import ANY_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
         if not self.is_served:

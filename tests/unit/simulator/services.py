@@ -9,7 +9,7 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.outcome import Slo, Spread
-from dynaplan.simulator.service import ServiceSettings
+from dynaplan.simulator.service import ANY_QUEUE, ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
 ENGINE = EngineSettings(total_blocks=1000, block_tokens=16, batched_tokens=1024)
@@ -26,7 +26,7 @@ def service(
         gpus_per_worker=dict.fromkeys(roles, 1),
         startup_s=dict.fromkeys(roles, startup_s),
         router=router,
-        disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=1000),
+        disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=ANY_QUEUE),
         slo=Slo(500, 50),
     )
 

@@ -1,6 +1,8 @@
 """The oracle finds schedules that meet the SLO, and none that a static deployment beats."""
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,15 @@ def test_a_trace_with_shared_prefixes_has_no_lower_bound_and_says_why() -> None:
     verdict = find_oracle(lambda: trace, settings(), OracleOptions(effort=1)).verdict
     assert verdict.lower_bound_gpu_hours is None
     assert "share prefixes" in verdict.no_lower_bound
+
+
+@pytest.mark.parametrize("change", [{"is_conditional": True}, {"max_prefill_queue_size": 2}])
+def test_a_service_whose_decode_workers_compute_prompts_has_no_lower_bound(change: dict[str, Any]) -> None:
+    here = settings()
+    here = replace(here, disaggregation=replace(here.disaggregation, **change))
+    verdict = find_oracle(step, here, OracleOptions(effort=1)).verdict
+    assert verdict.lower_bound_gpu_hours is None
+    assert "decode workers compute" in verdict.no_lower_bound
 
 
 def test_its_schedule_gives_its_result_again() -> None:
