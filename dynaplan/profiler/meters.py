@@ -9,7 +9,7 @@ from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.profiler.answer_times import alone_ttft_ms, are_side_by_side, decoded_together
 from dynaplan.profiler.completions import Answer, CompletionClient, all_of
 from dynaplan.profiler.load_generator import LoadGenerator
-from dynaplan.profiler.prompts import Prompts
+from dynaplan.profiler.prompts import PromptMaker
 
 SEED = 100
 """The seed of all prompts, as in the original."""
@@ -35,14 +35,14 @@ LONG_S = 5.0
 
 async def warm_up(client: CompletionClient) -> None:
     """Send a few unmeasured requests, for the work that an engine does only once."""
-    prompts = Prompts(SEED - 1)
+    prompts = PromptMaker(SEED - 1)
     for number in range(WARM_UP_REQUESTS):
         await client.complete(prompts.prompt(number, WARM_UP_TOKENS), PREFILL_OSL_TOKENS)
 
 
 async def measure_prefill(generator: LoadGenerator, load: DecodeLoad) -> PrefillMeasurement:
     """Measure the TTFT of a prompt alone in the engine, with another prompt each time."""
-    prompts = Prompts(SEED + load.isl_tokens)
+    prompts = PromptMaker(SEED + load.isl_tokens)
     answers: list[Answer] = []
     while not _is_enough([answer.ttft_ms / 1000 for answer in answers]):
         numbers = range(len(answers), len(answers) + generator.requests_at_a_time)
@@ -66,7 +66,7 @@ class DecodeMeter:
 
     def __init__(self, generator: LoadGenerator) -> None:
         self._generator = generator
-        self._prompts = Prompts(SEED)
+        self._prompts = PromptMaker(SEED)
         self._too_many: list[DecodeLoad] = []
 
     async def measure(self, load: DecodeLoad) -> DecodeMeasurement | None:

@@ -8,7 +8,7 @@ LOWEST_TOKEN, HIGHEST_TOKEN = 100, 299
 """Ids that are ordinary tokens, not control tokens, in the vocabularies of all common models."""
 
 
-class Prompts:
+class PromptMaker:
     """Numbered prompts. A shorter prompt is the beginning of a longer one of its number; numbers differ.
 
     A prefix cache that holds a shorter prompt therefore serves the longer ones of its number, and requests

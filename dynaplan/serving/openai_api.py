@@ -90,7 +90,7 @@ def worker_failed(message: str) -> ApiError:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiPath:
     """A path of the API that generates tokens; ``name`` is the metrics' label."""
 
     path: str
@@ -98,8 +98,8 @@ class Endpoint:
     is_chat: bool
 
 
-CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", "chat_completions", is_chat=True)
-COMPLETIONS = Endpoint("/v1/completions", "completions", is_chat=False)
+CHAT_COMPLETIONS = ApiPath("/v1/chat/completions", "chat_completions", is_chat=True)
+COMPLETIONS = ApiPath("/v1/completions", "completions", is_chat=False)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Call:
     estimated with the simulated engine's tokenizer for a text.
     """
 
-    endpoint: Endpoint
+    endpoint: ApiPath
     body: bytes
     document: Mapping[str, Any]
     model: str
@@ -144,7 +144,7 @@ class Call:
         return self.body.rstrip()[:-1] + b"," + added[1:]
 
 
-def read_call(endpoint: Endpoint, body: bytes) -> Call:
+def read_call(endpoint: ApiPath, body: bytes) -> Call:
     """Read and check a request's body; raises ApiError (400) with the fault."""
     document = _parsed(body)
     _check_types(document)

@@ -19,7 +19,7 @@ from dynaplan.options.frontend import read_settings
 from dynaplan.ports import Messenger
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.serving.frontend.server import Frontend
+from dynaplan.serving.frontend.server import FrontendServer
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 
 
@@ -27,7 +27,7 @@ from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 class Stage:
     """One frontend, its client, and what stands behind it."""
 
-    frontend: Frontend
+    frontend: FrontendServer
     client: aiohttp.ClientSession
     store: MemoryStore
     messenger: MemoryMessenger
@@ -113,7 +113,7 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
         connect_messenger=connect,
     )
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": "0", **(environment or {})})
-    frontend = Frontend(runtime, settings)
+    frontend = FrontendServer(runtime, settings)
     await frontend.start()
     async with aiohttp.ClientSession() as client:
         here = Stage(frontend, client, store, messenger, discovery, runtime)

@@ -21,8 +21,8 @@ from dynaplan.serving.openai_api import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     ApiError,
+    ApiPath,
     Call,
-    Endpoint,
     bad_request,
     check_context,
     no_worker,
@@ -107,7 +107,7 @@ class FrontendRequests:
     async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answer_tokens(request, COMPLETIONS)
 
-    async def _answer_tokens(self, request: web.BaseRequest, endpoint: Endpoint) -> web.StreamResponse:
+    async def _answer_tokens(self, request: web.BaseRequest, endpoint: ApiPath) -> web.StreamResponse:
         self.in_flight += 1
         try:
             call = await self._accepted(request, endpoint)
@@ -115,7 +115,7 @@ class FrontendRequests:
         finally:
             self.in_flight -= 1
 
-    async def _accepted(self, request: web.BaseRequest, endpoint: Endpoint) -> Call:
+    async def _accepted(self, request: web.BaseRequest, endpoint: ApiPath) -> Call:
         """Read and check the request; a refusal is counted in the metrics and raised as ApiError."""
         model = "unknown"
         try:

@@ -61,14 +61,14 @@ async def start_frontend(runtime: WorkerRuntime) -> None:
     request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
-    frontend = Frontend(runtime, gathered_settings(runtime.settings))
+    frontend = FrontendServer(runtime, gathered_settings(runtime.settings))
     await frontend.start()
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)
 
 
-class Frontend:
+class FrontendServer:
     """One frontend process. ``start`` it once; ``drain`` finishes what it holds; ``close`` ends the rest."""
 
     def __init__(self, runtime: WorkerRuntime, settings: FrontendSettings) -> None:

@@ -17,11 +17,11 @@ from dynaplan.profiler.aiperf import Aiperf, answer_of
 from dynaplan.profiler.completions import CompletionClient
 from dynaplan.profiler.load_generator import aiperf_program
 from dynaplan.profiler.meters import measure_prefill
-from dynaplan.profiler.prompts import Prompts
+from dynaplan.profiler.prompts import PromptMaker
 from tests.fakes import aiperf as fake
 from tests.fakes.polling import eventually
 
-PROMPTS = [Prompts(1).prompt(number, 5 + number) for number in range(3)]
+PROMPTS = [PromptMaker(1).prompt(number, 5 + number) for number in range(3)]
 
 
 @pytest.fixture

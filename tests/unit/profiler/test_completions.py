@@ -12,7 +12,7 @@ from aiohttp import web
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.errors import PermanentError
 from dynaplan.profiler.completions import Answer, CompletionClient
-from dynaplan.profiler.prompts import Prompts
+from dynaplan.profiler.prompts import PromptMaker
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -63,7 +63,7 @@ async def ask(server: tuple[Server, str], *pieces: bytes, **options: bool) -> An
     handler, url = server
     handler.pieces = pieces or handler.pieces
     async with CompletionClient(url, "m", **options) as client:
-        return await client.complete(Prompts(1).prompt(0, 7), 3)
+        return await client.complete(PromptMaker(1).prompt(0, 7), 3)
 
 
 @pytest.mark.parametrize("pieces", [LIKE_VLLM, LIKE_LLAMACPP])
