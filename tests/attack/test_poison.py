@@ -30,13 +30,24 @@ class MortalWorker(FakeWorker):
         self.transports.add(request.transport)
         if "grammar_triggers" in body:
             self.dead = True
+            await self._stop_listening()
             for transport in self.transports:
                 transport.abort()
-            assert self._runner
-            for site in list(self._runner.sites):
-                await site.stop()
             return web.Response()
         return await super()._act(request, body)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening sockets; asyncio leaks a connection that it accepts in the same moment."""
+        assert self._runner
+        loop = asyncio.get_running_loop()
+        for site in list(self._runner.sites):
+            server = site._server
+            assert isinstance(server, asyncio.Server)
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+            for _ in range(3):  # accepted connections get their handlers
+                await asyncio.sleep(0)
+            await site.stop()
 
 
 class Hospital:
