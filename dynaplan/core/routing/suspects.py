@@ -22,6 +22,7 @@ and forget after ten minutes. A hash costs nothing until a worker has died.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -127,11 +128,11 @@ class Suspects:
     def __init__(self) -> None:
         self._exact = _Memory()
         self._shapes = _Memory()
+        self._last_death_s = -math.inf
 
-    @property
-    def is_empty(self) -> bool:
-        """True when no death is remembered: then every verdict is CLEAR, and no hash is needed."""
-        return not self._exact
+    def is_quiet(self, now_s: float) -> bool:
+        """Tell whether no death is remembered: then every verdict is CLEAR, and no hash is needed."""
+        return now_s - self._last_death_s > FORGET_S
 
     def verdict(self, request: Fingerprint, now_s: float) -> Suspicion:
         """Judge a request by its body and, where the body is new, by its shape."""
@@ -145,7 +146,8 @@ class Suspects:
 
     def died(self, in_flight: Sequence[Fingerprint], now_s: float) -> None:
         """Record that a worker died while these requests were in flight there."""
-        suspected = {request for request in in_flight if self.verdict(request, now_s) is not Suspicion.CLEAR}
+        self._last_death_s = now_s
+        suspected = [request for request in in_flight if self.verdict(request, now_s) is not Suspicion.CLEAR]
         is_alone = len(in_flight) == 1
         for memory, hashes in (
             (self._exact, {request.exact for request in in_flight}),
@@ -154,15 +156,17 @@ class Suspects:
             for known in hashes:
                 evidence = memory.remembered(known, now_s)
                 evidence.deaths += 1
-                evidence.is_innocent &= memory is self._shapes
                 evidence.was_alone |= is_alone
         if len(suspected) == 1:
             self._convict(suspected.pop(), now_s)
 
     def answered(self, request: Fingerprint, now_s: float) -> None:
-        """Record that the request was answered whole: neither its body nor its shape is the cause."""
-        if evidence := self._exact.known(request.exact, now_s):
-            evidence.is_innocent = True
+        """Record that the request was answered whole: neither its body nor its shape is the cause.
+
+        What was held against the body is forgotten, so that a request which many clients repeat, such as a
+        probe, does not collect the deaths of a day. A shape stays innocent.
+        """
+        self._exact.pop(request.exact, None)
         shape = self._shapes.remembered(request.shape, now_s)
         shape.is_innocent, shape.is_convicted = True, False
         shape.bodies.clear()

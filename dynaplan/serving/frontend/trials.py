@@ -86,7 +86,7 @@ class Trials:
 
     def answered(self, trial: Trial) -> None:
         """Take a whole answer as evidence for its request."""
-        if not self._suspects.is_empty:
+        if not self._suspects.is_quiet(self._now_s()):
             self._suspects.answered(_fingerprint(trial.call), self._now_s())
 
     def died(self, trial: Trial) -> None:
@@ -101,7 +101,7 @@ class Trials:
         self._suspects.died(there, self._now_s())
 
     def _verdict(self, call: Call) -> Suspicion:
-        if self._suspects.is_empty:
+        if self._suspects.is_quiet(self._now_s()):
             return Suspicion.CLEAR
         verdict = self._suspects.verdict(_fingerprint(call), self._now_s())
         if verdict is Suspicion.CONVICTED:

@@ -84,11 +84,27 @@ def test_evidence_is_forgotten_and_bounded() -> None:
     assert suspects.verdict(of(GOOD), FORGET_S + 1) is Suspicion.CLEAR
 
 
-def test_nothing_is_remembered_before_the_first_death() -> None:
+def test_it_is_quiet_before_the_first_death_and_when_the_last_one_is_forgotten() -> None:
     suspects = Suspects()
-    assert suspects.is_empty
+    assert suspects.is_quiet(0)
     suspects.died([of(GOOD)], 0)
-    assert not suspects.is_empty
+    assert not suspects.is_quiet(FORGET_S)
+    assert suspects.is_quiet(FORGET_S + 1)
+
+
+def test_a_body_that_is_answered_in_between_does_not_collect_deaths() -> None:
+    suspects = Suspects()
+    for now_s in range(10):
+        suspects.died([of(GOOD)] * 3, now_s)
+        assert suspects.verdict(of(GOOD), now_s) is Suspicion.CLEAR
+        suspects.answered(of(GOOD), now_s)
+
+
+def test_equal_requests_at_one_death_convict_nobody() -> None:
+    suspects = Suspects()
+    for now_s in range(5):
+        suspects.died([of(GOOD), of(GOOD)], now_s)
+    assert suspects.verdict(of(GOOD), 5) is Suspicion.SUSPECTED
 
 
 @pytest.mark.parametrize(
