@@ -51,6 +51,11 @@ class RemotePrefillRequest:
         """Return the queue's payload."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
+    def to_json_around(self, body: bytes) -> bytes:
+        """Return the queue's payload with this JSON text as its ``body``, as it stands."""
+        others = {name: value for name, value in self.__dict__.items() if name != "body"}
+        return json.dumps(others, separators=(",", ":")).encode()[:-1] + b',"body":' + body + b"}"
+
     @classmethod
     def from_json(cls, payload: bytes) -> RemotePrefillRequest:
         """Read a payload; unknown fields are ignored. Raises ValueError, and nothing else."""

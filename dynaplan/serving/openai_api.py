@@ -121,7 +121,8 @@ class Call:
     """One checked request. ``body`` holds the client's bytes, ``document`` the same, parsed.
 
     ``prompt`` is a text or a sequence of token ids. ``prompt_tokens`` is its length: exact for token ids,
-    estimated with the simulated engine's tokenizer for a text.
+    estimated with the simulated engine's tokenizer for a text. Unless it ``is_whole``, as of a large body,
+    ``document`` lacks large values and ``prompt`` is only the beginning.
     """
 
     endpoint: ApiPath
@@ -131,12 +132,18 @@ class Call:
     is_stream: bool
     prompt: str | tuple[int, ...]
     prompt_tokens: int
+    is_whole: bool = True
 
     def body_with(self, fields: Mapping[str, Any]) -> bytes:
-        """Return the client's body with these fields added; its bytes stay unless it has such a field."""
+        """Return the client's body with these fields added; its bytes stay unless it has such a field.
+
+        Raises ApiError (400) for a large body that has one.
+        """
         if not fields:
             return self.body
-        if any(name in self.document for name in fields):
+        if double := sorted(name for name in fields if name in self.document):
+            if not self.is_whole:
+                raise bad_request(f"{double[0]!r} is set by the server in a body of this size; leave it out")
             # Which of two equal keys an engine reads is not for us to guess.
             return json.dumps({**self.document, **fields}).encode()
         added = json.dumps(fields, separators=(",", ":")).encode()

@@ -25,6 +25,15 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
         1024, "Requests that may wait for their first token before new ones are answered 429", least=1
     )
     max_body_bytes: int = option(16 * 1024 * 1024, "Largest request body, in bytes", least=1)
+    max_bodies_bytes: int = option(
+        256 * 1024 * 1024,
+        "Memory for all request bodies of more than 64 kB together, in bytes; beyond it such requests are "
+        "answered 503",
+        least=1,
+    )
+    body_timeout_s: float = option(
+        60.0, "Seconds that a client may take to send its request's body", least=0.001
+    )
     worker_wait_s: float = option(
         15.0, "Seconds that a request waits for a worker when there is none", least=0
     )

@@ -4,8 +4,8 @@ The life of one chat request, station by station (module names are in ``serving/
 
  1. ``frontend.server`` listens on the public port and gives the request to ``frontend.requests``.
  2. ``frontend.requests`` finds the handler of the path and accepts or refuses the request: the API key and
-    the number of waiting requests (``frontend.admission``), the body (``openai_api``), the model's name and
-    the length of the prompt. From here on ``frontend.metrics`` counts it.
+    the number of waiting requests (``frontend.admission``), the body (``frontend.bodies``, ``openai_api``),
+    the model's name and the length of the prompt. From here on ``frontend.metrics`` counts it.
  3. ``frontend.forwarding`` leads it to a worker. It repeats stations 4 to 7 with another worker when one
     refuses, or fails before its first token.
  4. ``routing.worker_router`` chooses a decode worker among the registered ones and books the request there.

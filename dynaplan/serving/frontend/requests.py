@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,9 @@ from dynaplan.domain.errors import nearest
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
 from dynaplan.serving.frontend.answering import Exchange
+from dynaplan.serving.frontend.bodies.budget import BodyBudget, BodyShare
+from dynaplan.serving.frontend.bodies.reading import CallReader
+from dynaplan.serving.frontend.bodies.receiving import received_body
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
@@ -26,14 +28,10 @@ from dynaplan.serving.openai_api import (
     bad_request,
     check_context,
     no_worker,
-    read_call,
 )
 from dynaplan.serving.routing.worker_router import WorkerRouter
 
 log = logging.getLogger(__name__)
-
-BODY_TIMEOUT_S = 60.0
-"""Time that a client may take to send its request's body."""
 
 SLIP = 0.75
 """The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
@@ -62,6 +60,8 @@ class FrontendRequests:
         self._recording = recording
         self._room = WaitingRoom(settings.max_waiting_requests)
         self._key = ApiKey(settings.api_key)
+        self._budget = BodyBudget(settings.max_bodies_bytes)
+        self._reader = CallReader(settings.max_body_bytes)
         self._created_s = int(time.time())
         self.in_flight = 0
         self.is_draining = False
@@ -73,6 +73,10 @@ class FrontendRequests:
             "/live": ("GET", self._live),
             "/metrics": ("GET", self._render_metrics),
         }
+
+    async def close(self) -> None:
+        """End the process that reads large bodies."""
+        await self._reader.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the answer; every ApiError becomes a body of OpenAI's shape."""
@@ -110,18 +114,25 @@ class FrontendRequests:
     async def _answer_tokens(self, request: web.BaseRequest, endpoint: ApiPath) -> web.StreamResponse:
         self.in_flight += 1
         try:
-            call = await self._accepted(request, endpoint)
-            return await self._forward(request, call)
+            with self._budget.body() as share:
+                call = await self._accepted(request, endpoint, share)
+                return await self._forward(request, call)
         finally:
             self.in_flight -= 1
 
-    async def _accepted(self, request: web.BaseRequest, endpoint: ApiPath) -> Call:
+    async def _accepted(self, request: web.BaseRequest, endpoint: ApiPath, share: BodyShare) -> Call:
         """Read and check the request; a refusal is counted in the metrics and raised as ApiError."""
         model = "unknown"
         try:
             self._key.check(request.headers.get("Authorization", ""))
             self._room.check()
-            call = read_call(endpoint, await self._body(request))
+            body = await received_body(
+                request,
+                share,
+                largest_bytes=self._settings.max_body_bytes,
+                timeout_s=self._settings.body_timeout_s,
+            )
+            call = await self._reader.read(endpoint, body)
             self._check_model(call)
             model = call.model
             check_context(call, self._context_tokens())
@@ -129,28 +140,6 @@ class FrontendRequests:
             self._metrics.refused(endpoint.name, error.metric, model)
             raise
         return call
-
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await request.read()
-        except TimeoutError:
-            raise ApiError(408, f"The body was not complete after {BODY_TIMEOUT_S:g} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise ApiError(
-                413, f"The body is larger than {self._settings.max_body_bytes} bytes", code="body_too_large"
-            ) from None
-        except web.RequestPayloadError as error:
-            reason = " ".join(str(error.__cause__ or error).split())
-            raise ApiError(
-                400,
-                f"The body cannot be read ({reason}). Send what Content-Length and Content-Encoding promise.",
-                code="invalid_body",
-                headers={"Connection": "close"},
-            ) from None
 
     async def _forward(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         record = self._metrics.record(call.model, call.endpoint.name, call.is_stream)

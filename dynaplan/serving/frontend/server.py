@@ -164,6 +164,7 @@ class FrontendServer:
         if self._recording:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
+        await self._requests.close()
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:

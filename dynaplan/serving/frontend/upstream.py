@@ -7,6 +7,7 @@ elsewhere too, but counted against ``MOST_DEATHS``, in case that it is the reque
 
 from __future__ import annotations
 
+import io
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
@@ -27,6 +28,9 @@ KEPT_S = 4.0
 
 Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
 """
+
+LARGEST_WRITE_BYTES = 256 * 1024
+"""Bytes of a body that are sent in one piece."""
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
@@ -112,7 +116,9 @@ class Upstream:
             "X-Request-Id": request_id,
         }
         try:
-            response = await session.post(url, data=body, headers=headers)
+            # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
+            data = body if len(body) <= LARGEST_WRITE_BYTES else io.BytesIO(body)
+            response = await session.post(url, data=data, headers=headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             if is_exhausted(error):
                 raise out_of_descriptors(descriptor_limit()) from None

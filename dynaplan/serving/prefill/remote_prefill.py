@@ -180,7 +180,7 @@ class RemotePrefill:
         request = RemotePrefillRequest(
             request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
         )
-        payload = request.to_json()
+        payload = request.to_json() if call.is_whole else request.to_json_around(call.body)
         if len(payload) > LARGEST_PAYLOAD_BYTES:
             return None
         pending = self._pending[request_id] = _Pending(self._loop.create_future())

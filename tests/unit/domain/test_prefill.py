@@ -16,6 +16,12 @@ def test_a_request_and_its_answer_are_read_as_they_were_written() -> None:
     assert PrefillAnswer.from_json(ANSWER.to_json()) == ANSWER
 
 
+def test_a_body_is_put_into_a_request_as_it_stands() -> None:
+    payload = REQUEST.to_json_around(b'{"prompt" : "hello"}\n')
+    assert b'{"prompt" : "hello"}' in payload
+    assert RemotePrefillRequest.from_json(payload) == REQUEST
+
+
 @pytest.mark.parametrize("reply_to", ["ns.>", "ns.*", "two words"])
 def test_a_subject_that_would_reach_others_is_refused(reply_to: str) -> None:
     with pytest.raises(ValueError, match="reply_to"):

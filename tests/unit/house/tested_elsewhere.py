@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 TESTED_ELSEWHERE = {
+    "attack/test_large_bodies.py": [
+        "serving/frontend/bodies/process",
+        "serving/frontend/bodies/receiving",
+    ],
     "contract/test_queue.py": ["adapters/messaging/jetstream"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",

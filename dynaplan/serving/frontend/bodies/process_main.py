@@ -1,0 +1,129 @@
+"""The process that reads large bodies: ``python -m ...process_main PARENT_PID MEMORY_BYTES``.
+
+On its input it gets a line of JSON, ``{"path": ..., "bytes": N}``, and N bytes of body; on its output it
+answers with a line of JSON, and the beginning of the prompt as UTF-8 or as 64-bit token ids:
+
+- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ..., "prompt_bytes":
+  N}`` and N bytes. ``document`` is the body without its large values.
+- ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
+
+It has one job, a bounded memory, and a lower priority than the frontend.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+from array import array
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from dynaplan.foundation.guard import die_with_parent
+from dynaplan.serving.openai_api import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    ApiError,
+    ApiPath,
+    Call,
+    bad_request,
+    read_call,
+)
+
+PROMPT_CHARACTERS = 1024 * 1024
+PROMPT_IDS = 256 * 1024
+"""The beginning of the prompt that is answered: enough for a router to know it by its first KV blocks."""
+
+LIGHT_BYTES = 4096
+"""Largest value of a field that stays in the document, in bytes of JSON."""
+
+DOCUMENT_BYTES = 64 * 1024
+"""Largest document, in bytes of JSON, when the large values are left out."""
+
+LEFT_OUT = "(left out)"
+"""The value of a field in the document whose own is large."""
+
+NICENESS = 5
+
+_PROMPTS = ("messages", "prompt")
+
+
+def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the answer for one body: the line, and the beginning of its prompt."""
+    try:
+        return _described(read_call(endpoint, body))
+    except ApiError as error:
+        return _refusal(error)
+    except MemoryError:
+        return _refusal(ApiError(413, "The body takes too much memory to read", code="body_too_complex"))
+    except RecursionError:  # the reader of JSON follows deeper nesting than its writer
+        return _refusal(bad_request("The body is nested too deep.", code="invalid_json"))
+
+
+def light_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document with ``LEFT_OUT`` for its large values; ApiError (400) for too many fields."""
+    if len(document) > DOCUMENT_BYTES:
+        raise _too_many_fields()
+    light = {name: LEFT_OUT if name in _PROMPTS else _light(value) for name, value in document.items()}
+    if len(json.dumps(light)) > DOCUMENT_BYTES:
+        raise _too_many_fields()
+    return light
+
+
+def _light(value: Any) -> Any:
+    if isinstance(value, str | list | dict) and (
+        len(value) > LIGHT_BYTES or len(json.dumps(value)) > LIGHT_BYTES
+    ):
+        return LEFT_OUT
+    return value
+
+
+def _refusal(error: ApiError) -> tuple[dict[str, Any], bytes]:
+    return {"status": error.status, **json.loads(error.to_json())}, b""
+
+
+def _too_many_fields() -> ApiError:
+    return bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
+
+
+def _described(call: Call) -> tuple[dict[str, Any], bytes]:
+    if isinstance(call.prompt, str):
+        prompt = call.prompt[:PROMPT_CHARACTERS].encode("utf-8", "surrogatepass")
+    else:
+        # The simulated engine's ids have 32 bits, others fewer: what is larger names no token.
+        prompt = array("Q", (token % 2**64 for token in call.prompt[:PROMPT_IDS])).tobytes()
+    line = {
+        "model": call.model,
+        "is_stream": call.is_stream,
+        "prompt_tokens": call.prompt_tokens,
+        "document": light_document(call.document),
+        "is_text": isinstance(call.prompt, str),
+        "prompt_bytes": len(prompt),
+    }
+    return line, prompt
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the input ends."""
+    paths = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS)}
+    while line := questions.readline():
+        question = json.loads(line)
+        described, prompt = answered(paths[question["path"]], questions.read(question["bytes"]))
+        answers.write(json.dumps(described).encode() + b"\n" + prompt)
+        answers.flush()
+
+
+def main(arguments: list[str]) -> None:
+    """Become the process that the frontend has started."""
+    parent_pid, memory_bytes = map(int, arguments)
+    die_with_parent(parent_pid)
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,219 @@
+"""Large bodies neither fill the frontend nor hold up the streams of others."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.serving.frontend.bodies.reading import LARGE_BODY_BYTES
+from tests.fakes.frontend_runtime import Stage, body, stage
+from tests.fakes.openai_worker import MODEL
+from tests.fakes.polling import eventually
+
+COMPLETIONS = "/v1/completions"
+PADDING = "x" * LARGE_BODY_BYTES
+
+
+class Sender:
+    """A client that sends what it is told, and no more."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def begin(cls, here: Stage, headers: str, sent: bytes) -> Sender:
+        sender = cls(*await asyncio.open_connection("127.0.0.1", here.frontend.port))
+        sender.writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + sent)
+        return sender
+
+    async def answer(self) -> tuple[str, dict[str, Any]]:
+        """The head and the document of the answer."""
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)).decode()
+        size = int(head.lower().partition("content-length:")[2].split()[0])
+        return head, json.loads(await self.reader.readexactly(size))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+async def large(here: Stage, **changes: Any) -> tuple[int, str]:
+    return await here.post(COMPLETIONS, padding=PADDING, **changes)
+
+
+def held(here: Stage) -> int:
+    return here.frontend._requests._budget.held_bytes
+
+
+@pytest.mark.parametrize("headers", ["Content-Length: 400000", "Transfer-Encoding: chunked"])
+async def test_unfinished_bodies_are_bounded_together_and_small_requests_go_on(headers: str) -> None:
+    async with stage(max_bodies_bytes=1_000_000) as here:
+        await here.worker()
+        piece = b"x" * 300_000
+        sent = b"493e0\r\n" + piece + b"\r\n" if "chunked" in headers else piece
+        senders = []
+        for count in (1, 2, 3):
+            senders.append(await Sender.begin(here, headers, sent))
+            await eventually(lambda expected=count: held(here) == expected * len(piece))  # type: ignore[misc]
+        senders.append(await Sender.begin(here, headers, sent))
+        head, document = await senders[-1].answer()
+        assert head.startswith("HTTP/1.1 503")
+        assert "Retry-After: 2" in head
+        assert document["error"]["code"] == "bodies_full"
+        assert "max-bodies-bytes" in document["error"]["message"]
+        assert (await large(here))[0] == 503
+        assert (await here.post(COMPLETIONS))[0] == 200
+        for sender in senders:
+            sender.close()
+        await eventually(lambda: held(here) == 0)
+        assert (await large(here))[0] == 200
+
+
+async def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_sent() -> None:
+    async with stage(max_body_bytes=1000) as here:
+        await here.worker()
+        sender = await Sender.begin(here, "Content-Length: 1001", b"")
+        head, document = await sender.answer()
+        sender.close()
+    assert head.startswith("HTTP/1.1 413")
+    assert "max-body-bytes" in document["error"]["message"]
+
+
+async def test_a_body_that_never_ends_is_answered_408_and_forgotten() -> None:
+    async with stage(body_timeout=0.1) as here:
+        await here.worker()
+        sender = await Sender.begin(here, "Content-Length: 400000", b"x" * 300_000)
+        head, document = await sender.answer()
+        assert head.startswith("HTTP/1.1 408")
+        assert document["error"]["code"] == "body_timeout"
+        await eventually(lambda: held(here) == 0)
+        sender.close()
+
+
+async def test_a_large_body_is_passed_on_byte_for_byte_with_its_parameters() -> None:
+    async with stage() as here:
+        worker = await here.worker()
+        status, _ = await large(here, max_tokens=3, stream=True)
+        assert status == 200
+        assert worker.bodies == [body(COMPLETIONS, padding=PADDING, max_tokens=3, stream=True)]
+
+
+async def test_a_large_prompt_is_routed_by_its_prefix_and_counted_whole() -> None:
+    async with stage(router="kv") as here:
+        workers = [await here.worker(card={"context_tokens": 10**6}) for _ in range(2)]
+        ids = [index % 50_000 for index in range(60_000)]
+        for _ in range(3):
+            status, _ = await here.post(COMPLETIONS, prompt=ids)
+            assert status == 200
+        assert sorted(len(worker.bodies) for worker in workers) == [0, 3]
+        assert await here.sample("dynamo_frontend_input_sequence_tokens_count") == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"prompt": ""}, None), ({"model": "other"}, "model_not_found"), ({"id_slot": 1}, None)],
+)
+async def test_a_large_body_with_a_fault_gets_the_same_answer_as_a_small_one(
+    changes: dict[str, Any], code: str | None
+) -> None:
+    async with stage() as here:
+        await here.worker()
+        assert await large(here, **changes) == await here.post(COMPLETIONS, **changes)
+        assert json.loads((await large(here, **changes))[1])["error"]["code"] == code
+
+
+async def test_a_large_prompt_goes_to_the_queue_as_it_was_sent() -> None:
+    async with stage(remote_prefill=True, max_local_prefill_length=0) as here:
+        await here.worker()
+        await here.know(await here.workers[0].register(here.store, 99, "PrefillWorker"))
+        queue = await here.messenger.queue(prefill_stream("ns"))
+        request = asyncio.ensure_future(large(here))
+        item = await queue.get(30)
+        assert item is not None
+        queued = RemotePrefillRequest.from_json(item.payload)
+        assert queued.body == body(COMPLETIONS, padding=PADDING)
+        refusal = PrefillAnswer(queued.request_id, error="busy", is_retryable=True)
+        await here.messenger.publish(queued.reply_to, refusal.to_json())
+        assert (await request)[0] == 200
+
+
+async def cost_s(here: Stage, body_bytes: bytes) -> float:
+    """The processor time of this thread, which runs the frontend, for one body."""
+    gc.collect()
+    begun_s = time.thread_time()
+    async with here.client.post(here.url + COMPLETIONS, data=io.BytesIO(body_bytes)) as response:
+        assert response.status == 400, await response.text()
+    return time.thread_time() - begun_s
+
+
+async def test_reading_a_large_body_costs_the_event_loop_no_more_however_it_is_made() -> None:
+    """Processor time is compared, which does not depend on what else the machine does."""
+    size = 3_000_000
+    fill: dict[str, Callable[[int], bytes]] = {
+        "text": lambda length: b'"' + b"x" * length + b'"',
+        "lists": lambda length: b"[" + b",".join([b"[]"] * (length // 3)) + b"]",
+        "token ids": lambda length: b"[" + b",".join([b"17"] * (length // 3)) + b"]",
+    }
+    async with stage() as here:
+        await here.worker()
+        costs_s = {}
+        for name, filled in fill.items():
+            text = b'{"model":"%b","prompt":%b}' % (MODEL.encode(), filled(size))
+            costs_s[name] = min([await cost_s(here, text) for _ in range(2)])
+    assert max(costs_s.values()) < 3 * costs_s["text"] + 0.05, costs_s
+
+
+def reader_of_this_process() -> psutil.Process:
+    (found,) = [
+        child
+        for child in psutil.Process().children()
+        if any("process_main" in word for word in child.cmdline())
+    ]
+    return found
+
+
+async def test_a_reader_that_dies_costs_one_answer_and_the_next_body_gets_another() -> None:
+    async with stage() as here:
+        await here.worker()
+        assert (await large(here))[0] == 200
+        reader = reader_of_this_process()
+        os.kill(reader.pid, signal.SIGKILL)
+        status, text = await large(here)
+        assert status == 503
+        assert json.loads(text)["error"]["code"] == "body_not_read"
+        assert (await large(here))[0] == 200
+
+
+async def test_a_client_that_leaves_while_its_body_is_read_holds_up_nobody() -> None:
+    async with stage() as here:
+        await here.worker()
+        assert (await large(here))[0] == 200
+        reader = reader_of_this_process()
+        reader.suspend()
+        text = json.dumps(body(COMPLETIONS, padding=PADDING)).encode()
+        sender = await Sender.begin(here, f"Content-Length: {len(text)}", text)
+        await eventually(lambda: held(here) == len(text))
+        sender.close()
+        await eventually(lambda: held(here) == 0)
+        assert (await large(here))[0] == 200
+
+
+async def test_an_idle_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaplan.serving.frontend.bodies.process.KEPT_S", 0.05)
+    async with stage() as here:
+        await here.worker()
+        assert (await large(here))[0] == 200
+        reader = reader_of_this_process()
+        await eventually(lambda: not psutil.pid_exists(reader.pid))
+        assert (await large(here))[0] == 200
