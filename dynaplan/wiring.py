@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.engine import EngineContext
-    from dynaplan.domain.gpus import Gpu
+    from dynaplan.domain.gpus import Gpu, GpuUse
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.settings.forecasting import ForecastSettings
@@ -154,6 +154,18 @@ def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
     from dynaplan.adapters.local.gpus import inventory
 
     return inventory(number, os.environ)
+
+
+def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
+    """Return the reader of these GPUs' memory in use, real or simulated; it may block, and never raises."""
+    from dynaplan.adapters.local.claims import node_dir
+    from dynaplan.adapters.local.gpu_uses import NvmlUses, simulated_uses
+    from dynaplan.adapters.local.gpus import SIMULATED_UUID
+
+    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+        return lambda: simulated_uses(gpus, node_dir(os.environ))
+    uses = NvmlUses()
+    return lambda: uses.of(gpus)
 
 
 def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
     help="Use this many GPUs; simulated when there is no NVIDIA driver.",
 )
 @click.option(
+    "--use-busy-gpus",
+    is_flag=True,
+    envvar="DYNAPLAN_USE_BUSY_GPUS",
+    help="Also use GPUs whose memory other programs use; without it they are left out.",
+)
+@click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo."
 )
 @click.option(
@@ -76,6 +82,7 @@ def command(
     working_dir: Path | None,
     dry_run: bool,
     gpus: int | None,
+    use_busy_gpus: bool,
     namespace: str | None,
     api_key: str,
     drain_timeout: float,
@@ -111,7 +118,7 @@ def command(
 
     if dry_run:
         click.echo(dry_run_text(config))
-        click.echo(gpu_map(spec, gpus))
+        click.echo(gpu_map(spec, gpus, use_busy_gpus))
         return 0
     options = ServeOptions(
         host=host,
@@ -121,6 +128,7 @@ def command(
         api_key=api_key or None,
         drain_timeout_s=drain_timeout,
         leave_timeout_s=leave_timeout,
+        use_busy_gpus=use_busy_gpus,
     )
     sys.stdout.flush()
     return serve(spec, config, options)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
+    from dynaplan.domain.store import KeyValue
     from dynaplan.domain.worker_load import WorkerLoad
     from dynaplan.supervisor.deployments import RunningDeployment
 
@@ -32,17 +33,22 @@ COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV",
 def command(namespace: str | None, as_json: bool) -> None:
     """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime.
 
-    A worker whose engine starts is "loading", with the time that it usually takes.
+    A worker whose engine starts is "loading", with the time that it usually takes. A worker whose GPU is not
+    free is "waiting"; below the table stands what has the GPU.
     """
     found = connect(namespace)
-    loads, ignored = asyncio.run(_asked(found.namespace))
+    loads, waits, ignored = asyncio.run(_asked(found.namespace))
     usual = _usual_start_s(found)
-    workers = [_row(worker, loads.get(worker.name), usual.get(worker.name)) for worker in found.workers]
+    workers = [
+        _row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
+        for worker in found.workers
+    ]
     if as_json:
         document = {
             "namespace": found.namespace,
             "frontend_url": found.frontend_url,
             "workers": workers,
+            "waits": waits,
             "ignored_keys": ignored,
         }
         click.echo(json.dumps(document, indent=2))
@@ -52,17 +58,24 @@ def command(namespace: str | None, as_json: bool) -> None:
     for row in workers:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             click.echo(f"\n{row['worker']}: {row['reason']}")
+    for name, reason in waits.items():
+        click.echo(f"\n{name} waits: {reason}")
     for key, reason in ignored.items():
         click.echo(f"\nignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key.")
 
 
-def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> dict[str, Any]:
-    """Return the JSON form of one worker.
+def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = "") -> dict[str, Any]:
+    """Return the JSON form of one worker; ``waits`` says why it does not start yet.
 
     A worker without a registration is loading its engine, unless it has been registered before: its URL is
     known then.
     """
-    is_loading = worker.state.value == "starting" and worker.role.value in ENGINE_ROLES and not worker.url
+    is_loading = (
+        not waits
+        and worker.state.value == "starting"
+        and worker.role.value in ENGINE_ROLES
+        and not worker.url
+    )
     return {
         "worker": worker.name,
         "component": worker.component,
@@ -77,6 +90,7 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None) -> di
         "kv_usage": load.kv_usage if load else None,
         "uptime_s": _uptime_s(worker.started_at),
         "restarts": len(worker.restarts_s),
+        "waits": waits,
         "reason": worker.reason,
     }
 
@@ -102,7 +116,12 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state."""
+    """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state.
+
+    A worker that waits for its GPU is "waiting".
+    """
+    if row["waits"]:
+        return "waiting"
     if row["loading_s"] is None:
         return str(row["state"])
     usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
@@ -111,7 +130,8 @@ def _state(row: Mapping[str, Any]) -> str:
 
 def _is_lost(row: Mapping[str, Any]) -> bool:
     """Tell whether the worker was registered once and has lost its registration."""
-    return row["state"] == "starting" and row["role"] in ENGINE_ROLES and row["loading_s"] is None
+    is_starting = row["state"] == "starting" and not row["waits"]
+    return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
 def duration(seconds: float) -> str:
@@ -142,10 +162,12 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     }
 
 
-async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str]]:
-    """Ask the store and the workers: return loads by worker name, and faults of unreadable keys by key.
+async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str]]:
+    """Ask the store and the workers.
 
-    A worker that has no load or does not answer is left out; both are empty when etcd does not answer.
+    Return loads by worker name, what waits for GPUs and why by the worker's or service's name, and faults of
+    unreadable keys by key. A worker that has no load or does not answer is left out; all are empty when etcd
+    does not answer.
     """
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
@@ -158,7 +180,7 @@ async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str]]
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("etcd does not answer: loads are not known", err=True)
-        return {}, {}
+        return {}, {}, {}
     finally:
         await store.close()
     ignored = unreadable(namespace, items)
@@ -175,4 +197,14 @@ async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str]]
         await metrics.close()
     # A service without engine says zero throughout: it has no load.
     known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
-    return known, ignored
+    return known, _waits(namespace, items, ignored), ignored
+
+
+def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:
+    """Return what the fleet plugin publishes of workers that wait for GPUs: name -> why."""
+    from dynaplan.domain.documents import parse_object
+    from dynaplan.domain.planning.scaling import fleet_key
+
+    texts = [item.value for item in items if item.key == fleet_key(namespace) and item.key not in ignored]
+    waiting = parse_object(texts[0]).get("waiting") if texts else None
+    return {str(name): str(why) for name, why in waiting.items()} if isinstance(waiting, dict) else {}

@@ -1,4 +1,4 @@
-"""The GPUs of the box, and what may be asked of them."""
+"""The GPUs of the box, what is in use of them, and what may be asked of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,27 @@ class Gpu:
     uuid: str
     name: str = ""
     memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a GPU.
+
+    ``pid`` is 0 where the driver does not tell it, as of other containers' processes; ``name`` is empty and
+    ``uid`` -1 where the process cannot be looked at.
+    """
+
+    pid: int
+    name: str = ""
+    uid: int = -1
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """The memory of one GPU in use at one moment, in bytes, and the processes that hold it."""
+
+    used_bytes: int = 0
+    processes: tuple[GpuProcess, ...] = ()
 
 
 def check_gpu_request(gpus: float, service: str) -> None:

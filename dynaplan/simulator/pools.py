@@ -123,7 +123,7 @@ class Pools:
     def _reconcile(self, at_s: float) -> None:
         fleet = tuple(worker.record for worker in self._by_name.values())
         desired = {NAMES[role]: self.wanted.of(role) for role in self._gpus_per_worker}
-        after = reconcile(self._graph, fleet, desired, self._inventory, frozenset(), at_s)
+        after = reconcile(self._graph, fleet, desired, self._inventory, {}, at_s)
         started = {worker.name for worker in after.started(fleet)}
         for name in after.removed.keys() - started:
             del self._by_name[name]

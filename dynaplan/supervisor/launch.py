@@ -29,7 +29,8 @@ class Launch:
 
     ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long requests
     may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
-    ``scratch_dir`` is where workers keep files of their own while they live.
+    ``scratch_dir`` is where workers keep files of their own while they live. ``uses_busy_gpus``: GPUs that
+    other programs use are used, too.
     """
 
     graph: GraphSpec
@@ -47,6 +48,7 @@ class Launch:
     is_protected: bool = False
     drain_timeout_s: float = 30.0
     leave_timeout_s: float = ProcessSettings.drain_deadline_s
+    uses_busy_gpus: bool = False
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""

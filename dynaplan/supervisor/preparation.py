@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +30,15 @@ from dynaplan.domain.errors import (
     StatefileUnwritable,
     TemporaryError,
 )
+from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
 from dynaplan.foundation.sockets import free_port
+from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.embedded import (
     ServerSpec,
     check_external_etcd,
@@ -44,6 +47,7 @@ from dynaplan.supervisor.embedded import (
     embedded_nats,
 )
 from dynaplan.supervisor.fleet.document import new_document
+from dynaplan.supervisor.fleet.fleet_gpus import TAKEN_MEANWHILE
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.supervisor.leftovers import clear_leftovers
@@ -69,7 +73,7 @@ class ServeOptions:
 
     ``gpus`` is the number of GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their
     own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
-    worker leaves and the others go on.
+    worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +85,7 @@ class ServeOptions:
     leave_timeout_s: float = ProcessSettings.drain_deadline_s
     log_dir: Path | None = None
     state_dir: Path | None = None
+    use_busy_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         notes = clear_leftovers(wiring.open_statefile(statefile), wiring.processes())
     arbiter = wiring.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.gpu_inventory(options.gpus)
-    claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
-    # Not by ``claims``: the fleet plugin has claimed more in our name.
-    stack.callback(GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
-    workers = _first_workers(graph, gpus, claims)
+    workers, left_out = _first_workers(graph, gpus, arbiter, options, stack, bool(notes))
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
     stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
@@ -135,6 +137,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         bool(options.api_key),
         options.drain_timeout_s,
         options.leave_timeout_s,
+        options.use_busy_gpus,
     )
     if not any(server.name == "etcd" for server in servers):
         stack.callback(_forget_decisions, graph.namespace)
@@ -143,7 +146,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
-    return Preparation(launch, workers, servers, is_simulated, tuple(notes))
+    return Preparation(launch, workers, servers, is_simulated, (*notes, *left_out))
 
 
 def _forget_decisions(namespace: str) -> None:
@@ -184,16 +187,33 @@ def _as_deployment_error() -> Iterator[None]:
         raise DeploymentError(str(error.args[0]), hint=error.hint) from error
 
 
-def _first_workers(graph: GraphSpec, gpus: Any, claims: GpuClaims) -> tuple[Worker, ...]:
-    """Claim the GPUs of the configured workers, and return these; CapacityError when they do not fit."""
+def _first_workers(
+    graph: GraphSpec,
+    gpus: Sequence[Gpu],
+    arbiter: ProcessIdentity,
+    options: ServeOptions,
+    stack: ExitStack,
+    has_killed: bool,
+) -> tuple[tuple[Worker, ...], list[str]]:
+    """Claim the GPUs of the configured workers; return these, and lines about GPUs that others have.
+
+    ``has_killed``: leftovers were killed a moment ago, whose memory may not be free yet. Raises CapacityError
+    when the workers do not fit.
+    """
+    claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
+    # Not by ``claims``: the fleet plugin has claimed more in our name.
+    stack.callback(GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
     foreign = claims.foreign()
+    busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
+    notes = gpu_stock.notes(gpus, foreign, busy, options.use_busy_gpus)
+    unusable = foreign if options.use_busy_gpus else {**busy, **foreign}
     while True:
-        check_fits(graph, gpus, foreign)
-        workers = reconcile(graph, (), {}, gpus, foreign, time.monotonic()).fleet
+        check_fits(graph, gpus, unusable)
+        workers = reconcile(graph, (), {}, gpus, unusable, time.monotonic()).fleet
         missed = claims.claim_for(workers)
         if not missed:
-            return workers
-        foreign |= missed
+            return workers, notes
+        unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
 
 
 def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:

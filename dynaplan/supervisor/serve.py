@@ -21,8 +21,10 @@ from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.probe import health_answer
+from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
@@ -66,14 +68,16 @@ def _clear_up_in_peace() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def gpu_map(graph: GraphSpec, gpus: int | None) -> str:
+def gpu_map(graph: GraphSpec, gpus: int | None, use_busy_gpus: bool = False) -> str:
     """Return a table of the workers and their GPUs, for ``--dry-run``; CapacityError when they do not fit."""
     inventory, _ = wiring.gpu_inventory(gpus)
     arbiter = wiring.processes().identity_of(os.getpid())
-    foreign = wiring.gpu_claims(arbiter, graph.namespace).foreign([gpu.uuid for gpu in inventory])
-    unusable = frozenset(gpu.index for gpu in inventory if gpu.uuid in foreign)
+    foreign = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), inventory).foreign()
+    busy = gpu_stock.in_use(inventory, foreign)
+    notes = gpu_stock.notes(inventory, foreign, busy, use_busy_gpus)
+    unusable = foreign if use_busy_gpus else {**busy, **foreign}
     allocation.check_fits(graph, inventory, unusable)
-    return allocation.gpu_map(graph, inventory, unusable)
+    return "\n".join([*notes, allocation.gpu_map(graph, inventory, unusable)])
 
 
 class Serving:

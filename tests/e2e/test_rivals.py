@@ -62,7 +62,7 @@ async def test_two_deployments_that_scale_against_each_other_never_share_a_gpu(
     await asyncio.gather(*both)
     await eventually(lambda: len(in_use()) == 4, 15)
     waiting = one if "waits for its GPUs" in one.text else two
-    assert "held by others" in waiting.text
+    assert "claimed by deployment" in waiting.text
     other = two if waiting is one else one
     await asyncio.to_thread(other.run, *scale_to(other, 1))
     await eventually(lambda: len(in_use()) and len(gpus_in_use(waiting)) == 3, 20)

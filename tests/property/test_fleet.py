@@ -40,7 +40,13 @@ class Fleet(RuleBasedStateMachine):
     def decide(self, retry_failed: bool = False) -> Reconciled:
         owned = {index for worker in self.fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
         return reconcile(
-            self.graph, self.fleet, self.desired, INVENTORY, self.foreign - owned, self.now_s, retry_failed
+            self.graph,
+            self.fleet,
+            self.desired,
+            INVENTORY,
+            dict.fromkeys(self.foreign - owned, "taken"),
+            self.now_s,
+            retry_failed,
         )
 
     def reconcile(self, retry_failed: bool = False) -> None:

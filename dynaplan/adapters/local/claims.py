@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -63,7 +64,7 @@ class NodeClaims:
                     os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Return the subset that other living arbiters hold: UUID -> the holder's namespace and pid."""
+        """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
         with self._locked() as directory:
             held = self._held(directory)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
@@ -77,7 +78,7 @@ class NodeClaims:
                 continue
             arbiter = _arbiter(document)
             if self._is_foreign(arbiter):
-                held[document["uuid"]] = f"namespace {document['namespace']!r}, pid {arbiter.pid}"
+                held[document["uuid"]] = _holder(document, arbiter.pid)
         return held
 
     def _is_foreign(self, arbiter: ProcessIdentity) -> bool:
@@ -144,7 +145,17 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
         is_own = name == _file_name(document["uuid"], status.st_uid) and "namespace" in document
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return document if is_own else None
+    return {**document, "uid": status.st_uid} if is_own else None
+
+
+def _holder(document: Mapping[str, Any], pid: int) -> str:
+    """Return ``claimed by deployment 'two' (serve pid 123, user alice)``."""
+    uid = document["uid"]
+    try:
+        user = f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        user = f"uid {uid}"
+    return f"claimed by deployment {str(document['namespace'])[:80]!r} (serve pid {pid}, {user})"
 
 
 def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:

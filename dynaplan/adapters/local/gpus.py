@@ -10,6 +10,10 @@ from dynaplan.domain.errors import CapacityError, ConfigError
 from dynaplan.domain.gpus import Gpu
 
 DEFAULT_SIMULATED = 8
+SIMULATED_UUID = "GPU-SIM-"
+
+SIMULATED_BYTES = 80 * 2**30
+"""The memory of a simulated GPU in bytes: an H100's."""
 
 
 def inventory(
@@ -41,7 +45,8 @@ def inventory(
 
 def simulated(number: int) -> tuple[Gpu, ...]:
     """Return that many simulated GPUs: ``GPU-SIM-0``, ``GPU-SIM-1`` ..."""
-    return tuple(Gpu(index, f"GPU-SIM-{index}", "simulated") for index in range(number))
+    uuids = (f"{SIMULATED_UUID}{index}" for index in range(number))
+    return tuple(Gpu(index, uuid, "simulated", SIMULATED_BYTES) for index, uuid in enumerate(uuids))
 
 
 def nvml() -> tuple[Gpu, ...]:

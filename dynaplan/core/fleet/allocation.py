@@ -6,8 +6,9 @@ fractions of one GPU are never mixed, as in the original's allocator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from dynaplan.core.fleet.busy_gpus import by_reason, indices
 from dynaplan.domain.errors import CapacityError
 from dynaplan.domain.gpus import Gpu, check_gpu_request
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -19,7 +20,7 @@ Choice = tuple[tuple[int, ...], float]
 
 
 def choose_gpus(
-    inventory: Sequence[Gpu], fleet: Sequence[Worker], unusable: frozenset[int], gpus: float
+    inventory: Sequence[Gpu], fleet: Sequence[Worker], unusable: Collection[int], gpus: float
 ) -> Choice | None:
     """The GPUs for one more worker that asks for ``gpus`` of them; None when they are not free now.
 
@@ -48,30 +49,30 @@ def _shares(fleet: Sequence[Worker]) -> dict[int, list[float]]:
     return shares
 
 
-def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]) -> None:
+def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int, str]) -> None:
     """Raise CapacityError when the graph's first workers do not all get their GPUs.
 
-    The message says what each service asks for, what there is, and what to do.
+    The message says what each service asks for, what there is, and what to do. ``unusable`` are GPUs that
+    somebody else has: index -> the holder, in words.
     """
     if all(worker is not None for _, worker in _first_workers(graph, inventory, unusable)):
         return
-    existing = {gpu.index for gpu in inventory}
-    taken = sorted(existing & unusable)
     asking = [service for service in _own_process(graph) if service.gpus > 0]
     asks = ", ".join(f"{service.name} {service.workers} x {service.gpus:g}" for service in asking)
-    foreign = f"; somebody else has GPU {_list(taken)}" if taken else ""
+    taken = "".join(f"; {line}" for line in by_reason(unusable, inventory))
     raise CapacityError(
         f"the graph does not fit the GPUs of this box: it asks for {asks} (workers x GPUs); "
-        f"there are {len(existing)} visible{foreign}",
+        f"there are {len(inventory)} visible{taken}",
         hint=(
             "Lower ServiceArgs.workers or ServiceArgs.resources.gpu of a service"
-            + (", stop what holds the others (see `dynaplan status`)" if taken else "")
+            + (", stop what has the others" if taken else "")
             + ", or let it see more GPUs (CUDA_VISIBLE_DEVICES, --gpus)."
+            + (" --use-busy-gpus takes GPUs that are in use, too." if " in use " in taken else "")
         ),
     )
 
 
-def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]) -> str:
+def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Collection[int]) -> str:
     """Return a table of the graph's first workers and the GPUs that each would get, for ``--dry-run``."""
     rows = [("WORKER", "ROLE", "GPUS", "UUIDS")]
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
@@ -82,10 +83,17 @@ def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]
             continue
         fleet.append(worker)
         share = "" if worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
-        indices = (_list(worker.gpus) or "-") + share
-        rows.append((name, role.value, indices, ",".join(uuids[index] for index in worker.gpus)))
-    free = [gpu.index for gpu in inventory if gpu.index not in unusable | _shares(fleet).keys()]
-    return f"{text_table(rows)}\nGPUs: {len(inventory)}, free: {_list(free) or 'none'}"
+        rows.append(
+            (
+                name,
+                role.value,
+                (indices(worker.gpus) or "-") + share,
+                ",".join(uuids[index] for index in worker.gpus),
+            )
+        )
+    held = _shares(fleet)
+    free = [gpu.index for gpu in inventory if gpu.index not in unusable and gpu.index not in held]
+    return f"{text_table(rows)}\nGPUs: {len(inventory)}, free: {indices(free) or 'none'}"
 
 
 def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
@@ -138,7 +146,7 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
 
 
 def _first_workers(
-    graph: GraphSpec, inventory: Sequence[Gpu], unusable: frozenset[int]
+    graph: GraphSpec, inventory: Sequence[Gpu], unusable: Collection[int]
 ) -> Iterator[tuple[tuple[str, Role], Worker | None]]:
     """Yield every worker that the graph starts with, or None in its place when its GPUs are not there."""
     fleet: list[Worker] = []
@@ -156,7 +164,3 @@ def _first_workers(
 
 def _own_process(graph: GraphSpec) -> list[ServiceSpec]:
     return [service for service in graph.services if not service.in_process_of]
-
-
-def _list(indices: Sequence[int]) -> str:
-    return ",".join(map(str, indices))

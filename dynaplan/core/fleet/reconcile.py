@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.fleet.allocation import choose_gpus
+from dynaplan.core.fleet.busy_gpus import by_reason
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import COUNTS, HOLDS_GPUS, Worker, WorkerState, worker_name
@@ -65,17 +66,17 @@ def reconcile(
     fleet: Fleet,
     desired: Mapping[str, int],
     inventory: Sequence[Gpu],
-    unusable: frozenset[int],
+    unusable: Mapping[int, str],
     now_s: float,
     retry_failed: bool = False,
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
     ``desired`` is component -> number of workers. A component that it lacks, or has below 0 ("not set"), gets
-    the number in the graph; a component that the graph lacks gets none. ``unusable`` are the indices of GPUs
-    that somebody else holds. A failed worker counts as one of the desired ones, so that a worker that cannot
-    run is not started all the time; it is replaced when its ``retry_at_s`` has come, or, by
-    ``retry_failed``, when the desired counts are written anew.
+    the number in the graph; a component that the graph lacks gets none. ``unusable`` are the GPUs that
+    somebody else has: index -> the holder, in words. A failed worker counts as one of the desired ones, so
+    that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
+    come, or, by ``retry_failed``, when the desired counts are written anew.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
@@ -135,7 +136,7 @@ def _starts(
     fleet: Fleet,
     wanted: Mapping[str, int],
     inventory: Sequence[Gpu],
-    unusable: frozenset[int],
+    unusable: Mapping[int, str],
     now_s: float,
 ) -> tuple[Fleet, dict[str, str]]:
     """A new worker for each missing one for which GPUs are free, and the components that wait for GPUs."""
@@ -171,12 +172,12 @@ def _free_name(graph: GraphSpec, component: str, fleet: tuple[Worker, ...]) -> s
 
 
 def _why_waiting(
-    service: ServiceSpec, fleet: tuple[Worker, ...], inventory: Sequence[Gpu], unusable: frozenset[int]
+    service: ServiceSpec, fleet: tuple[Worker, ...], inventory: Sequence[Gpu], unusable: Mapping[int, str]
 ) -> str:
     held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
-    free = [gpu for gpu in inventory if gpu.index not in held | unusable]
+    free = [gpu for gpu in inventory if gpu.index not in held and gpu.index not in unusable]
     why = f"it needs {service.gpus:g} GPU, {len(free)} of {len(inventory)} are free"
-    if foreign := sorted({gpu.index for gpu in inventory} & unusable):
-        why += f"; held by others: {','.join(map(str, foreign))}"
+    others = {index: reason for index, reason in unusable.items() if index not in held}
+    why += "".join(f"; {line}" for line in by_reason(others, inventory))
     draining = [worker.name for worker in fleet if worker.state is WorkerState.DRAINING and worker.gpus]
     return why + (f"; draining: {', '.join(draining)}" if draining else "")

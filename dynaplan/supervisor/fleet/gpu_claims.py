@@ -24,15 +24,16 @@ class GpuClaims:
         self._index_of = {gpu.uuid: gpu.index for gpu in inventory}
         self._uuid_of = {gpu.index: gpu.uuid for gpu in inventory}
         self._held: frozenset[int] | None = None
-        self._foreign: frozenset[int] = frozenset()
+        self._foreign: dict[int, str] = {}
 
-    def foreign(self) -> frozenset[int]:
-        """Return the GPUs that other deployments hold at this moment."""
+    def foreign(self) -> dict[int, str]:
+        """Return the GPUs that other deployments hold at this moment: index -> the holder, in words."""
         try:
-            self._foreign = frozenset(self._index_of[uuid] for uuid in self._claims.foreign(self._index_of))
+            holders = self._claims.foreign(self._index_of)
+            self._foreign = {self._index_of[uuid]: holder for uuid, holder in holders.items()}
         except DeploymentError as error:
             log.warning("%s", error)
-        return self._foreign
+        return dict(self._foreign)
 
     def claim_for(self, fleet: Iterable[Worker]) -> frozenset[int]:
         """Claim the GPUs of these workers; return the ones that could not be obtained."""

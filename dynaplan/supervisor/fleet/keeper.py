@@ -36,9 +36,10 @@ from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.ports import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.deployments import tail
-from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.store_link import StoreLink
+from dynaplan.supervisor.fleet.waits import Waits
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.scratch import remove_files_of
 from dynaplan.supervisor.watchers import worker_watcher
@@ -97,7 +98,7 @@ class FleetKeeper:
         clock: Clock,
         link: StoreLink,
         health: HealthWatch,
-        gpus: GpuClaims,
+        gpus: FleetGpus,
         record: Callable[[Sequence[Worker]], None],
         say: Callable[[str], None],
         learn: Callable[[str, float], None],
@@ -117,7 +118,7 @@ class FleetKeeper:
         self._wake = wake
         self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
         self._exit_codes: dict[int, int] = {}
-        self._waiting: Mapping[str, str] = {}
+        self._waits = Waits()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
         self._killed = 0
@@ -162,8 +163,8 @@ class FleetKeeper:
             if worker.state is WorkerState.STARTING and not worker.pid:
                 await self._ensure_process(worker)
         for worker in list(self._workers.values()):
-            if worker.state is WorkerState.DRAINING and worker.pid:
-                await self._press(worker)
+            if worker.state is WorkerState.DRAINING:
+                await (self._press(worker) if worker.pid else self._ensure_process(worker))
         self._tell_store()
         return self._next_look_s()
 
@@ -235,7 +236,9 @@ class FleetKeeper:
         self._gpus.release_beyond(self._workers.values())
         for step, worker in after.steps(before):
             log.info("%s %s: %s", step, worker.name, after.removed.get(worker.name) or worker.reason)
-        self._say_what_waits(after.waiting)
+        hindered = self._gpus.hindered(after.fleet)
+        for line in self._waits.news(after.waiting, hindered, self._clock.now_s()):
+            self._say(line)
         return after
 
     def _reconciled(self, fleet: tuple[Worker, ...]) -> Reconciled:
@@ -245,25 +248,23 @@ class FleetKeeper:
         is_new = self._decision_id is not None and decision_id != self._decision_id
         self._decision_id = decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
-        foreign = self._gpus.foreign()
+        unusable = self._gpus.unusable(fleet)
+        fleet = self._gpus.moved(fleet, self._waits.overdue(self._clock.now_s()), unusable)
         while True:
             now_s = self._clock.now_s()
-            after = reconcile(launch.graph, fleet, desired, launch.gpus, foreign, now_s, retry_failed=is_new)
-            missed = self._gpus.claim_for(after.fleet) - foreign
-            if not missed:
+            after = reconcile(launch.graph, fleet, desired, launch.gpus, unusable, now_s, retry_failed=is_new)
+            missed = self._gpus.claim_for(after.fleet)
+            if missed.keys() <= unusable.keys():
                 return after
-            foreign |= missed
-
-    def _say_what_waits(self, waiting: Mapping[str, str]) -> None:
-        for component, why in waiting.items():
-            if self._waiting.get(component) != why:
-                self._say(f"{component}: a worker waits for its GPUs: {why}")
-        self._waiting = waiting
+            unusable = missed | unusable
 
     # -- act -------------------------------------------------------------------------------------
 
     async def _ensure_process(self, worker: Worker) -> None:
-        """Give the worker a process: the running one, if the last keeper got that far, else a new one."""
+        """Give the worker a process: the running one, if the last keeper got that far, else a new one.
+
+        No new one while its GPUs are not free, nor for a worker that is to leave: that one is gone then.
+        """
         watcher = worker_watcher(self._launch, worker)
         pid = 0
         try:
@@ -272,6 +273,11 @@ class FleetKeeper:
                 await self._circus.remove(watcher.name)
         except CommandRefused:
             log.debug("%s has no watcher yet", watcher.name)
+        if not pid and worker.state is WorkerState.DRAINING:
+            self._keep_one(after_exit(worker, None, self._clock.now_s()))
+            return
+        if not pid and worker.name in self._waits.reasons:
+            return
         pid = pid or await self._circus.add(watcher.name, watcher.cmd, watcher.args, watcher.options)
         if pid:
             self._keep_one(replace(worker, pid=pid, started_at=self._processes.identify(pid) or 0))
@@ -348,7 +354,8 @@ class FleetKeeper:
         if first:
             link.decide_first(first)
             return
-        document = fleet_document(graph, self._workers, len(self._launch.gpus))
+        gpus = self._gpus.total(tuple(self._workers.values()))
+        document = fleet_document(graph, self._workers, gpus) | {"waiting": self._waits.reasons}
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": self._killed})
         desired = desired_workers(graph, counts, self._workers)
         if counts.is_pending and is_carried_out(graph, self._workers, desired, link.instances or ()):
@@ -357,7 +364,8 @@ class FleetKeeper:
     def _next_look_s(self) -> float:
         is_going = any(departure.gone_since_s is not None for departure in self._departures.values())
         is_coming = any(
-            worker.state is WorkerState.STARTING and not worker.pid for worker in self._workers.values()
+            worker.state is WorkerState.STARTING and not worker.pid and worker.name not in self._waits.reasons
+            for worker in self._workers.values()
         )
         if is_going or is_coming:
             return LOOK_SOON_S

@@ -20,7 +20,9 @@ from dynaplan.foundation.guard import die_with_parent
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.fleet.document import Statefile
+from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import FleetKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
@@ -40,6 +42,7 @@ class FleetPlugin(CircusPlugin):
         self._keeper: FleetKeeper | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def initialize(self) -> None:
         """Connect, and begin to keep the fleet."""
@@ -69,6 +72,8 @@ class FleetPlugin(CircusPlugin):
         statefile = await Statefile.open(store, launch, circus, processes)
         link = StoreLink(wiring.connect_store(), launch.namespace, self._wake)
         link.start()
+        claims = GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus)
+        memory = self._gpu_memory(launch)
         self._keeper = keeper = FleetKeeper(
             launch,
             statefile.workers,
@@ -77,7 +82,7 @@ class FleetPlugin(CircusPlugin):
             clock=wiring.system_clock(),
             link=link,
             health=HealthWatch(link.is_answering, self._wake),
-            gpus=GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus),
+            gpus=FleetGpus(launch.gpus, claims, memory),
             record=statefile.record,
             say=terminal.say,
             learn=wiring.startup_times(launch.statefile).learn,
@@ -85,6 +90,14 @@ class FleetPlugin(CircusPlugin):
         )
         log.info("keeping %d workers", len(keeper.workers))
         await keeper.run()
+
+    def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
+        """Begin to follow the memory of the GPUs, unless what others use does not count."""
+        if launch.uses_busy_gpus or not launch.gpus:
+            return None
+        memory = GpuMemory(launch.gpus, wiring.gpu_uses(launch.gpus), wiring.system_clock(), self._wake)
+        self._watching = asyncio.ensure_future(memory.run())
+        return memory
 
 
 class Terminal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,10 @@ def test_a_gpu_has_one_owner_on_the_whole_machine(node: Path) -> None:
     assert ours.claim(["GPU-0", "GPU-1"]) == {"GPU-0", "GPU-1"}
     assert theirs.claim(["GPU-1", "GPU-2"]) == {"GPU-2"}
     assert ours.claim(["GPU-1", "GPU-2"]) == {"GPU-1"}
-    assert ours.foreign(["GPU-1", "GPU-2"]) == {"GPU-2": f"namespace 'b', pid {THEIRS.pid}"}
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert ours.foreign(["GPU-1", "GPU-2"]) == {
+        "GPU-2": f"claimed by deployment 'b' (serve pid {THEIRS.pid}, user {user})"
+    }
 
 
 def test_a_gpu_given_back_can_be_claimed_and_only_its_owner_gives_it_back(node: Path) -> None:

@@ -11,7 +11,7 @@ from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Role, Worker
 from tests.unit.core.fleet.graphs import BACKOFF, DRAINING, FAILED, box, decode, graph, prefill, worker
 
-NOBODY: frozenset[int] = frozenset()
+NOBODY: dict[int, str] = {}
 
 
 def assign(gpus: int, *requests: float) -> list[tuple[int, ...] | None]:
@@ -72,11 +72,12 @@ def test_gpus_of_others_are_left_alone() -> None:
 
 def test_a_graph_that_does_not_fit_is_refused_with_asks_existing_and_advice() -> None:
     with pytest.raises(CapacityError) as error:
-        check_fits(graph(decode(3, 2), prefill(2, 1)), box(4), frozenset({3}))
+        check_fits(graph(decode(3, 2), prefill(2, 1)), box(4), {3: "claimed by deployment 'two'"})
     text = str(error.value)
     assert "VllmWorker 3 x 2" in text
     assert "PrefillWorker 2 x 1" in text
-    assert "4 visible; somebody else has GPU 3" in text
+    assert "4 visible; GPU 3: claimed by deployment 'two'" in text
+    assert "--use-busy-gpus" not in text
     assert "ServiceArgs" in text
 
 

@@ -21,7 +21,7 @@ from tests.unit.core.fleet.graphs import (
     worker,
 )
 
-NOBODY: frozenset[int] = frozenset()
+NOBODY: dict[int, str] = {}
 DISAGG = graph(decode(), prefill())
 
 Steps = list[tuple[str, str]]

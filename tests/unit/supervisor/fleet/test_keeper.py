@@ -17,7 +17,9 @@ from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
 from dynaplan.supervisor.fleet.keeper import FleetKeeper
 from dynaplan.supervisor.launch import Launch
 from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses
@@ -62,6 +64,8 @@ class Box:
         self.is_disk_full = False
         self.frozen: set[str] = set()
         self.learnt: list[tuple[str, float]] = []
+        self.wake = asyncio.Event()
+        self.memory: GpuMemory | None = None
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> FleetKeeper:
@@ -74,11 +78,11 @@ class Box:
             clock=self,
             link=cast(Any, self.link),
             health=cast(Any, self.health),
-            gpus=GpuClaims(self.claims, self.launch.gpus),
+            gpus=FleetGpus(self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory),
             record=self.record,
             say=self.said.append,
             learn=lambda key, seconds: self.learnt.append((key, seconds)),
-            wake=asyncio.Event(),
+            wake=self.wake,
         )
         return self.keeper
 

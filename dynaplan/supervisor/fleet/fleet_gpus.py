@@ -1,0 +1,75 @@
+"""The GPUs that the fleet may use: claimed by no other deployment, and used by nobody's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dynaplan.core.fleet.allocation import choose_gpus
+from dynaplan.core.fleet.busy_gpus import by_reason
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker, WorkerState
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
+
+TAKEN_MEANWHILE = "claimed by another deployment a moment ago"
+
+
+class FleetGpus:
+    """Joins the claims and the memory; ``memory`` is None with ``--use-busy-gpus``, and only claims count."""
+
+    def __init__(self, inventory: Sequence[Gpu], claims: GpuClaims, memory: GpuMemory | None) -> None:
+        self._inventory = inventory
+        self._claims = claims
+        self._memory = memory
+        self._claimed: dict[int, str] = {}
+
+    def unusable(self, fleet: Sequence[Worker]) -> dict[int, str]:
+        """Return the GPUs that no further worker may get now: index -> the holder, in words."""
+        self._claimed = self._claims.foreign()
+        return self._busy(fleet) | self._claimed
+
+    def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:
+        """Claim the GPUs of these workers; return the ones that could not be obtained, with the reason."""
+        return dict.fromkeys(self._claims.claim_for(fleet), TAKEN_MEANWHILE)
+
+    def release_beyond(self, fleet: Iterable[Worker]) -> None:
+        """Give back every claim on a GPU that none of these workers holds."""
+        self._claims.release_beyond(fleet)
+
+    def hindered(self, fleet: Sequence[Worker]) -> dict[str, str]:
+        """Return the workers without a process whose own GPUs are still in use: name -> why."""
+        busy = self._busy(fleet)
+        return {
+            worker.name: "; ".join(by_reason({i: busy[i] for i in worker.gpus if i in busy}, self._inventory))
+            for worker in fleet
+            if worker.state is WorkerState.STARTING and not worker.pid and busy.keys() & set(worker.gpus)
+        }
+
+    def moved(
+        self, fleet: Sequence[Worker], overdue: Collection[str], unusable: Mapping[int, str]
+    ) -> tuple[Worker, ...]:
+        """Return the fleet in which overdue workers without a process have other GPUs, if some are free."""
+        moved = list(fleet)
+        for place, worker in enumerate(fleet):
+            if worker.name in overdue and worker.state is WorkerState.STARTING and not worker.pid:
+                others = [*moved[:place], *moved[place + 1 :]]
+                choice = choose_gpus(self._inventory, others, unusable, worker.gpu_request)
+                if choice:
+                    moved[place] = replace(worker, gpus=choice[0], gpu_share=choice[1])
+        return tuple(moved)
+
+    def total(self, fleet: Sequence[Worker]) -> int:
+        """Return the number of GPUs that a planner may plan with.
+
+        GPUs that other programs use are left out. The ones of other deployments are not: they come and go
+        as those scale.
+        """
+        held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
+        left_out = self._busy(fleet).keys() - held - self._claimed.keys()
+        if self._memory:
+            left_out = {index for index in left_out if not self._memory.is_being_freed(index)}
+        return len(self._inventory) - len(left_out)
+
+    def _busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
+        return self._memory.busy(fleet) if self._memory else {}

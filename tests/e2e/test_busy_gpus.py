@@ -1,0 +1,99 @@
+"""GPUs whose memory other programs use: simulated GPUs, filled and emptied by hand while everything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.deployment import Deployment
+from tests.fakes.polling import wait_until
+
+QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3", "--leave-timeout", "3")
+AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", *QUIET)
+WORKER = "dynamo_VllmWorker"
+
+
+def fill(directory: Path, *gpus: int) -> None:
+    """Have this test's process use 71 GB of these GPUs."""
+    node = directory / "node"
+    if not node.exists():
+        node.mkdir()
+        node.chmod(0o1777)
+    for gpu in gpus:
+        (node / f"gpu-{gpu}.json").write_text(json.dumps({"used_bytes": 71 * 2**30, "pids": [os.getpid()]}))
+
+
+def empty(directory: Path, *gpus: int) -> None:
+    for gpu in gpus:
+        (directory / "node" / f"gpu-{gpu}.json").unlink()
+
+
+def in_use(gpu: int) -> str:
+    return f"GPU {gpu}: 71 of 80 GB in use by pid {os.getpid()} ("
+
+
+def workers(deployment: Deployment) -> dict[str, Any]:
+    rows = json.loads(deployment.run("status", "--json").stdout)["workers"]
+    return {row["worker"]: row for row in rows if row["role"] == "decode"}
+
+
+def test_gpus_in_use_are_left_out_until_they_are_free(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    fill(tmp_path, 0, 2)
+    deployment = deploy(*AGGREGATED, "--gpus", "3")
+    assert in_use(0)[:5] in deployment.text
+    assert "GPU 0,2: 71 of 80 GB in use by pid" in deployment.text
+    assert "left out" in deployment.text
+    assert workers(deployment)[WORKER]["gpus"] == [1]
+    refused = deployment.run("scale", "decode=2")
+    assert (refused.returncode, "there are 1" in refused.stderr) == (2, True)
+    empty(tmp_path, 2)
+    wait_until(lambda: deployment.run("scale", "decode=2").returncode == 0, 60)
+    assert workers(deployment)[f"{WORKER}_1"]["gpus"] == [2]
+
+
+def test_a_worker_whose_gpu_is_taken_while_it_restarts_waits_and_says_so(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    deployment = deploy(*AGGREGATED, "--gpus", "1")
+    fill(tmp_path, 0)
+    os.kill(deployment.pid_of(WORKER), 9)
+
+    def shown() -> str:
+        return deployment.run("status").stdout
+
+    wait_until(lambda: "waiting" in shown() and f"{WORKER} waits: {in_use(0)}" in shown(), 30)
+    wait_until(lambda: f"{WORKER} waits: {in_use(0)}" in deployment.text, 30)
+    assert workers(deployment)[WORKER]["pid"] == 0
+    empty(tmp_path, 0)
+    wait_until(lambda: workers(deployment)[WORKER]["state"] == "ready", 60)
+
+
+def test_a_box_without_a_free_gpu_is_refused_unless_busy_ones_may_be_used(tmp_path: Path) -> None:
+    fill(tmp_path, 0)
+
+    def dry_run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [*(sys.executable, "-m", "dynaplan", "serve", "graphs.agg:Frontend", "-f", "agg.yaml")]
+        return subprocess.run(
+            [*command, "--gpus", "1", "--dry-run", *more],
+            env={**os.environ, "DYNAPLAN_NODE_DIR": str(tmp_path / "node")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    refused = dry_run()
+    assert refused.returncode == 2
+    assert in_use(0) in refused.stderr
+    assert "--use-busy-gpus" in refused.stderr
+    allowed = dry_run("--use-busy-gpus")
+    assert allowed.returncode == 0
+    assert f"{in_use(0)}" in allowed.stdout
+    assert "used all the same" in allowed.stdout
