@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, nearest
+from dynaplan.domain.model_catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -100,12 +101,38 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
     """The model as workers of this engine must be told it, and what clients may call it.
 
-    A path in ``directory`` becomes absolute; the public name is empty when the model has one already.
+    A path in ``directory`` becomes absolute; the public name is empty when the model has one already. A
+    pulled model is told by its path and called by its name. ConfigError for one that was never pulled.
     """
     from dynaplan.adapters.engines.common.model_files import absolute_path, public_name
+    from dynaplan.adapters.local.pulled_models import pulled_file
 
+    pulled = pulled_file(model, directory, os.environ) if name == "llamacpp" else None
+    if pulled:
+        return str(pulled), model
     location = absolute_path(name, model, directory)
     return location, public_name(name, location)
+
+
+def package_of(engine: str) -> str:
+    """Return what pip installs for that engine."""
+    from dynaplan.adapters.engines.common.requirements import REQUIREMENTS
+
+    return REQUIREMENTS[engine].package
+
+
+def pull_model(name: str) -> Path:
+    """Fetch a model of the catalogue into the user's cache unless it is there; return its path."""
+    from dynaplan.adapters.local.pulled_models import models_dir, pull
+
+    return pull(CATALOGUE[name], models_dir(os.environ))
+
+
+def is_pulled(name: str) -> bool:
+    """Tell whether the file of that model is in the user's cache."""
+    from dynaplan.adapters.local.pulled_models import models_dir
+
+    return (models_dir(os.environ) / CATALOGUE[name].file).is_file()
 
 
 def _engine_module(name: str) -> Any:

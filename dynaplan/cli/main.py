@@ -11,7 +11,10 @@ import click
 from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError, nearest
 
-COMMANDS = ("serve", "planner", "status", "scale", "why", "logs", "stop", "simulate", "replay", "profile-sla")
+COMMANDS = (
+    *("serve", "planner", "status", "scale", "why", "logs", "stop"),
+    *("simulate", "replay", "profile-sla", "pull"),
+)
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""
 
 HABITS = {
@@ -25,6 +28,8 @@ HABITS = {
     "down": "stop",
     "kill": "stop",
     "explain": "why",
+    "download": "pull",
+    "fetch": "pull",
 }
 """Commands of other tools, and the one of dynaplan that does the same."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dynaplan.domain.errors import GraphError
+from dynaplan.domain.model_catalogue import CATALOGUE
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+(?<!\.py)", re.ASCII)
 """``organization/model``, the name of a model on the Hugging Face hub."""
@@ -44,16 +45,26 @@ class ServeCommand(OverridingCommand):
             raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from None
 
 
-def serve_command(model: str) -> str:
-    """Return the command that serves a model by itself, with the engine that takes it."""
-    file = "llamacpp.yaml" if model.lower().endswith(".gguf") else "vllm.yaml"
-    return f"dynaplan serve graphs.agg:Frontend -f {file} --Common.model={shlex.quote(model)}"
+GRAPH_OF_A_MODEL = "graphs.agg:Frontend"
+"""The graph that serves a model by itself."""
 
 
-def refuse_model(graph: str) -> None:
-    """Raise GraphError, with the right command, when GRAPH is a model: a file, a directory, a name."""
-    if is_model(graph):
-        raise GraphError(f"{graph} is a model, not a graph", hint=f"Write `{serve_command(graph)}`.")
+def file_for(model: str) -> str:
+    """Return the shipped YAML of the engine that takes this model."""
+    is_gguf = model.lower().endswith(".gguf") or model in CATALOGUE
+    return "llamacpp.yaml" if is_gguf else "vllm.yaml"
+
+
+def serve_command(model: str, file: str = "") -> str:
+    """Return the command that serves a model by itself, with that file or the one of its engine."""
+    file = file or file_for(model)
+    return f"dynaplan serve {GRAPH_OF_A_MODEL} -f {file} --Common.model={shlex.quote(model)}"
+
+
+def model_override(model: str) -> str:
+    """Return the option that names the model; one that lies here by its absolute path."""
+    path = Path(model).expanduser()
+    return f"--Common.model={json.dumps(str(path.absolute()) if path.exists() else model)}"
 
 
 def is_model(text: str) -> bool:
@@ -61,6 +72,8 @@ def is_model(text: str) -> bool:
     path = Path(text).expanduser()
     if text.lower().endswith(".gguf"):
         return True
+    if text in CATALOGUE:
+        return not path.exists() and not path.with_name(f"{text}.py").exists()
     if path.is_dir():
         return (path / "config.json").is_file() and not (path / "__init__.py").is_file()
     parent = text.partition("/")[0]

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.overriding import ServeCommand, refuse_model
+from dynaplan.cli.overriding import (
+    GRAPH_OF_A_MODEL,
+    ServeCommand,
+    file_for,
+    is_model,
+    model_override,
+    serve_command,
+)
 from dynaplan.domain.settings.worker import ProcessSettings
 
 if TYPE_CHECKING:
@@ -89,7 +96,10 @@ def command(
     leave_timeout: float,
     circus_tcp: bool,
 ) -> int:
-    """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C."""
+    """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
+
+    A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
+    """
     from dynaplan.cli.checking import check_settings, locate_models
     from dynaplan.domain.errors import GraphError
     from dynaplan.sdk.config import dry_run_text, find_config_file, read_config
@@ -97,7 +107,11 @@ def command(
     from dynaplan.sdk.resolve import resolve_graph
     from dynaplan.sdk.validation import unused_common, validate_config
 
-    refuse_model(graph)
+    if is_model(graph):
+        config_file = config_file or file_for(graph)
+        click.echo(f"{graph} is a model. This is: {serve_command(graph, config_file)}", err=True)
+        ctx.obj = [model_override(graph), *ctx.obj]
+        graph = GRAPH_OF_A_MODEL
     directory = (working_dir or default_working_dir(graph)).resolve()
     if not directory.is_dir():
         raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.adapters.local.pulled_models import models_dir, pull
+from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.model_catalogue import CATALOGUE
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import aggregated, disaggregated
-from tests.llm.fetch import NotFetched, smollm2
 
 
 @pytest.fixture(scope="session")
 def model() -> Path:
     """SmolLM2-135M-Instruct; kept in the environment that the tests run in."""
     try:
-        return smollm2(Path(sys.prefix) / "models")
-    except NotFetched as error:
+        return pull(CATALOGUE["smollm2"], models_dir({"XDG_CACHE_HOME": str(Path(sys.prefix) / "cache")}))
+    except TemporaryError as error:
         pytest.skip(str(error))
 
 

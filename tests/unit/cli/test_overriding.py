@@ -1,7 +1,8 @@
-"""A model where a graph stands, and an engine's option without its section: answered with what to write."""
+"""A model where a graph stands is served, and an option without its section is told with its section."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -19,23 +20,37 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "command"),
+    ("model", "file"),
     [
-        ("tiny.gguf", "graphs.agg:Frontend -f llamacpp.yaml --Common.model=tiny.gguf"),
-        ("~/my models/Tiny.GGUF", "-f llamacpp.yaml --Common.model='~/my models/Tiny.GGUF'"),
-        ("Qwen/Qwen3-0.6B", "graphs.agg:Frontend -f vllm.yaml --Common.model=Qwen/Qwen3-0.6B"),
-        ("downloaded", "-f vllm.yaml --Common.model=downloaded"),
+        ("tiny.gguf", "llamacpp.yaml"),
+        ("~/my models/Tiny.GGUF", "llamacpp.yaml"),
+        ("smollm2", "llamacpp.yaml"),
+        ("Qwen/Qwen3-0.6B", "vllm.yaml"),
+        ("downloaded", "vllm.yaml"),
     ],
 )
-def test_a_model_in_the_place_of_the_graph_is_answered_with_the_command_that_serves_it(
-    model: str, command: str, directory: Path
+def test_a_model_in_the_place_of_the_graph_is_served_by_itself_with_the_engine_that_takes_it(
+    model: str, file: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "downloaded").mkdir()
     (directory / "downloaded" / "config.json").write_text("{}")
-    result = CliRunner().invoke(group, ["serve", model])
-    assert isinstance(result.exception, GraphError)
-    assert "is a model, not a graph" in str(result.exception)
-    assert f"{command}`." in str(result.exception)
+    read: list[object] = []
+
+    def read_config(path: Path, overrides: list[str]) -> None:
+        read.append((path.name, overrides))
+        raise GraphError("far enough")
+
+    monkeypatch.setattr("dynaplan.sdk.config.read_config", read_config)
+    result = CliRunner().invoke(group, ["serve", model, "--VllmWorker.max-num-seqs=2"])
+    assert str(result.exception) == "far enough"
+    told = model if model != "downloaded" else str(directory / model)
+    assert read == [(file, [f'--Common.model="{told}"', "--VllmWorker.max-num-seqs=2"])]
+    assert f"graphs.agg:Frontend -f {file} --Common.model={shlex.quote(model)}" in result.output
+
+
+def test_the_file_that_is_named_serves_a_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(group, ["serve", "smollm2", "-f", "llamacp.yaml"])
+    assert "did you mean 'llamacpp.yaml'?" in str(result.exception).lower()
 
 
 @pytest.mark.parametrize(
@@ -47,11 +62,19 @@ def test_a_model_in_the_place_of_the_graph_is_answered_with_the_command_that_ser
         "mine/graph",
         "mine/graph.py:Frontend",
         "new/graph.py",
+        "smolm2",
     ],
 )
 def test_a_graph_is_not_taken_for_a_model(graph: str, directory: Path) -> None:
     (directory / "mine").mkdir()
     assert not is_model(graph)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2.py"])
+def test_a_module_of_ones_own_goes_before_a_model_that_can_be_pulled(name: str, directory: Path) -> None:
+    assert is_model("smollm2")
+    (directory / name).write_text("")
+    assert not is_model("smollm2")
 
 
 @pytest.mark.parametrize(

@@ -23,3 +23,10 @@ def test_no_path_of_a_developers_machine_is_written_down() -> None:
         if homes.search(line)
     ]
     assert found == []
+
+
+def test_nobody_is_told_to_install_a_package_of_our_name_from_an_index() -> None:
+    """The name on the index is not ours: a clone is installed by its path, a library by its own name."""
+    files = [*(REPOSITORY / "dynaplan").rglob("*.py"), *REPOSITORY.rglob("*.md"), REPOSITORY / "setup.cfg"]
+    told = re.compile(r"dynaplan\[|(?:pip|uv|pipx)[\w ]* install[^`\n&]* '?dynaplan\b(?!/)")
+    assert [short(path) for path in files if told.search(path.read_text(errors="replace"))] == []

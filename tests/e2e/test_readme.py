@@ -1,0 +1,90 @@
+"""A user who has nothing but README.md follows it from the top: every command does what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.readme import REAL_MODEL, Shell, commands
+from tests.fakes.polling import PATIENCE_S, wait_until
+
+NOT_RUN = {
+    "pip install -e .": "tox has done it",
+    "pip install -e '.[llamacpp]'": "tox has done it",
+    "pip install tox": "tox has done it",
+    "tox": "this is run by it",
+    "tox -e vllm": "downloads 1 GB",
+    "dynaplan profile-sla --config disagg.yaml --output-dir profiling_results": "takes minutes; "
+    "tests/e2e/test_profile_sla.py runs it with fewer points",
+}
+"""Commands that cannot be run here, and why. Those of the real model are run by tests/llm/test_readme.py."""
+
+FOLLOWS = {
+    "dynaplan logs dynamo_VllmWorker -f": "VllmWorker",
+    "tensorboard --logdir ~/.dynamo/logs/dynamo/planner": "http://",
+}
+"""Commands that go on until Ctrl-C, and a part of what they must print first."""
+
+LOAD, DECISION = "words=", "dynaplan why --changes"
+"""The beginnings of the command that makes load, and of the one that shows the decision it brought about."""
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.close()
+
+
+def test_no_exception_is_out_of_date() -> None:
+    shown = commands()
+    assert [command for command in (*NOT_RUN, *FOLLOWS) if command not in shown] == []
+    assert any(command.startswith(LOAD) for command in shown)
+    assert any(command.startswith(DECISION) for command in shown)
+
+
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_readme_can_be_followed_as_they_are_written(shell: Shell) -> None:
+    shown = dict.fromkeys(each for each in commands() if each not in NOT_RUN and REAL_MODEL not in each)
+    serve = [each for each in shown if each.startswith("dynaplan serve") and "--dry-run" not in each]
+    assert len(serve) == 2
+    with shell.serving(serve[0]) as output:
+        pass
+    assert output.read_text().endswith("Stopped.\n")
+    with ExitStack() as until_stopped, ExitStack() as until_decided:
+        for command in shown:
+            if command in serve:
+                if command == serve[1]:
+                    until_stopped.enter_context(shell.serving(command))
+            elif command.startswith(LOAD):
+                until_decided.enter_context(load(shell, command))
+            elif command.startswith(DECISION):
+                wait_until(lambda line=command: "changed" in shell.run(line), 3 * PATIENCE_S, 3.0)
+                until_decided.close()
+            elif command in FOLLOWS:
+                with shell.running(command, FOLLOWS[command]):
+                    pass
+            else:
+                printed = shell.run(command)
+                assert "choices" in printed or not command.startswith("curl"), printed
+                assert printed, command
+    assert (shell.directory / "page.html").stat().st_size > 10_000
+
+
+@contextmanager
+def load(shell: Shell, command: str) -> Iterator[None]:
+    """The command in the background, with all that it starts, until the block ends."""
+    line = command.replace("127.0.0.1:8000", shell.address)
+    process = subprocess.Popen(["bash", "-c", line], env=shell.environment, start_new_session=True)
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(PATIENCE_S)
