@@ -24,17 +24,25 @@ class MortalWorker(FakeWorker):
         super().__init__(name, tokens=20)
         self.transports: set[asyncio.Transport] = set()
         self.dead = False
+        self.dying: asyncio.Task[None] | None = None
 
     async def _act(self, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
         assert request.transport
+        if self.dead:  # a connection that was made in the moment of its death
+            request.transport.abort()
+            return web.Response()
         self.transports.add(request.transport)
         if "grammar_triggers" in body:
             self.dead = True
-            await self._stop_listening()
-            for transport in self.transports:
-                transport.abort()
+            self.dying = asyncio.create_task(self._die())
+            await asyncio.shield(self.dying)  # a client that leaves does not stop it
             return web.Response()
         return await super()._act(request, body)
+
+    async def _die(self) -> None:
+        await self._stop_listening()
+        for transport in self.transports:
+            transport.abort()
 
     async def _stop_listening(self) -> None:
         """Close the listening sockets; asyncio leaks a connection that it accepts in the same moment."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections import OrderedDict
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -84,6 +86,52 @@ def after_exit(
         retry_at_s=now_s + policy.delay_s(len(earlier)),
     )
     return waiting.moved(WorkerState.BACKOFF, now_s, reason)
+
+
+def forgiven(worker: Worker, crash_s: float, now_s: float) -> Worker:
+    """Return the worker as if its crash at ``crash_s`` had not been: a request has caused it.
+
+    One that waits for its restart after that crash, or has failed by it, is started again now.
+    """
+    after = replace(worker, restarts_s=tuple(each for each in worker.restarts_s if each != crash_s))
+    if worker.since_s != crash_s:
+        return after
+    if worker.state is WorkerState.BACKOFF:
+        return replace(after, retry_at_s=min(worker.retry_at_s, now_s))
+    if worker.state is WorkerState.FAILED and worker.failures:
+        return replace(after, failures=worker.failures - 1, retry_at_s=min(worker.retry_at_s, now_s))
+    return after
+
+
+class CrashLedger:
+    """The last crashes of registered workers: the instance that ended, its worker and the time in seconds."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self._crashes: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._most = most
+
+    def note(self, before: Mapping[str, Worker], after: Mapping[str, Worker]) -> None:
+        """Write down the workers that have crashed between the two looks."""
+        for name, worker in after.items():
+            instance_id = before[name].instance_id
+            if instance_id and before[name].pid and not worker.pid and worker.state in _CRASHED:
+                self._crashes[instance_id] = name, worker.since_s
+                if len(self._crashes) > self._most:
+                    self._crashes.popitem(last=False)
+
+    def forgiven(
+        self, workers: Mapping[str, Worker], instances: Set[int], now_s: float
+    ) -> dict[str, Worker]:
+        """Return the workers with a crash of these instances, each as if it had not been; once each."""
+        after: dict[str, Worker] = {}
+        for instance_id in instances & self._crashes.keys():
+            name, crash_s = self._crashes.pop(instance_id)
+            if name in workers:
+                after[name] = forgiven(after.get(name, workers[name]), crash_s, now_s)
+        return after
+
+
+_CRASHED = (WorkerState.BACKOFF, WorkerState.FAILED)
 
 
 def exit_reason(exit_code: int | None) -> str:

@@ -14,6 +14,10 @@ values without text: it finds the same attack with another prompt. Shapes are sh
 a shape is convicted only by two different bodies, and one good answer clears it. Both memories are bounded
 and forget after ten minutes. A hash costs nothing until a worker has died.
 
+A death is the request's and not the worker's, so that no restart is held against the worker, when a request
+that was suspected before was there; then the deaths that it was suspected for are too. So are those of
+a request that was alone there and has ended without an answer: its client may never try it again.
+
     clear --alone at a death, or at two deaths--> suspected --the one suspect of a death--> convicted
       ^                                              |
       +---------------- answered whole --------------+
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,6 +41,9 @@ MOST_REMEMBERED = 1000
 
 SUSPICIOUS_DEATHS = 2
 """Deaths with company after which a request is suspected."""
+
+MOST_DEATHS_OF_ONE = 8
+"""Dead instances that are remembered of one request, the last ones."""
 
 BODIES_THAT_CONVICT = 2
 """Different convicted bodies after which their common shape is convicted."""
@@ -83,10 +90,14 @@ def _shape(value: Any, depth: int) -> Any:
 
 @dataclass
 class _Evidence:
-    """The evidence against one hash. ``bodies`` are the convicted exact hashes of a shape."""
+    """The evidence against one hash.
+
+    ``dead`` are the instances that died while it was in flight there, ``bodies`` the convicted exact hashes
+    of a shape.
+    """
 
     last_s: float
-    deaths: int = 0
+    dead: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_DEATHS_OF_ONE))
     was_alone: bool = False
     bodies: set[bytes] = field(default_factory=set)
     is_convicted: bool = False
@@ -96,7 +107,7 @@ class _Evidence:
     def verdict(self) -> Suspicion:
         if self.is_convicted:
             return Suspicion.CONVICTED
-        if not self.is_innocent and (self.was_alone or self.deaths >= SUSPICIOUS_DEATHS):
+        if not self.is_innocent and (self.was_alone or len(self.dead) >= SUSPICIOUS_DEATHS):
             return Suspicion.SUSPECTED
         return Suspicion.CLEAR
 
@@ -144,8 +155,11 @@ class Suspects:
                 return verdict
         return Suspicion.CLEAR
 
-    def died(self, in_flight: Sequence[Fingerprint], now_s: float) -> None:
-        """Record that a worker died while these requests were in flight there."""
+    def died(self, in_flight: Sequence[Fingerprint], now_s: float, instance_id: int = 0) -> frozenset[int]:
+        """Record that a worker died while these requests were in flight there.
+
+        Return the instances, this one among them, of whose deaths a request is known now to be the cause.
+        """
         self._last_death_s = now_s
         suspected = [request for request in in_flight if self.verdict(request, now_s) is not Suspicion.CLEAR]
         is_alone = len(in_flight) == 1
@@ -155,10 +169,16 @@ class Suspects:
         ):
             for known in hashes:
                 evidence = memory.remembered(known, now_s)
-                evidence.deaths += 1
+                evidence.dead.append(instance_id)
                 evidence.was_alone |= is_alone
         if len(suspected) == 1:
-            self._convict(suspected.pop(), now_s)
+            self._convict(suspected[0], now_s)
+        return frozenset(dead for request in suspected for dead in self._exact[request.exact].dead)
+
+    def unanswered(self, request: Fingerprint, now_s: float) -> frozenset[int]:
+        """Return the instances that died with this request alone there; it has ended without an answer."""
+        evidence = self._exact.known(request.exact, now_s)
+        return frozenset(evidence.dead) if evidence and evidence.was_alone else frozenset()
 
     def answered(self, request: Fingerprint, now_s: float) -> None:
         """Record that the request was answered whole: neither its body nor its shape is the cause.

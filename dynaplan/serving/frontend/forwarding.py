@@ -33,7 +33,8 @@ MOST_DEATHS = 3
 class Forwarder:
     """Answers requests through the workers that the router chooses.
 
-    ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure.
+    ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure;
+    ``forgive`` is told the dead instances of whose deaths requests are the cause.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Forwarder:
         reservations: Reservations,
         *,
         worker_wait_s: float,
+        forgive: Callable[[frozenset[int]], None] = lambda dead: None,
     ) -> None:
         self._upstream = upstream
         self._router = router
@@ -51,14 +53,19 @@ class Forwarder:
         self._reservations = reservations
         self._worker_wait_s = worker_wait_s
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
-        self._trials = Trials(self._now_s)
+        self._trials = Trials(self._now_s, forgive)
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
+        is_answered = False
         try:
-            return await self._answer(exchange)
+            response = await self._answer(exchange)
+            is_answered = not exchange.failure
+            return response
         finally:
             exchange.let_go()
+            if not is_answered:
+                self._trials.unanswered(exchange.call)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         is_prefill_placed = False

@@ -24,6 +24,7 @@ from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.routers import ROUTES_TO
+from dynaplan.serving.frontend.forgiving import ForgivenCrashes
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
@@ -105,6 +106,9 @@ class FrontendServer:
             self.prefill,
             Reservations(self._upstream, self._background),
             worker_wait_s=settings.worker_wait_s,
+            forgive=ForgivenCrashes(
+                runtime.store, runtime.leases, runtime.namespace, self._background
+            ).forgive,
         )
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
         server = web.Server(

@@ -62,10 +62,16 @@ class Trial:
 
 
 class Trials:
-    """Every attempt in flight; suspected requests take turns, convicted ones are refused."""
+    """Every attempt in flight; suspected requests take turns, convicted ones are refused.
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    ``forgive`` is told the dead instances of whose deaths requests are the cause, and not the workers.
+    """
+
+    def __init__(
+        self, now_s: Callable[[], float], forgive: Callable[[frozenset[int]], None] = lambda dead: None
+    ) -> None:
         self._now_s = now_s
+        self._forgive = forgive
         self._suspects = Suspects()
         self._turn = asyncio.Lock()
         self._dead: OrderedDict[int, None] = OrderedDict()
@@ -98,7 +104,12 @@ class Trials:
         if len(self._dead) > MOST_DEAD_INSTANCES:
             self._dead.popitem(last=False)
         there = [_fingerprint(each.call) for each in self.in_flight.get(instance_id, {trial})]
-        self._suspects.died(there, self._now_s())
+        self._forgive(self._suspects.died(there, self._now_s(), instance_id))
+
+    def unanswered(self, call: Call) -> None:
+        """Take the end of a request without an answer, as when its client has left, as the last of it."""
+        if not self._suspects.is_quiet(self._now_s()):
+            self._forgive(self._suspects.unanswered(_fingerprint(call), self._now_s()))
 
     def _verdict(self, call: Call) -> Suspicion:
         if self._suspects.is_quiet(self._now_s()):

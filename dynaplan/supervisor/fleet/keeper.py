@@ -29,7 +29,7 @@ from dynaplan.core.fleet.observing import (
     suspects,
 )
 from dynaplan.core.fleet.reconcile import Reconciled, reconcile
-from dynaplan.core.fleet.restarting import after_exit
+from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
@@ -117,6 +117,7 @@ class FleetKeeper:
         self._learn = learn
         self._wake = wake
         self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
+        self._crashes = CrashLedger()
         self._exit_codes: dict[int, int] = {}
         self._waits = Waits()
         self._startup_s: dict[str, float] = {}
@@ -173,12 +174,17 @@ class FleetKeeper:
     def _see(self) -> None:
         known = self._link.instances
         instances = None if known is None else own_instances(self._workers, known)
-        seen = observe(self._workers, World(self._clock.now_s(), self._exits(), instances))
-        self._keep(seen.workers)
+        now_s = self._clock.now_s()
+        seen = observe(self._workers, World(now_s, self._exits(), instances))
+        self._crashes.note(self._workers, seen.workers)
+        forgiven = self._crashes.forgiven(seen.workers, self._link.forgiven, now_s)
+        self._keep({**seen.workers, **forgiven})
         for lease in seen.dead_leases:
             self._link.revoke(lease)
         for line in seen.news:
             self._say(line)
+        for name in forgiven:
+            self._say(f"{name} ended over a request that kills workers: not counted, started again at once.")
         for name, seconds in seen.started_s.items():
             worker = self._workers[name]
             self._startup_s[worker.role.value] = round(seconds, 3)

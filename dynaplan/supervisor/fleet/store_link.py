@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from dynaplan.domain.crashes import forgiven_instances, forgiven_prefix
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import KeyValue, Snapshot, Transaction, values_after
@@ -38,6 +39,7 @@ class StoreLink:
         self._namespace = namespace
         self._wake = wake
         self._keys: dict[str, str] | None = None
+        self._forgiven: dict[str, str] = {}
         self._discovery = Discovery(store, namespace)
         self._is_following = False
         self._wanted: dict[str, str] = {}
@@ -54,12 +56,18 @@ class StoreLink:
         self._discovery.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._follow_counts(), "desired counts")
+        self._tasks.spawn(self._follow_forgiven(), "forgiven crashes")
         self._tasks.spawn(self._write(), "store writer")
 
     @property
     def counts(self) -> DesiredCounts | None:
         """The decision in force; None until the store has answered."""
         return None if self._keys is None else DesiredCounts.from_keys(self._namespace, self._keys)
+
+    @property
+    def forgiven(self) -> frozenset[int]:
+        """The instances whose crashes requests have caused, as frontends say."""
+        return forgiven_instances(self._namespace, self._forgiven)
 
     @property
     def instances(self) -> tuple[Any, ...] | None:
@@ -117,6 +125,11 @@ class StoreLink:
                 self._has_work.set()
             before, self._keys = self._keys or {}, values_after(self._keys or {}, event)
             self._name_unreadable(before)
+            self._wake.set()
+
+    async def _follow_forgiven(self) -> None:
+        async for event in self._store.watch(forgiven_prefix(self._namespace)):
+            self._forgiven = values_after(self._forgiven, event)
             self._wake.set()
 
     def _name_unreadable(self, before: Mapping[str, str]) -> None:

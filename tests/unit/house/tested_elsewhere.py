@@ -7,6 +7,7 @@ TESTED_ELSEWHERE = {
         "serving/frontend/bodies/process",
         "serving/frontend/bodies/receiving",
     ],
+    "attack/test_forgiven_crashes.py": ["serving/frontend/forgiving"],
     "contract/test_queue.py": ["adapters/messaging/jetstream"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.fleet.restarting import RestartPolicy, after_exit, exit_reason
+from dynaplan.core.fleet.restarting import CrashLedger, RestartPolicy, after_exit, exit_reason, forgiven
 from dynaplan.domain.lifecycle import EXIT_NEVER, Worker
 from tests.unit.core.fleet.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
@@ -104,3 +104,37 @@ def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
     after = after_exit(replacement, 1, 60.0)
     assert (after.state, after.failures) == (BACKOFF, 0)
     assert after_exit(replacement, 1, 59.0).state is FAILED
+
+
+def test_a_forgiven_crash_is_as_if_it_had_not_been() -> None:
+    before = replace(worker("VllmWorker", READY, gpus=(0,)), restarts_s=(1.0, 2.0), pid=7, instance_id=9)
+    crashed = after_exit(before, -6, 3.0)
+    assert crashed.retry_at_s > 3.0
+    after = forgiven(crashed, 3.0, 3.1)
+    assert (after.restarts_s, after.retry_at_s, after.state) == ((1.0, 2.0), 3.1, BACKOFF)
+    later = forgiven(crashed.moved(STARTING, 5.0), 3.0, 6.0)
+    assert (later.restarts_s, later.state) == ((1.0, 2.0), STARTING)
+    assert forgiven(replace(later, since_s=3.0), 3.0, 6.0).state is STARTING
+
+
+def test_a_worker_that_failed_by_a_forgiven_crash_is_tried_again_at_once() -> None:
+    failed = after_exit(replace(worker("VllmWorker", READY, gpus=(0,)), failures=1), -6, 3.0)
+    assert (failed.state, failed.failures) == (FAILED, 2)
+    after = forgiven(failed, 3.0, 3.1)
+    assert (after.state, after.failures, after.retry_at_s) == (FAILED, 1, 3.1)
+
+
+def test_the_ledger_knows_the_last_crashes_of_registered_workers_by_instance() -> None:
+    ledger = CrashLedger(most=2)
+    fleet = {}
+    for number in (1, 2, 3):
+        name = f"w{number}"
+        before = replace(worker("VllmWorker", READY), name=name, pid=7, instance_id=number)
+        fleet[name] = after_exit(before, -6, float(number))
+        ledger.note({name: before}, {name: fleet[name]})
+    running = replace(worker("VllmWorker", READY), name="w4", pid=7, instance_id=4)
+    ledger.note({"w4": running}, {"w4": running})
+    found = ledger.forgiven(fleet, {1, 2, 4, 99}, 9.0)
+    assert {name: each.restarts_s for name, each in found.items()} == {"w2": ()}
+    assert ledger.forgiven(fleet, {2}, 9.0) == {}
+    assert ledger.forgiven({}, {3}, 9.0) == {}

@@ -143,3 +143,18 @@ def test_a_deeply_nested_request_has_a_fingerprint() -> None:
     for _ in range(900):
         nested = [nested]
     assert of({"model": "m", "x": nested}) != of({"model": "m", "x": [[]]})
+
+
+def test_the_deaths_of_a_suspect_are_forgiven_from_the_second_on_and_those_of_an_unknown_are_not() -> None:
+    suspects = Suspects()
+    assert suspects.died([of(POISON), of(GOOD)], 0, 1) == frozenset()
+    assert suspects.died([of(POISON), of(GOOD, prompt="another")], 1, 2) == frozenset()
+    assert suspects.died([of(POISON)], 2, 3) == {1, 2, 3}
+
+
+def test_of_requests_that_ended_without_an_answer_only_one_that_was_alone_is_to_blame() -> None:
+    suspects = Suspects()
+    suspects.died([of(POISON)], 0, 1)
+    suspects.died([of(GOOD), of(GOOD, prompt="another")], 0, 2)
+    assert suspects.unanswered(of(POISON), 1) == {1}
+    assert suspects.unanswered(of(GOOD), 1) == suspects.unanswered(of(GOOD, prompt="x"), 1) == frozenset()
