@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.engine import EngineContext
+    from dynaplan.domain.engine_api import EngineApi
     from dynaplan.domain.gpus import Gpu, GpuUse
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.planning.observation import FleetCounts
@@ -52,6 +53,10 @@ ENGINES: Mapping[str, str] = {
 """The values of ``engine:``, and the module of ``adapters/engines`` that makes and checks each."""
 
 
+ENGINE_APIS = frozenset(ENGINES) - {"sim"}
+"""The engines whose API a module of ``adapters/engines/apis`` describes; the simulated one checks all."""
+
+
 def system_clock() -> Clock:
     """Return the machine's monotonic clock."""
     from dynaplan.adapters.clock import SystemClock
@@ -80,6 +85,16 @@ def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -
     """
     engine: Engine = _engine_module(name).make(options, context)
     return engine
+
+
+def engine_api(name: str) -> EngineApi:
+    """The part of that engine's API that frontends must know; one without bounds for an unknown engine."""
+    from dynaplan.domain.engine_api import EngineApi
+
+    if name not in ENGINE_APIS:
+        return EngineApi()
+    api: EngineApi = import_module(f"dynaplan.adapters.engines.apis.{name}").API
+    return api
 
 
 def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:

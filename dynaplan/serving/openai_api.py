@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
+from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,12 @@ def read_call(endpoint: ApiPath, body: bytes) -> Call:
         prompt=prompt,
         prompt_tokens=count_tokens(prompt) if isinstance(prompt, str) else len(prompt),
     )
+
+
+def check_fields(call: Call, api: EngineApi) -> None:
+    """Raise ApiError (400) for a field that the engine has not, or a value beyond its bounds."""
+    if fault := api.fault(call.document):
+        raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
 def check_context(call: Call, context_tokens: int) -> None:

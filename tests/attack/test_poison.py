@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -61,8 +62,9 @@ class MortalWorker(FakeWorker):
 class Hospital:
     """Replaces workers that have died, as the fleet plugin does, under a new registration."""
 
-    def __init__(self, here: Stage, workers: int) -> None:
+    def __init__(self, here: Stage, workers: int, kind: Callable[[str], MortalWorker] = MortalWorker) -> None:
         self._here = here
+        self._kind = kind
         self._wanted = workers
         self.workers: list[MortalWorker] = []
         self._keys: dict[MortalWorker, str] = {}
@@ -79,7 +81,7 @@ class Hospital:
                 if worker.dead:
                     await self._here.store.delete(self._keys.pop(worker, key))
             while len(self.workers) - self.deaths < self._wanted:
-                worker = MortalWorker(f"ns_VllmWorker_{len(self.workers)}")
+                worker = self._kind(f"ns_VllmWorker_{len(self.workers)}")
                 await worker.start()
                 self.workers.append(worker)
                 self._here.workers.append(worker)

@@ -91,6 +91,23 @@ def test_a_request_that_the_engine_refuses_is_answered_with_the_engines_status(
     assert "grammar" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
+def test_a_request_that_ends_llamacpp_is_refused_and_its_worker_lives(
+    pools: str, request: pytest.FixtureRequest
+) -> None:
+    deployment = request.getfixturevalue(pools)
+    workers = {name: worker["pid"] for name, worker in deployment.workers().items()}
+    triggers = [{"type": 99, "value": "x"}]
+    fields = {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": triggers}
+    for deadly in (fields, {"grammar_triggers": triggers}, {"grammar": "root ::= " + "(" * 100_000}):
+        status, answer = ask(deployment, COMPLETIONS, prompt="hi", max_tokens=8, **deadly)
+        assert (status, answer["error"]["code"]) == (400, "invalid_field"), answer
+    status, answer = ask(deployment, COMPLETIONS, prompt="hi", max_tokens=8, grammar='root ::= "a"')
+    assert status == 200, answer
+    assert answer["choices"][0]["text"] == "a"
+    assert {name: worker["pid"] for name, worker in deployment.workers().items()} == workers
+
+
 def test_a_remote_prefill_leaves_the_decode_worker_one_prompt_token_to_compute(two_pools: Deployment) -> None:
     before = prefills(two_pools).get("remote", 0)
     for number in range(6):

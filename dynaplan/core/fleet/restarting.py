@@ -119,9 +119,7 @@ class CrashLedger:
                 if len(self._crashes) > self._most:
                     self._crashes.popitem(last=False)
 
-    def forgiven(
-        self, workers: Mapping[str, Worker], instances: Set[int], now_s: float
-    ) -> dict[str, Worker]:
+    def forgiven(self, workers: Mapping[str, Worker], instances: Set[int], now_s: float) -> dict[str, Worker]:
         """Return the workers with a crash of these instances, each as if it had not been; once each."""
         after: dict[str, Worker] = {}
         for instance_id in instances & self._crashes.keys():

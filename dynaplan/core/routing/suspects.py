@@ -173,7 +173,8 @@ class Suspects:
                 evidence.was_alone |= is_alone
         if len(suspected) == 1:
             self._convict(suspected[0], now_s)
-        return frozenset(dead for request in suspected for dead in self._exact[request.exact].dead)
+        charged = (self._exact.known(request.exact, now_s) for request in suspected)
+        return frozenset(dead for each in charged if each for dead in each.dead)
 
     def unanswered(self, request: Fingerprint, now_s: float) -> frozenset[int]:
         """Return the instances that died with this request alone there; it has ended without an answer."""

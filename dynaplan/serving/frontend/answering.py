@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from dynaplan.domain.engine_api import EngineApi
 from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.stream_events import WholeLines, failure_in, is_aborted
@@ -39,6 +40,9 @@ _PASSED_ON = ("Retry-After",)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
+NO_BOUNDS = EngineApi()
+
+
 @dataclass
 class Exchange:
     """One accepted request with everything that is known about it until it is answered."""
@@ -50,6 +54,8 @@ class Exchange:
     hand_off: HandOff | None = None
     """The remotely computed prompt, until the answering worker has taken it over; None without one."""
     blocks: PromptBlocks = NO_BLOCKS
+    api: EngineApi = NO_BOUNDS
+    """The API of the engine that is tried."""
     trial: Trial | None = None
     """The attempt that is under way."""
     usage: bytes = b""
@@ -77,7 +83,7 @@ class Exchange:
             self.hand_off = None
 
 
-async def beginning(lines: WholeLines) -> bytes:
+async def beginning(lines: WholeLines, api: EngineApi = NO_BOUNDS) -> bytes:
     """Read the stream up to its first token, after which the request cannot move to another worker.
 
     Raises WorkerDied when the stream ends or fails before, and ApiError when the engine says that the request
@@ -88,7 +94,7 @@ async def beginning(lines: WholeLines) -> bytes:
         if failure := failure_in(events):
             if failure.is_clients_fault:
                 raise failure.to_api_error()
-            raise WorkerDied(failure.message)
+            raise WorkerDied(failure.message, is_connection_lost=api.tells_death(failure.message))
         begun += events
         if tokens_in(begun) > 0 or len(begun) > LARGEST_BEGINNING_BYTES:
             return begun
@@ -144,6 +150,8 @@ async def _failed(exchange: Exchange, response: web.StreamResponse, events: byte
     """End the stream with the error that the engine reported in the middle of its own."""
     failure = failure_in(events)
     assert failure
+    if exchange.api.tells_death(failure.message):
+        exchange.worker_died(WorkerDied(failure.message, is_connection_lost=True))
     exchange.failure = _error_type(failure.status)
     exchange.record.streamed(failure.good)
     await response.write(failure.good)

@@ -12,14 +12,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from dynaplan.domain.discovery import Instance
-from dynaplan.serving.frontend.answering import Exchange, beginning, streamed, whole
+from dynaplan.domain.engine_api import EngineApi
+from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
-from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused
-from dynaplan.serving.openai_api import no_worker, worker_failed
+from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
+from dynaplan.serving.openai_api import check_fields, no_worker, worker_failed
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.worker_router import Booking, WorkerRouter
@@ -34,7 +36,8 @@ class Forwarder:
     """Answers requests through the workers that the router chooses.
 
     ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure;
-    ``forgive`` is told the dead instances of whose deaths requests are the cause.
+    ``forgive`` is told the dead instances of whose deaths requests are the cause; ``engine_api`` describes
+    the API of the engine of that name.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Forwarder:
         *,
         worker_wait_s: float,
         forgive: Callable[[frozenset[int]], None] = lambda dead: None,
+        engine_api: Callable[[str], EngineApi] = lambda name: NO_BOUNDS,
     ) -> None:
         self._upstream = upstream
         self._router = router
@@ -53,6 +57,8 @@ class Forwarder:
         self._reservations = reservations
         self._worker_wait_s = worker_wait_s
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
+        self._engine_api = engine_api
+        self._apis: dict[str, EngineApi] = {}
         self._trials = Trials(self._now_s, forgive)
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
@@ -77,6 +83,8 @@ class Forwarder:
                 exchange.blocks = booking.blocks
                 is_needed = bool(booking.instance.card.get("needs_hand_off"))
                 try:
+                    exchange.api = self._api_of(booking.instance)
+                    check_fields(exchange.call, exchange.api)
                     if not is_prefill_placed:
                         exchange.hand_off = await self._prefill.hand_off(
                             exchange.call, booking.prefix_hit_rate, is_needed=is_needed
@@ -138,16 +146,35 @@ class Forwarder:
             is_kept=instance.card.get("keep_alive", True),
         )
         try:
-            if upstream.status == 500 and may_fail():
-                raise WorkerDied("status 500")  # as engines answer while they shut down
+            if upstream.status == 500:
+                await self._judge_500(exchange, upstream, may_fail)
             if upstream.status != 200 or not call.is_stream:
                 return await whole(exchange, upstream)
             lines = WholeLines(upstream)
-            first = await beginning(lines)
+            first = await beginning(lines, exchange.api)
             booking.prefilled()
             return await streamed(exchange, lines, first)
         finally:
             upstream.close()  # gives a connection back whose answer was read to its end
+
+    async def _judge_500(
+        self, exchange: Exchange, upstream: aiohttp.ClientResponse, may_fail: Callable[[], bool]
+    ) -> None:
+        """Raise WorkerDied when the engine is dead behind its server, or another attempt may end better."""
+        if exchange.api.death_marks:
+            message = (await read_whole(upstream)).decode(errors="replace")
+            if exchange.api.tells_death(message):
+                raise WorkerDied("its engine is dead", is_connection_lost=True)
+        if may_fail():
+            raise WorkerDied("status 500")  # as engines answer while they shut down
+
+    def _api_of(self, instance: Instance) -> EngineApi:
+        name = instance.card.get("engine")
+        if not isinstance(name, str):
+            return NO_BOUNDS
+        if name not in self._apis:
+            self._apis[name] = self._engine_api(name)
+        return self._apis[name]
 
     def _has_another_way(self, instance: Instance, *, has_hand_off: bool) -> bool:
         """Tell whether a second attempt could end better: at another worker, or without the hand-off."""

@@ -14,6 +14,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
+from dynaplan import wiring
 from dynaplan.domain.discovery import PUBLIC_URL
 from dynaplan.domain.documents import parse_object
 from dynaplan.domain.planning.observation import FleetCounts
@@ -109,6 +110,7 @@ class FrontendServer:
             forgive=ForgivenCrashes(
                 runtime.store, runtime.leases, runtime.namespace, self._background
             ).forgive,
+            engine_api=wiring.engine_api,
         )
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
         server = web.Server(

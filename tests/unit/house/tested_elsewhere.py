@@ -8,6 +8,7 @@ TESTED_ELSEWHERE = {
         "serving/frontend/bodies/receiving",
     ],
     "attack/test_forgiven_crashes.py": ["serving/frontend/forgiving"],
+    "attack/test_request_fields.py": ["adapters/engines/apis/vllm"],
     "contract/test_queue.py": ["adapters/messaging/jetstream"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",

@@ -1,0 +1,102 @@
+"""llama.cpp's fields: all that is let through. It checks few of them, and aborts or stands still on some.
+
+Seen with xllamacpp 2026.10 and a model of 320 tokens, each from one request: ``grammar_triggers`` of an
+unknown type ends the process (an assertion), as does a ``grammar`` with 100,000 parentheses (the stack);
+``dry_penalty_last_n: 1e9`` took more than 25 s, 50,000 alternatives in a grammar too; ``repeat_last_n: 1e9``
+took 10 s, ``n_probs: 100000`` with a real model's vocabulary 6 s.
+"""
+
+from __future__ import annotations
+
+from dynaplan.adapters.engines.apis.openai import COMPLETE, MOST_LOGPROBS, SCHEMA
+from dynaplan.domain.engine_api import (
+    EngineApi,
+    FieldRule,
+    anything,
+    entries,
+    flag,
+    grammar,
+    number,
+    refused,
+    text,
+    texts,
+    whole,
+)
+
+MOST_TOKENS = 1_000_000
+"""Tokens that a sampler may look back; more than any context."""
+
+_TRIGGERS = refused("llama.cpp sets it by itself, for tools")
+
+_SAMPLING: dict[str, FieldRule] = {
+    "n_probs": whole(0, MOST_LOGPROBS),
+    "min_keep": whole(0, MOST_LOGPROBS),
+    "top_k": whole(-1, 2**31 - 1),
+    "min_p": number(0, 1),
+    "typical_p": number(0, 1),
+    "top_n_sigma": number(-1, 1000),
+    "xtc_probability": number(0, 1),
+    "xtc_threshold": number(0, 1),
+    "dynatemp_range": number(0, 100),
+    "dynatemp_exponent": number(0, 100),
+    "repeat_penalty": number(0, 100),
+    "repeat_last_n": whole(-1, MOST_TOKENS),
+    "dry_multiplier": number(0, 100),
+    "dry_base": number(0, 100),
+    "dry_allowed_length": whole(0, MOST_TOKENS),
+    "dry_penalty_last_n": whole(-1, MOST_TOKENS),
+    "dry_sequence_breakers": texts(64, 64),
+    "mirostat": whole(0, 2),
+    "mirostat_tau": number(0, 1000),
+    "mirostat_eta": number(0, 1000),
+    "adaptive_target": number(-1, 1),
+    "adaptive_decay": number(0, 1),
+    "samplers": texts(32, 64),
+    "ignore_eos": flag(),
+    "post_sampling_probs": flag(),
+    "backend_sampling": flag(),
+}
+
+_GRAMMAR: dict[str, FieldRule] = {
+    "grammar": grammar(40_000, most_depth=200),
+    "json_schema": SCHEMA,
+    "grammar_lazy": FieldRule("false: llama.cpp sets it by itself, for tools", lambda value: value is False),
+    "grammar_triggers": _TRIGGERS,
+    "grammar_type": _TRIGGERS,
+    "preserved_tokens": _TRIGGERS,
+}
+
+_ANSWER: dict[str, FieldRule] = {
+    "n_predict": whole(-1, 2**31 - 1),
+    "n_keep": whole(-1, 2**31 - 1),
+    "n_discard": whole(0, 2**31 - 1),
+    "n_indent": whole(0, 10_000),
+    "n_cmpl": whole(1, 128),
+    "t_max_predict_ms": whole(-1, 2**53),
+    "t_max_prompt_ms": whole(-1, 2**53),
+    "cache_prompt": flag(),
+    "return_tokens": flag(),
+    "return_progress": flag(),
+    "timings_per_token": flag(),
+    "include_usage": flag(),
+    "response_fields": texts(100, 200),
+    "lora": entries(64),
+}
+
+_CHAT: dict[str, FieldRule] = {
+    "chat_template_kwargs": SCHEMA,
+    "add_generation_prompt": flag(),
+    "continue_final_message": flag(),
+    "enable_thinking": anything(),
+    "thinking_budget_tokens": whole(-1, 2**31 - 1),
+    "reasoning_budget": whole(-1, 2**31 - 1),
+    "reasoning_budget_tokens": whole(-1, 2**31 - 1),
+    "reasoning_format": text(64),
+    "reasoning_in_content": flag(),
+    "parse_tool_calls": flag(),
+    "input_extra": entries(1000),
+    "input_prefix": text(1_000_000),
+    "input_suffix": text(1_000_000),
+}
+
+API = EngineApi({**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT}, is_complete=True)
