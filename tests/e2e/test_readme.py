@@ -17,6 +17,8 @@ from tests.fakes.polling import PATIENCE_S, wait_until
 NOT_RUN = {
     "pip install -e .": "tox has done it",
     "pip install -e '.[llamacpp]'": "tox has done it",
+    "pip install --require-hashes -r requirements.lock": "tests/unit/house/test_lock.py looks at the lock",
+    "pip install --no-deps -e .": "tox has done it",
     "pip install tox": "tox has done it",
     "tox": "this is run by it",
     "tox -e vllm": "downloads 1 GB",
