@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.gpus import Gpu, GpuUse
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.planning.observation import FleetCounts
+    from dynaplan.domain.pulse import Heartbeats
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.domain.settings.worker import SimOptions
@@ -175,6 +176,13 @@ def open_statefile(path: Path) -> DocumentStore:
     from dynaplan.adapters.local.statefile import StatefileStore
 
     return StatefileStore(path)
+
+
+def heartbeats(runtime_dir: Path) -> Heartbeats:
+    """Return the heartbeats of the deployment with that directory."""
+    from dynaplan.adapters.local.heartbeats import HeartbeatFiles
+
+    return HeartbeatFiles(runtime_dir / "heartbeats")
 
 
 def startup_times(statefile: Path) -> StartupTimes:

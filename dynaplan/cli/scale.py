@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
-from dynaplan.domain.documents import parse_object, whole_number
-from dynaplan.domain.errors import CapacityError, ConfigError, StoreUnavailable, TemporaryError
+from dynaplan.domain.documents import parse_object
+from dynaplan.domain.errors import CapacityError, ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
@@ -19,9 +19,6 @@ from dynaplan.domain.store import Transaction
 if TYPE_CHECKING:
     from dynaplan.ports import KeyValueStore
     from dynaplan.supervisor.deployments import RunningDeployment
-
-POLL_S = 0.1
-"""Time between two looks whether the new counts are carried out."""
 
 ATTEMPTS = 5
 """Attempts to write the counts while others write them too."""
@@ -47,7 +44,7 @@ def command(counts: Sequence[str], namespace: str | None, wait: bool, timeout: f
             "decode=0 leaves no worker that answers requests",
             hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
         )
-    asyncio.run(_scale(found.namespace, wanted, timeout if wait else 0.0, _planners_part(found)))
+    asyncio.run(_scale(found, wanted, timeout if wait else 0.0, _planners_part(found)))
 
 
 def _parsed(text: str, found: RunningDeployment) -> tuple[Role, int]:
@@ -90,22 +87,21 @@ def _planners_part(found: RunningDeployment) -> str:
     )
 
 
-async def _scale(namespace: str, wanted: Mapping[Role, int], timeout_s: float, note: str) -> None:
+async def _scale(found: RunningDeployment, wanted: Mapping[Role, int], timeout_s: float, note: str) -> None:
     from dynaplan import wiring
+    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, carried_out, check_alive
 
     store = wiring.connect_store()
     try:
-        await _check_fits(store, namespace, wanted)
-        decision_id = await _write(store, namespace, wanted)
+        await _check_fits(store, found.namespace, wanted)
+        check_alive(found)
+        decision_id = await _write(store, found.namespace, wanted)
         said = ", ".join(f"{role.value}={number}" for role, number in wanted.items())
         click.echo(f"asked for {said} (decision {decision_id})")
         if note:
             click.echo(note)
-        if timeout_s and not await _carried_out(store, namespace, decision_id, timeout_s):
-            raise TemporaryError(
-                f"not carried out within {timeout_s:g} s", hint="`dynaplan status` shows how far it is."
-            )
         if timeout_s:
+            await carried_out(found, store, ScaleRequest(decision_id, wanted), timeout_s)
             click.echo("carried out")
     finally:
         await store.close()
@@ -143,19 +139,3 @@ async def _write(store: KeyValueStore, namespace: str, wanted: Mapping[Role, int
         if await store.commit(Transaction(expected=expected, puts=puts)):
             return now.next_decision_id
     raise TemporaryError("somebody else changes the desired counts all the time", hint="Try again.")
-
-
-async def _carried_out(store: KeyValueStore, namespace: str, decision_id: int, timeout_s: float) -> bool:
-    key = planner_prefix(namespace) + "scaled_decision_id"
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    item = await store.get(key)
-                except StoreUnavailable:
-                    item = None
-                if item and (whole_number(item.value) or 0) >= decision_id:
-                    return True
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        return False

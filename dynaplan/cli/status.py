@@ -43,18 +43,22 @@ def command(namespace: str | None, as_json: bool) -> None:
         _row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
     ]
+    troubles = _troubles(found)
     if as_json:
         document = {
             "namespace": found.namespace,
             "frontend_url": found.frontend_url,
             "workers": workers,
             "waits": waits,
+            "troubles": troubles,
             "ignored_keys": ignored,
         }
         click.echo(json.dumps(document, indent=2))
         return
     click.echo(f"{found.namespace}  {found.frontend_url}  serve runs as pid {found.arbiter.pid}\n")
     click.echo(table(workers))
+    for trouble in troubles:
+        click.echo(f"\n{trouble}")
     for row in workers:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             click.echo(f"\n{row['worker']}: {row['reason']}")
@@ -85,6 +89,7 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits
         "usually_s": usually_s if is_loading else None,
         "gpus": list(worker.gpus),
         "pid": worker.pid,
+        "is_alive": _is_alive(worker),
         "running": load.running_requests if load else None,
         "waiting": load.waiting_requests if load else None,
         "kv_usage": load.kv_usage if load else None,
@@ -118,14 +123,48 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _state(row: Mapping[str, Any]) -> str:
     """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state.
 
-    A worker that waits for its GPU is "waiting".
+    A worker that waits for its GPU is "waiting". A worker whose process is gone, which the fleet plugin has not
+    noticed or cannot notice, is "dead".
     """
+    if row["is_alive"] is False:
+        return "dead"
     if row["waits"]:
         return "waiting"
     if row["loading_s"] is None:
         return str(row["state"])
     usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
     return f"loading {duration(row['loading_s'])}{usually}"
+
+
+def _is_alive(worker: Worker) -> bool | None:
+    """Tell whether the worker's process runs; None for a worker that has none."""
+    from dynaplan import wiring
+
+    return wiring.processes().identify(worker.pid) == worker.started_at if worker.pid else None
+
+
+def _troubles(found: RunningDeployment) -> list[str]:
+    """Return a sentence for each process of the deployment's own that is dead or does not answer."""
+    from dynaplan import wiring
+    from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE
+
+    hints = {
+        SERVE_PULSE: (
+            "`dynaplan serve`",
+            f"If it was stopped: `kill -CONT {found.arbiter.pid}`",
+        ),
+        PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
+    }
+    for worker in found.workers:
+        if worker.role.value == "planner":
+            hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
+    heartbeats = wiring.heartbeats(found.runtime_dir)
+    pulses = {name: heartbeats.read(name) for name in hints}
+    return [
+        f"{trouble}. {hints[name][1]}."
+        for name, pulse in pulses.items()
+        if pulse and (trouble := pulse.trouble(hints[name][0]))
+    ]
 
 
 def _is_lost(row: Mapping[str, Any]) -> bool:

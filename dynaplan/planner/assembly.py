@@ -35,10 +35,25 @@ FIRST_LINE_S = 1.0
 async def start_planner(runtime: WorkerRuntime) -> None:
     """Plan in the background for as long as the process lives; raises ConfigError for a wrong option."""
     settings = settings_in_graph(runtime.settings, runtime.namespace)
-    planner = make_planner(settings, runtime.store, runtime.discovery, runtime.messenger, runtime.clock)
+    planner = make_planner(
+        settings,
+        runtime.store,
+        runtime.discovery,
+        runtime.messenger,
+        runtime.clock,
+        _heart(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR")),
+    )
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
+
+
+def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
+    """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
+    if not runtime_dir:
+        return lambda every_s: None
+    heartbeats = wiring.heartbeats(Path(runtime_dir))
+    return lambda every_s: heartbeats.beat(name, every_s)
 
 
 def check_sources(settings: PlannerSettings) -> None:
@@ -122,6 +137,7 @@ def make_planner(
     discovery: Discovery,
     messenger: Callable[[], Awaitable[Messenger]],
     clock: Clock,
+    beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
     observer = Observer(settings, discovery.instances, wiring.worker_metrics(), messenger, clock)
@@ -138,7 +154,9 @@ def make_planner(
     if settings.is_by_targets:
         model = wiring.sla_model(settings, {})
         traffic = _watch(settings, discovery, clock)
-    loop = PlannerLoop(settings, observer, connector, recorders, clock, model=model, traffic=traffic)
+    loop = PlannerLoop(
+        settings, observer, connector, recorders, clock, model=model, traffic=traffic, beat=beat
+    )
     return AssembledPlanner(loop, observer, recorders, gauges.read, traffic)
 
 

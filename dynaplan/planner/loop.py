@@ -41,7 +41,8 @@ def local_time() -> str:
 class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it.
 
-    ``PlanningCycle`` says when to pull and when to decide.
+    ``PlanningCycle`` says when to pull and when to decide. ``beat`` is told at every pull that the loop goes
+    on, and in how many seconds the next pull is due.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PlannerLoop:
         model: SlaModel | None = None,
         traffic: TrafficWatch | None = None,
         wall_time: Callable[[], str] = local_time,
+        beat: Callable[[float], None] = lambda every_s: None,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -62,6 +64,7 @@ class PlannerLoop:
         self._recorders = recorders
         self._clock = clock
         self._wall_time = wall_time
+        self._beat = beat
         self._traffic = traffic
         self._cycle = PlanningCycle(settings, model)
         self._failure = ""
@@ -73,6 +76,7 @@ class PlannerLoop:
         self._cycle.begin(self._clock.now_s())
         next_s = self._clock.now_s()
         while True:
+            self._beat(self._settings.metric_pulling_interval_s)
             try:
                 await self._tick()
             except Exception:
@@ -85,6 +89,7 @@ class PlannerLoop:
         """Return when a decode worker is ready; until then say what is missing, every 30 s."""
         next_line_s = self._clock.now_s()
         while missing := await self._missing():
+            self._beat(READY_POLL_S)
             if self._clock.now_s() >= next_line_s:
                 next_line_s += STILL_WAITING_S
                 log.info("waiting for a decode worker to be ready: %s", missing)

@@ -27,6 +27,7 @@ from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
+from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 
 __all__ = ["ServeOptions", "gpu_map", "serve"]
@@ -110,7 +111,11 @@ class Serving:
         ready = asyncio.create_task(self._say_when_ready(begun_s))
         try:
             await self._start(arbiter)
-            await self._told_to_stop.wait()
+            vigil = asyncio.create_task(self._vigil(arbiter).keep(), name="vigil")
+            try:
+                await self._told_to_stop.wait()
+            finally:
+                vigil.cancel()
             await shutdown.run()
         finally:
             ready.cancel()
@@ -127,6 +132,11 @@ class Serving:
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
+
+    def _vigil(self, arbiter: ServeArbiter) -> Vigil:
+        clock, heartbeats = wiring.system_clock(), wiring.heartbeats(self._launch.runtime_dir)
+        plugin = PluginWatch(arbiter, self._launch.plugin_name, heartbeats, wiring.processes(), clock, say)
+        return Vigil([plugin.look], clock)
 
     def _arbiter(self) -> ServeArbiter:
         launch = self._launch

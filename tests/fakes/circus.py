@@ -130,3 +130,13 @@ class FakeHealth:
 
     def watch(self, urls: Any) -> None:
         self.asked = dict(urls)
+
+
+class FakeStandstill:
+    """For how long each heartbeat has not moved, beyond its interval."""
+
+    def __init__(self) -> None:
+        self.overdue: dict[str, float] = {}
+
+    def overdue_s(self, name: str, pid: int) -> float:
+        return self.overdue.get(name, 0.0)

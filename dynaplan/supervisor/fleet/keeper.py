@@ -11,37 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from signal import SIGTERM
+from dataclasses import replace
 
 from dynaplan.core.fleet.observing import (
-    Exit,
     World,
     desired_workers,
     first_counts,
     fleet_document,
-    hung,
     is_carried_out,
     observe,
     own_instances,
-    suspects,
 )
 from dynaplan.core.fleet.reconcile import Reconciled, reconcile
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.lifecycle import Worker, WorkerState
 from dynaplan.ports import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
-from dynaplan.supervisor.deployments import tail
+from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
-from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.fleet.waits import Waits
 from dynaplan.supervisor.launch import Launch
-from dynaplan.supervisor.scratch import remove_files_of
 from dynaplan.supervisor.watchers import worker_watcher
 
 log = logging.getLogger(__name__)
@@ -55,37 +48,12 @@ LOOK_SOON_S = 0.05
 AFTER_FAULT_S = 0.2
 """Time to the next pass after a pass that failed."""
 
-EXIT_CODE_WITHIN_S = 0.3
-"""Time for which an exit code is waited for: circus tells it a moment after the process is gone."""
-
-REVOKED_REACT_S = 3.0
-"""Time after which a worker whose lease was revoked is also sent SIGTERM: it may not have heard."""
-
-LOADING_LEAVE_S = 10.0
-"""Longest time to leave for a worker that was never seen registered: no request is lost with it."""
-
-KILL_GRACE_S = 2.0
-"""Time by which a worker may exceed its own drain deadline before it is killed."""
-
-LAST_LINES = 10
-"""The number of lines of its log that are shown of a worker that failed."""
-
-
-@dataclass
-class _Departure:
-    """The steps that this keeper has taken to end one worker's process. They are not written down."""
-
-    gone_since_s: float | None = None
-    is_revoked: bool = False
-    is_signalled: bool = False
-    is_condemned: bool = False
-
 
 class FleetKeeper:
     """The reconciler of one deployment.
 
     ``record(workers)`` writes the statefile, ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
-    the duration of a start. A pass begins at once when ``wake`` is set.
+    the duration of a start, ``beat()`` says that passes go on. A pass begins at once when ``wake`` is set.
     """
 
     def __init__(
@@ -97,11 +65,12 @@ class FleetKeeper:
         processes: Processes,
         clock: Clock,
         link: StoreLink,
-        health: HealthWatch,
+        departures: Departures,
         gpus: FleetGpus,
         record: Callable[[Sequence[Worker]], None],
         say: Callable[[str], None],
         learn: Callable[[str, float], None],
+        beat: Callable[[], None],
         wake: asyncio.Event,
     ) -> None:
         self._launch = launch
@@ -110,19 +79,17 @@ class FleetKeeper:
         self._processes = processes
         self._clock = clock
         self._link = link
-        self._health = health
+        self._departures = departures
         self._gpus = gpus
         self._record = record
         self._say = say
         self._learn = learn
+        self._beat = beat
         self._wake = wake
-        self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
         self._crashes = CrashLedger()
-        self._exit_codes: dict[int, int] = {}
         self._waits = Waits()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
-        self._killed = 0
         self._is_written = True
 
     @property
@@ -132,13 +99,14 @@ class FleetKeeper:
 
     def note_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and look now."""
-        self._exit_codes[pid] = exit_code
+        self._departures.note_exit(pid, exit_code)
         self._wake.set()
 
     async def run(self) -> None:
         """Pass after pass, for ever. A pass that fails is logged, and the next one comes."""
         await self._sweep_watchers()
         while True:
+            self._beat()
             try:
                 delay_s = await self.one_pass()
             except DynaplanError as error:
@@ -158,14 +126,14 @@ class FleetKeeper:
         """Look and act once; return the time until the next pass is due, in seconds."""
         self._see()
         for name in self._decide().removed:
-            self._departures.pop(name, None)
+            self._departures.forget(name)
             await self._circus.remove(name)
         for worker in list(self._workers.values()):
             if worker.state is WorkerState.STARTING and not worker.pid:
                 await self._ensure_process(worker)
         for worker in list(self._workers.values()):
             if worker.state is WorkerState.DRAINING:
-                await (self._press(worker) if worker.pid else self._ensure_process(worker))
+                await (self._departures.press(worker) if worker.pid else self._ensure_process(worker))
         self._tell_store()
         return self._next_look_s()
 
@@ -175,7 +143,8 @@ class FleetKeeper:
         known = self._link.instances
         instances = None if known is None else own_instances(self._workers, known)
         now_s = self._clock.now_s()
-        seen = observe(self._workers, World(now_s, self._exits(), instances))
+        exits = self._departures.exits(self._workers.values())
+        seen = observe(self._workers, World(now_s, exits, instances))
         self._crashes.note(self._workers, seen.workers)
         forgiven = self._crashes.forgiven(seen.workers, self._link.forgiven, now_s)
         self._keep({**seen.workers, **forgiven})
@@ -190,44 +159,7 @@ class FleetKeeper:
             self._startup_s[worker.role.value] = round(seconds, 3)
             if key := startup_key(worker, self._launch.settings_of(worker.component)):
                 self._learn(key, seconds)
-        self._kill_hung_workers()
-
-    def _kill_hung_workers(self) -> None:
-        """Kill workers that answer no question any more; that is then a crash like any other."""
-        timeout_of = self._launch.health_timeout_of
-        self._health.watch(suspects(self._workers, timeout_of))
-        for worker in hung(self._workers, self._health.silent_s, timeout_of):
-            departure = self._departures[worker.name]
-            if not departure.is_condemned:
-                departure.is_condemned = True
-                silence_s = timeout_of(worker.component)
-                self._say(f"{worker.name} stands still: no answer for {silence_s:g} s. It is killed.")
-            self._processes.kill_group(worker.pid, worker.started_at)
-
-    def _exits(self) -> dict[str, Exit]:
-        """Return the workers whose process and session are gone, with the exit code if known."""
-        now_s = self._clock.now_s()
-        exits: dict[str, Exit] = {}
-        for worker in self._workers.values():
-            if not worker.pid or self._runs(worker):
-                continue
-            departure = self._departures[worker.name]
-            if departure.gone_since_s is None:
-                departure.gone_since_s = now_s
-            is_late = now_s - departure.gone_since_s > EXIT_CODE_WITHIN_S
-            is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
-            if is_group_gone and (is_late or worker.pid in self._exit_codes):
-                code = self._exit_codes.pop(worker.pid, None)
-                exits[worker.name] = Exit(code, self._last_lines(worker))
-                del self._departures[worker.name]
-                remove_files_of(worker.name, self._launch.scratch_dir)
-        return exits
-
-    def _runs(self, worker: Worker) -> bool:
-        return bool(worker.started_at) and self._processes.identify(worker.pid) == worker.started_at
-
-    def _last_lines(self, worker: Worker) -> str:
-        return "\n".join(tail(self._launch.log_dir / f"{worker.name}.log", LAST_LINES))
+        self._departures.kill_hung(self._workers)
 
     # -- decide ----------------------------------------------------------------------------------
 
@@ -291,30 +223,6 @@ class FleetKeeper:
             self._say(f"{worker.name} could not be started; see {self._launch.log_dir / 'circus.log'}")
             self._keep_one(after_exit(worker, None, self._clock.now_s()))
 
-    async def _press(self, worker: Worker) -> None:
-        """Make a worker leave: decode by its lease, the others by SIGTERM, at the deadline by force."""
-        link, departure = self._link, self._departures[worker.name]
-        age_s = self._clock.now_s() - worker.since_s
-        if age_s >= self._leave_timeout_s(worker) + KILL_GRACE_S:
-            if not departure.is_condemned:
-                departure.is_condemned = True
-                self._killed += 1
-                self._say(f"{worker.name} did not leave within {age_s:.0f} s: killed. What it held is lost.")
-            self._processes.kill_group(worker.pid, worker.started_at)
-            return
-        is_by_lease = worker.role is Role.DECODE and worker.instance_id != 0
-        if is_by_lease and not departure.is_revoked:
-            departure.is_revoked = True
-            link.revoke(worker.instance_id)
-        is_unheard = age_s >= REVOKED_REACT_S or worker.instance_id in link.unanswered
-        if not departure.is_signalled and (not is_by_lease or is_unheard):
-            departure.is_signalled = True
-            await self._circus.signal(worker.name, SIGTERM)
-
-    def _leave_timeout_s(self, worker: Worker) -> float:
-        timeout_s = self._launch.leave_timeout_of(worker.component)
-        return timeout_s if worker.url else min(timeout_s, LOADING_LEAVE_S)
-
     async def _sweep_watchers(self) -> None:
         """Remove watchers whose workers the last keeper had removed from the statefile only."""
         components = [service.name for service in self._launch.graph.services]
@@ -362,18 +270,18 @@ class FleetKeeper:
             return
         gpus = self._gpus.total(tuple(self._workers.values()))
         document = fleet_document(graph, self._workers, gpus) | {"waiting": self._waits.reasons}
-        link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": self._killed})
+        killed = self._departures.killed
+        link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
         if counts.is_pending and is_carried_out(graph, self._workers, desired, link.instances or ()):
             link.acknowledge(counts.decision_id)
 
     def _next_look_s(self) -> float:
-        is_going = any(departure.gone_since_s is not None for departure in self._departures.values())
         is_coming = any(
             worker.state is WorkerState.STARTING and not worker.pid and worker.name not in self._waits.reasons
             for worker in self._workers.values()
         )
-        if is_going or is_coming:
+        if self._departures.is_going or is_coming:
             return LOOK_SOON_S
         now_s = self._clock.now_s()
         due_s = [now_s + LOOK_EVERY_S]
@@ -383,7 +291,7 @@ class FleetKeeper:
             ):
                 due_s.append(worker.retry_at_s)
             elif worker.state is WorkerState.DRAINING:
-                due_s.append(worker.since_s + self._leave_timeout_s(worker) + KILL_GRACE_S)
+                due_s.append(self._departures.killed_at_s(worker))
             elif worker.state is WorkerState.STOPPED:
                 due_s.append(now_s)
         return max(0.001, min(due_s) - now_s)

@@ -16,17 +16,20 @@ from typing import Any
 from circus.plugins import CircusPlugin
 
 from dynaplan import wiring
+from dynaplan.domain.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import CircusClient
+from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.document import Statefile
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
 from dynaplan.supervisor.fleet.health import HealthWatch
-from dynaplan.supervisor.fleet.keeper import FleetKeeper
+from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
+from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 
 log = logging.getLogger(__name__)
 
@@ -74,18 +77,30 @@ class FleetPlugin(CircusPlugin):
         link.start()
         claims = GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus)
         memory = self._gpu_memory(launch)
+        clock, heartbeats = wiring.system_clock(), wiring.heartbeats(launch.runtime_dir)
+        departures = Departures(
+            launch,
+            circus=circus,
+            processes=processes,
+            clock=clock,
+            link=link,
+            health=HealthWatch(link.is_answering, self._wake),
+            standstill=StandstillWatch(heartbeats.read, clock),
+            say=terminal.say,
+        )
         self._keeper = keeper = FleetKeeper(
             launch,
             statefile.workers,
             circus=circus,
             processes=processes,
-            clock=wiring.system_clock(),
+            clock=clock,
             link=link,
-            health=HealthWatch(link.is_answering, self._wake),
+            departures=departures,
             gpus=FleetGpus(launch.gpus, claims, memory),
             record=statefile.record,
             say=terminal.say,
             learn=wiring.startup_times(launch.statefile).learn,
+            beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
             wake=self._wake,
         )
         log.info("keeping %d workers", len(keeper.workers))

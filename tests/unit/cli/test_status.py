@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dynaplan.cli import status
+from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.pulse import Pulse
 from dynaplan.domain.worker_load import WorkerLoad
 from tests.unit.core.fleet.graphs import DRAINING, READY, STARTING, worker
 
@@ -60,3 +63,26 @@ def test_an_engine_that_does_not_tell_its_blocks_still_shows_its_requests() -> N
     load = WorkerLoad(running_requests=3, waiting_requests=1, kv_usage=0.25)
     line = status.table([row(worker("VllmWorker"), load=load)]).splitlines()[1]
     assert line.split()[-4:] == ["3", "1", "25.0%", "-"]
+
+
+def test_a_worker_whose_process_is_gone_is_dead_whatever_the_statefile_says() -> None:
+    gone = row(replace(worker("VllmWorker", READY), pid=2**22 + 1, started_at=1))
+    assert (gone["state"], gone["is_alive"], state_shown(gone)) == ("ready", False, "dead")
+
+
+def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaplan import wiring
+
+    me = ProcessIdentity(7, 1, "boot")
+    pulses = {
+        "serve": Pulse(me, 0.0, 2.0, 1.0, True),
+        "fleet-plugin": Pulse(me, 0.0, 40.0, 1.0, True),
+        "ns_Planner": Pulse(me, 0.0, 0.0, 1.0, False),
+    }
+    monkeypatch.setattr(wiring, "heartbeats", lambda _: SimpleNamespace(read=pulses.get))
+    planner = Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)
+    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,))
+    assert [each.partition(".")[0] for each in status._troubles(found)] == [
+        "the fleet plugin (pid 7) has not answered for 40 s",
+        "the planner ns_Planner (pid 7) has ended",
+    ]

@@ -35,6 +35,7 @@ class Runtime(SimpleNamespace):
         store = MemoryStore(clock)
         super().__init__(
             namespace="ns",
+            worker_name="ns_Planner",
             settings=settings,
             store=store,
             clock=clock,

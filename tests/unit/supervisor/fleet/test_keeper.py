@@ -2,129 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
-from dynaplan.domain.errors import StatefileUnwritable
-from dynaplan.domain.gpus import Gpu
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
-from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
-from dynaplan.supervisor.fleet.keeper import FleetKeeper
-from dynaplan.supervisor.launch import Launch
-from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses
-
-GRAPH = GraphSpec(
-    "graphs.disagg:Frontend",
-    "/srv/project",
-    "ns",
-    (
-        ServiceSpec("Frontend", Role.FRONTEND),
-        ServiceSpec("VllmWorker", Role.DECODE, gpus=1),
-        ServiceSpec("PrefillWorker", Role.PREFILL, gpus=1),
-    ),
-)
-
-
-class Box:
-    """A keeper and everything around it, in the hands of the test."""
-
-    def __init__(self, directory: Path, *workers: Worker, foreign: Sequence[str] = ()) -> None:
-        self.launch = Launch(
-            graph=GRAPH,
-            gpus=tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4)),
-            arbiter=ProcessIdentity(1, 1, "boot"),
-            config={"VllmWorker": {"model": "some/model", "health-timeout": 5}},
-            runtime_dir=directory,
-            log_dir=directory,
-            statefile=directory / "ns.json",
-            circus_endpoint="ipc:///none",
-            circus_events="ipc:///none",
-            host="127.0.0.1",
-            port=8000,
-            scratch_dir=directory / "scratch",
-            leave_timeout_s=10,
-        )
-        self.now = 100.0
-        self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
-        self.health = FakeHealth()
-        self.processes = FakeProcesses(self.circus)
-        self.said: list[str] = []
-        self.written: tuple[Worker, ...] = workers
-        self.is_disk_full = False
-        self.frozen: set[str] = set()
-        self.learnt: list[tuple[str, float]] = []
-        self.wake = asyncio.Event()
-        self.memory: GpuMemory | None = None
-        self.keeper = self.new_keeper()
-
-    def new_keeper(self) -> FleetKeeper:
-        """A keeper that knows what was written down, and nothing else."""
-        self.keeper = FleetKeeper(
-            self.launch,
-            self.written,
-            circus=cast(Any, self.circus),
-            processes=self.processes,
-            clock=self,
-            link=cast(Any, self.link),
-            health=cast(Any, self.health),
-            gpus=FleetGpus(self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory),
-            record=self.record,
-            say=self.said.append,
-            learn=lambda key, seconds: self.learnt.append((key, seconds)),
-            wake=self.wake,
-        )
-        return self.keeper
-
-    def now_s(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def record(self, workers: Sequence[Worker]) -> None:
-        if self.is_disk_full:
-            raise StatefileUnwritable("no space left on device")
-        self.written = tuple(workers)
-
-    def register(self) -> None:
-        """Every process registers, and only those that run stay registered."""
-        self.link.instances = tuple(
-            Instance(
-                "ns",
-                worker.component,
-                "generate",
-                worker.pid + 1000,
-                f"http://127.0.0.1:{worker.pid}",
-                worker.name,
-                worker.pid,
-            )
-            for worker in self.keeper.workers.values()
-            if self.processes.identify(worker.pid) and worker.name not in self.frozen
-        )
-
-    async def settle(self, passes: int = 4) -> None:
-        for _ in range(passes):
-            await self.keeper.one_pass()
-            self.register()
-
-    def states(self) -> dict[str, str]:
-        return {name: worker.state.value for name, worker in self.keeper.workers.items()}
-
-    async def started(self, decode: int = 1, prefill: int = 1) -> Box:
-        self.link.counts = DesiredCounts(prefill, decode, 0)
-        await self.settle()
-        return self
+from tests.unit.supervisor.fleet.box import Box, frozen
 
 
 async def test_it_starts_what_the_graph_asks_for_and_writes_it_down_before(tmp_path: Path) -> None:
@@ -334,73 +220,6 @@ async def test_what_circus_cannot_start_is_tried_again_later(tmp_path: Path) -> 
     box.now += 5
     await box.settle()
     assert set(box.states().values()) == {"ready"}
-
-
-async def frozen(box: Box, name: str) -> Worker:
-    """A worker that was ready, and whose lease has lapsed."""
-    box.frozen.add(name)
-    box.register()
-    await box.keeper.one_pass()
-    return box.keeper.workers[name]
-
-
-async def test_a_worker_that_stands_still_is_killed_and_starts_again_as_after_a_crash(tmp_path: Path) -> None:
-    box = await Box(tmp_path).started()
-    before = await frozen(box, "ns_VllmWorker")
-    assert box.health.asked == {"ns_VllmWorker": f"http://127.0.0.1:{before.pid}"}
-    box.health.silent_s = {"ns_VllmWorker": 4}
-    await box.keeper.one_pass()
-    assert box.processes.killed == []
-    box.health.silent_s = {"ns_VllmWorker": 5}
-    box.frozen.clear()
-    await box.keeper.one_pass()
-    assert box.processes.killed == [before.pid]
-    await box.keeper.one_pass()
-    box.now += 1
-    await box.settle()
-    after = box.keeper.workers["ns_VllmWorker"]
-    assert (after.state, after.gpus, len(after.restarts_s)) == (WorkerState.READY, before.gpus, 1)
-    assert [line for line in box.said if "stands still: no answer for 5 s" in line]
-    assert box.health.asked == {}
-
-
-async def test_who_was_never_registered_is_not_asked_whether_it_stands_still(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    box.frozen = {"ns_VllmWorker"}
-    await box.started()
-    assert box.states()["ns_VllmWorker"] == "starting"
-    assert box.health.asked == {}
-
-
-async def test_with_a_health_timeout_of_0_nobody_is_asked(tmp_path: Path) -> None:
-    box = await Box(tmp_path).started()
-    box.launch.config["VllmWorker"]["health-timeout"] = 0
-    await frozen(box, "ns_VllmWorker")
-    assert box.health.asked == {}
-
-
-async def test_who_was_told_to_leave_is_not_asked(tmp_path: Path) -> None:
-    box = await Box(tmp_path).started()
-    box.link.counts = DesiredCounts(1, 0, 1, 0)
-    await box.keeper.one_pass()
-    await frozen(box, "ns_VllmWorker")
-    assert box.health.asked == {}
-
-
-async def test_while_the_store_is_away_nobody_is_asked(tmp_path: Path) -> None:
-    box = await Box(tmp_path).started()
-    box.link.instances = None
-    await box.keeper.one_pass()
-    assert box.health.asked == {}
-
-
-async def test_a_new_keeper_still_knows_where_to_ask(tmp_path: Path) -> None:
-    box = await Box(tmp_path).started()
-    before = await frozen(box, "ns_VllmWorker")
-    box.health.asked = {}
-    box.new_keeper()
-    await box.keeper.one_pass()
-    assert box.health.asked == {"ns_VllmWorker": before.url}
 
 
 async def test_it_learns_how_long_an_engine_takes_to_start_and_only_from_a_start(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dynaplan.core.fleet.busy_gpus import GB
 from dynaplan.domain.gpus import GpuProcess, GpuUse
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
-from tests.unit.supervisor.fleet.test_keeper import Box
+from tests.unit.supervisor.fleet.box import Box
 
 OTHERS = GpuUse(71 * GB, (GpuProcess(4711, "python", 1001),))
 IN_USE = "71 of 80 GB in use by pid 4711 (python, uid 1001)"

@@ -1,0 +1,73 @@
+"""Heartbeats: a small file for each process of a deployment that says at short intervals that it goes on.
+
+A beat holds the process's pid, start time and boot, and the moment on the monotonic clock, which is the same
+in all processes of one boot, never jumps, and stands still while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from dynaplan.adapters.local import processes
+from dynaplan.domain.documents import number_field, parse_object, text_field, whole_field
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+
+class HeartbeatFiles:
+    """The heartbeats in one private directory, which is made when it is not there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._beaten_s: dict[str, float] = {}
+
+    def beat(self, name: str, every_s: float) -> None:
+        """Say that this process goes on, and will say so again in ``every_s`` seconds; sooner counts once.
+
+        A directory that cannot be written is logged: a process that works must not end by saying so.
+        """
+        now_s = time.monotonic()
+        if now_s - self._beaten_s.get(name, -every_s) < every_s / 2:
+            return
+        self._beaten_s[name] = now_s
+        me = processes.identity_of(os.getpid())
+        document = {
+            "pid": me.pid,
+            "started_at": me.started_at,
+            "boot_id": me.boot_id,
+            "beat_s": round(now_s, 3),
+            "every_s": every_s,
+        }
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.{me.pid}")
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(document, file)
+            os.replace(temporary, path)
+        except OSError as error:
+            log.debug("no heartbeat: %s", error)
+
+    def read(self, name: str) -> Pulse | None:
+        """The pulse of that process; None when it has never beaten, or what it wrote cannot be read."""
+        try:
+            document = parse_object(self._path(name).read_bytes())
+            process = ProcessIdentity(
+                whole_field(document, "pid"),
+                whole_field(document, "started_at"),
+                text_field(document, "boot_id"),
+            )
+            beat_s, every_s = number_field(document, "beat_s"), number_field(document, "every_s")
+        except (OSError, ValueError):
+            return None
+        silent_s = max(0.0, time.monotonic() - beat_s)
+        return Pulse(process, beat_s, silent_s, every_s, processes.is_alive(process))
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.json"

@@ -1,0 +1,119 @@
+"""Waiting until numbers of workers are carried out, or until it is certain that they will not be."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynaplan import wiring
+from dynaplan.core.fleet.scale_progress import ScaleProgress, scale_progress
+from dynaplan.core.fleet.statefile import fleet_of
+from dynaplan.domain.errors import (
+    DeploymentError,
+    PermanentError,
+    StatefileCorrupt,
+    StoreUnavailable,
+    TemporaryError,
+)
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
+from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE
+from dynaplan.ports import KeyValueStore
+from dynaplan.supervisor.deployments import RunningDeployment
+
+POLL_S = 0.1
+"""Time between two looks, in seconds."""
+
+GIVE_UP_S = 45.0
+"""Silence of the fleet plugin or of ``serve``, in seconds, after which waiting is useless."""
+
+
+@dataclass(frozen=True)
+class ScaleRequest:
+    """Numbers of workers that were asked for, as the decision with that id."""
+
+    decision_id: int
+    wanted: Mapping[Role, int]
+
+
+async def carried_out(
+    found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float
+) -> None:
+    """Return when the request is carried out: the numbers are ready, and no drained worker holds a GPU.
+
+    Raises PermanentError when workers have failed, another decision has taken its place, or ``serve`` or
+    its fleet plugin does not answer; TemporaryError, with what is missing, after ``timeout_s`` seconds.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        check_alive(found)
+        counts = await _counts(store, found.namespace)
+        progress = _progress(found, request.wanted)
+        if counts and progress and counts.scaled_decision_id >= request.decision_id:
+            if progress.is_carried_out:
+                return
+            if progress.is_settled:
+                raise PermanentError("; ".join(progress.missing), hint=_ways_out(progress, request.wanted))
+        if counts and counts.decision_id > request.decision_id and not _asks_for(counts, request.wanted):
+            raise PermanentError(
+                f"overtaken by decision {counts.decision_id}: {_numbers(counts, request.wanted)}",
+                hint="The planner, or somebody else, has asked for other numbers; `dynaplan why` shows it.",
+            )
+        if time.monotonic() > deadline_s:
+            missing = "; ".join(progress.missing) if progress and progress.missing else "not acknowledged"
+            raise TemporaryError(
+                f"not carried out within {timeout_s:g} s: {missing}",
+                hint="It goes on; `dynaplan status` shows how far it is.",
+            )
+        await asyncio.sleep(POLL_S)
+
+
+def check_alive(found: RunningDeployment) -> None:
+    """Raise PermanentError unless ``serve`` and its fleet plugin go on, DeploymentError when it has ended."""
+    if not wiring.processes().is_alive(found.arbiter):
+        raise DeploymentError(f"{found.namespace} has ended", hint="Start it with `dynaplan serve GRAPH`.")
+    heartbeats = wiring.heartbeats(found.runtime_dir)
+    for name, words in ((SERVE_PULSE, "`dynaplan serve`"), (PLUGIN_PULSE, "the fleet plugin")):
+        pulse = heartbeats.read(name)
+        if pulse and pulse.silent_s > GIVE_UP_S:
+            pid, silence = found.arbiter.pid, f"has not answered for {pulse.silent_s:.0f} s"
+            raise PermanentError(
+                f"{words} (pid {pulse.process.pid}) {silence}: nothing is scaled",
+                hint=f"If serve was stopped, `kill -CONT {pid}` lets it go on; else `dynaplan stop` ends it.",
+            )
+
+
+def _progress(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleProgress | None:
+    """The progress by the statefile; None while it cannot be read."""
+    try:
+        document = wiring.open_statefile(found.statefile).read()
+    except StatefileCorrupt:
+        return None
+    return scale_progress(wanted, fleet_of(document)) if document else None
+
+
+async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts | None:
+    """The desired counts; None while the store does not answer."""
+    try:
+        items = await store.list(planner_prefix(namespace))
+    except StoreUnavailable:
+        return None
+    return DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
+
+
+def _asks_for(counts: DesiredCounts, wanted: Mapping[Role, int]) -> bool:
+    return all(counts.of(role) == number for role, number in wanted.items())
+
+
+def _numbers(counts: DesiredCounts, wanted: Mapping[Role, int]) -> str:
+    return ", ".join(f"{role.value}={counts.of(role)}" for role in wanted)
+
+
+def _ways_out(progress: ScaleProgress, wanted: Mapping[Role, int]) -> str:
+    """The reasons of the failed workers, and the command that tries them again."""
+    lines = [f"{worker.name} has failed: {worker.reason}" for worker in progress.failed]
+    numbers = " ".join(f"{role.value}={number}" for role, number in wanted.items())
+    again = f"`dynaplan scale {numbers}` tries again at once; `dynaplan logs NAME` shows more."
+    return "\n  ".join([*lines, again])

@@ -1,0 +1,1 @@
+"""Upkeep: what ``serve`` looks after once a second beside its arbiter."""

@@ -1,0 +1,147 @@
+"""A fleet keeper and everything around it, in memory, for the tests of this directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from dynaplan.domain.discovery import Instance
+from dynaplan.domain.errors import StatefileUnwritable
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.supervisor.fleet.departures import Departures
+from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
+from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
+from dynaplan.supervisor.fleet.keeper import FleetKeeper
+from dynaplan.supervisor.launch import Launch
+from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses, FakeStandstill
+
+GRAPH = GraphSpec(
+    "graphs.disagg:Frontend",
+    "/srv/project",
+    "ns",
+    (
+        ServiceSpec("Frontend", Role.FRONTEND),
+        ServiceSpec("VllmWorker", Role.DECODE, gpus=1),
+        ServiceSpec("PrefillWorker", Role.PREFILL, gpus=1),
+    ),
+)
+
+
+class Box:
+    """A keeper and everything around it, in the hands of the test."""
+
+    def __init__(self, directory: Path, *workers: Worker, foreign: Sequence[str] = ()) -> None:
+        self.launch = Launch(
+            graph=GRAPH,
+            gpus=tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4)),
+            arbiter=ProcessIdentity(1, 1, "boot"),
+            config={"VllmWorker": {"model": "some/model", "health-timeout": 5}},
+            runtime_dir=directory,
+            log_dir=directory,
+            statefile=directory / "ns.json",
+            circus_endpoint="ipc:///none",
+            circus_events="ipc:///none",
+            host="127.0.0.1",
+            port=8000,
+            scratch_dir=directory / "scratch",
+            leave_timeout_s=10,
+        )
+        self.now = 100.0
+        self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
+        self.health = FakeHealth()
+        self.standstill = FakeStandstill()
+        self.processes = FakeProcesses(self.circus)
+        self.said: list[str] = []
+        self.written: tuple[Worker, ...] = workers
+        self.is_disk_full = False
+        self.frozen: set[str] = set()
+        self.learnt: list[tuple[str, float]] = []
+        self.wake = asyncio.Event()
+        self.memory: GpuMemory | None = None
+        self.keeper = self.new_keeper()
+
+    def new_keeper(self) -> FleetKeeper:
+        """A keeper that knows what was written down, and nothing else."""
+        self.keeper = FleetKeeper(
+            self.launch,
+            self.written,
+            circus=cast(Any, self.circus),
+            processes=self.processes,
+            clock=self,
+            link=cast(Any, self.link),
+            departures=self.departures(),
+            gpus=FleetGpus(self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory),
+            record=self.record,
+            say=self.said.append,
+            learn=lambda key, seconds: self.learnt.append((key, seconds)),
+            beat=lambda: None,
+            wake=self.wake,
+        )
+        return self.keeper
+
+    def departures(self) -> Departures:
+        return Departures(
+            self.launch,
+            circus=cast(Any, self.circus),
+            processes=self.processes,
+            clock=self,
+            link=cast(Any, self.link),
+            health=cast(Any, self.health),
+            standstill=cast(Any, self.standstill),
+            say=self.said.append,
+        )
+
+    def now_s(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def record(self, workers: Sequence[Worker]) -> None:
+        if self.is_disk_full:
+            raise StatefileUnwritable("no space left on device")
+        self.written = tuple(workers)
+
+    def register(self) -> None:
+        """Every process registers, and only those that run stay registered."""
+        self.link.instances = tuple(
+            Instance(
+                "ns",
+                worker.component,
+                "generate",
+                worker.pid + 1000,
+                f"http://127.0.0.1:{worker.pid}",
+                worker.name,
+                worker.pid,
+            )
+            for worker in self.keeper.workers.values()
+            if self.processes.identify(worker.pid) and worker.name not in self.frozen
+        )
+
+    async def settle(self, passes: int = 4) -> None:
+        for _ in range(passes):
+            await self.keeper.one_pass()
+            self.register()
+
+    def states(self) -> dict[str, str]:
+        return {name: worker.state.value for name, worker in self.keeper.workers.items()}
+
+    async def started(self, decode: int = 1, prefill: int = 1) -> Box:
+        self.link.counts = DesiredCounts(prefill, decode, 0)
+        await self.settle()
+        return self
+
+
+async def frozen(box: Box, name: str) -> Worker:
+    """A worker that was ready, and whose lease has lapsed."""
+    box.frozen.add(name)
+    box.register()
+    await box.keeper.one_pass()
+    return box.keeper.workers[name]
