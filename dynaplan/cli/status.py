@@ -61,7 +61,7 @@ def command(namespace: str | None, as_json: bool) -> None:
         click.echo(f"\n{trouble}")
     for row in workers:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
-            click.echo(f"\n{row['worker']}: {row['reason']}")
+            click.echo(f"\n{row['worker']}: {row['reason']}{_way_out(row, workers)}")
     for name, reason in waits.items():
         click.echo(f"\n{name} waits: {reason}")
     for key, reason in ignored.items():
@@ -123,8 +123,8 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _state(row: Mapping[str, Any]) -> str:
     """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state.
 
-    A worker that waits for its GPU is "waiting". A worker whose process is gone, which the fleet plugin has not
-    noticed or cannot notice, is "dead".
+    A worker that waits for its GPU is "waiting". A worker whose process is gone, which the fleet plugin has
+    not noticed or cannot notice, is "dead".
     """
     if row["is_alive"] is False:
         return "dead"
@@ -134,6 +134,15 @@ def _state(row: Mapping[str, Any]) -> str:
         return str(row["state"])
     usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
     return f"loading {duration(row['loading_s'])}{usually}"
+
+
+def _way_out(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the command that tries a failed worker again at once, as a line of its own; empty for others."""
+    if row["state"] != "failed" or row["role"] not in ENGINE_ROLES:
+        return ""
+    present = (each for each in rows if each["component"] == row["component"])
+    number = sum(each["state"] != "draining" for each in present)
+    return f"\n  `dynaplan scale {row['role']}={number}` tries again at once."
 
 
 def _is_alive(worker: Worker) -> bool | None:

@@ -16,16 +16,20 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
 from circus.arbiter import Arbiter
+from circus.commands import errors
 from circus.controller import Controller
 from circus.exc import ConflictError
 from circus.watcher import Watcher
 from tornado.ioloop import IOLoop
 
+from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
+from dynaplan.domain.documents import object_field, parse_object, text_field
+from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.supervisor.watchers import WatcherSpec
 
 log = logging.getLogger(__name__)
@@ -48,8 +52,37 @@ class _NoSignals:
 
 
 class _Controller(Controller):
+    """Takes commands; those of a person about workers are answered in dynaplan's terms."""
+
     def _init_syshandler(self) -> None:
         self.sys_hdl = _NoSignals()  # type: ignore[assignment]
+
+    def dispatch(self, job: tuple[bytes, bytes]) -> None:
+        """Carry a command out, unless it is one that circus would get wrong."""
+        client, text = job
+        try:
+            message = parse_object(text)
+            command, properties = text_field(message, "command"), object_field(message, "properties", {})
+        except ValueError:
+            message, command, properties = {SENDER: OURSELVES}, "", {}  # circus says what is wrong with it
+        judged = CommandAnswer()
+        if message.get(SENDER) != OURSELVES:
+            judged = answer(command, properties, worker_watchers(self.arbiter.watchers))
+        identifier, is_cast = message.get("id"), message.get("msg_type") == "cast"
+        if judged.refusal:
+            errno = errors.COMMAND_ERROR
+            self.send_error(identifier, client, text, judged.refusal, cast=is_cast, errno=errno)
+        elif judged.to_replace:
+            for name in judged.to_replace:
+                self.arbiter.get_watcher(name).notify_event(REPLACE_EVENT, {"name": name})
+            self.send_ok(identifier, client, text, cast=is_cast)
+        else:
+            super().dispatch(job)
+
+
+def worker_watchers(watchers: Iterable[Watcher]) -> list[str]:
+    """Return the names of the workers' watchers; those of servers and of the fleet plugin are left out."""
+    return [watcher.name for watcher in watchers if "--service-name" in (watcher.args or ())]
 
 
 class ServeArbiter(Arbiter):

@@ -18,6 +18,12 @@ import zmq.asyncio
 
 from dynaplan.domain.errors import ArbiterBusy, PermanentError
 
+SENDER, OURSELVES = "sender", "dynaplan"
+"""The field of a message, and its value, by which the arbiter tells our commands from a person's."""
+
+REPLACE_EVENT = "replace"
+"""The event by which the arbiter tells the fleet plugin that a worker is to be replaced by another."""
+
 RETRY_FROM_S, RETRY_TO_S = 0.02, 0.05
 
 
@@ -57,7 +63,12 @@ class CircusClient:
 
     async def _ask(self, command: str, properties: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         message_id = uuid.uuid4().hex
-        message = {"id": message_id, "command": command, "properties": {**properties, "waiting": True}}
+        message = {
+            "id": message_id,
+            "command": command,
+            "properties": {**properties, "waiting": True},
+            SENDER: OURSELVES,
+        }
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 await self._socket.send(json.dumps(message).encode())

@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import Callable
 
+from circus.client import CircusClient
+
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
 from tests.fakes.load import Load
@@ -40,3 +42,25 @@ async def test_carried_out_is_said_when_the_drained_worker_has_let_its_gpu_go(
         assert list(deployment.workers("VllmWorker")) == ["dynamo_VllmWorker"]
         assert len(load.outcomes) > 0
     assert load.incomplete == []
+
+
+def test_circusctl_replaces_a_worker_and_answers_in_words_what_it_cannot_do(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    client = CircusClient(endpoint=deployment.statefile()["circus_endpoint"], timeout=10)
+    try:
+        for command in ("incr", "stop"):
+            answer = client.send_message(command, name="dynamo_VllmWorker")
+            assert (answer["status"], "`dynaplan scale decode=N`" in answer["reason"]) == ("error", True)
+        assert client.send_message("restart", name="dynamo_VllmWorker")["status"] == "ok"
+    finally:
+        client.stop()
+
+    def states() -> dict[str, str]:
+        return {name: worker["state"] for name, worker in deployment.workers("VllmWorker").items()}
+
+    # The base entry stays when its worker is gone.
+    wait_until(lambda: states() == {"dynamo_VllmWorker": "stopped", "dynamo_VllmWorker_1": "ready"})
+    assert "ended unasked" not in deployment.text
+    assert deployment.workers()["dynamo_VllmWorker_1"]["restarts_s"] == []

@@ -20,11 +20,13 @@ Workers = Mapping[str, Worker]
 class Exit:
     """A worker's process is gone, and with it everything in its session.
 
-    ``code`` is negative for a signal and None when it is not known; ``last_lines`` are the end of its log.
+    ``code`` is negative for a signal and None when it is not known; ``last_lines`` are the end of its log;
+    ``killer`` says in words what ended it, where that is known.
     """
 
     code: int | None = None
     last_lines: str = ""
+    killer: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def observe(workers: Workers, world: World) -> Observed:
         after[name] = _registered(worker, world) if exit_ is None else _ended(worker, exit_, world.now_s)
         if exit_ is not None:
             leases += [worker.instance_id] if worker.instance_id else []
-            news += _news_of(after[name], exit_, world.now_s)
+            news += _news_of(after[name], exit_, world.now_s, _count(workers, worker.component))
     started_s = {
         name: world.now_s - worker.since_s
         for name, worker in workers.items()
@@ -72,22 +74,26 @@ def observe(workers: Workers, world: World) -> Observed:
 
 
 def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
-    after = after_exit(worker, exit_.code, now_s)
+    after = after_exit(worker, exit_.code, now_s, killer=exit_.killer)
     has_failed = after.state is WorkerState.FAILED and bool(exit_.last_lines)
     return replace(after, reason=f"{after.reason}\n{exit_.last_lines}") if has_failed else after
 
 
-def _news_of(worker: Worker, exit_: Exit, now_s: float) -> list[str]:
-    """Return lines for the user about every end that was not asked for."""
+def _news_of(worker: Worker, exit_: Exit, now_s: float, count: int) -> list[str]:
+    """Return lines for the user about every end that was not asked for; ``count`` is of its component."""
     if worker.state is WorkerState.FAILED:
         lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
         retry_s = worker.retry_at_s - now_s
         when = f"it is tried again in {retry_s:.0f} s" if retry_s > 0 else "it is not started again"
-        return [f"{worker.name} has failed; {when}, its GPUs are free.{lines}"]
+        again = f"`dynaplan scale {worker.role.value}={count}` tries again at once."
+        way_out = f"\n    {again}" if worker.role in COUNT_KEYS else ""
+        return [f"{worker.name} has failed; {when}, its GPUs are free.{lines}{way_out}"]
     if worker.state is WorkerState.BACKOFF:
         delay_s = max(0.0, worker.retry_at_s - now_s)
         when = f"in {delay_s:.1f} s" if delay_s else "at once"
-        return [f"{worker.name} ended unasked ({exit_reason(exit_.code)}); it starts again {when}."]
+        return [
+            f"{worker.name} ended unasked ({exit_reason(exit_.code, exit_.killer)}); it starts again {when}."
+        ]
     return []
 
 

@@ -10,7 +10,7 @@ must leave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.fleet.allocation import choose_gpus
@@ -87,6 +87,25 @@ def reconcile(
     started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s)
     started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
     return Reconciled((*staying, *started), removed, waiting)
+
+
+def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
+    """Return the fleet in which these workers leave, after their requests, so that others take their places.
+
+    A failed one is tried again; one that is leaving, or is about to be started again, is as it was.
+    """
+    next_state = {
+        WorkerState.READY: WorkerState.DRAINING,
+        WorkerState.STARTING: WorkerState.DRAINING,
+        WorkerState.FAILED: WorkerState.STOPPED,
+    }
+    why = "told to by circusctl restart"
+    return tuple(
+        worker.moved(next_state[worker.state], now_s, why)
+        if worker.name in names and worker.state in next_state
+        else worker
+        for worker in fleet
+    )
 
 
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:

@@ -47,11 +47,20 @@ class RestartPolicy:
 
 DEFAULT_POLICY = RestartPolicy()
 
+UNKNOWN_KILLER = "the out-of-memory killer, or somebody's kill -9"
+"""The possible senders of a SIGKILL that nobody claims."""
+
 
 def after_exit(
-    worker: Worker, exit_code: int | None, now_s: float, policy: RestartPolicy = DEFAULT_POLICY
+    worker: Worker,
+    exit_code: int | None,
+    now_s: float,
+    policy: RestartPolicy = DEFAULT_POLICY,
+    killer: str = "",
 ) -> Worker:
     """The worker once all its processes are gone; ``exit_code`` None is "not known", below 0 a signal.
+
+    ``killer`` says in words what ended it, where that is known.
 
     Draining: stopped, whatever the code. ``EXIT_NEVER``: failed. Everything else that was not asked
     for, a clean exit included (its lease may have been revoked from outside), is a crash: it waits for
@@ -60,10 +69,10 @@ def after_exit(
     had no process to lose is returned as it is, so that an exit told twice counts once.
     """
     if worker.state is WorkerState.DRAINING:
-        return _ended(worker, WorkerState.STOPPED, now_s, f"drained, {exit_reason(exit_code)}")
+        return _ended(worker, WorkerState.STOPPED, now_s, f"drained, {exit_reason(exit_code, killer)}")
     if worker.state not in (WorkerState.STARTING, WorkerState.READY):
         return worker
-    reason = exit_reason(exit_code)
+    reason = exit_reason(exit_code, killer)
     if exit_code == EXIT_NEVER:
         return _ended(worker, WorkerState.FAILED, now_s, f"can never start ({reason})")
     is_stable = worker.state is WorkerState.READY and now_s - worker.since_s >= policy.stable_s
@@ -132,8 +141,28 @@ class CrashLedger:
 _CRASHED = (WorkerState.BACKOFF, WorkerState.FAILED)
 
 
-def exit_reason(exit_code: int | None) -> str:
-    """The exit code in words: ``exit code 1``, ``killed by SIGKILL``."""
+def exit_reason(exit_code: int | None, killer: str = "") -> str:
+    """The exit code in words: ``exit code 1``, ``killed by SIGTERM``, with what is known of the killer.
+
+    Only the kernel's out-of-memory killer and a person or program with ``kill -9`` send SIGKILL unasked.
+    """
+    if exit_code == -signal.SIGKILL and not killer:
+        killer = UNKNOWN_KILLER
+    return f"{_code_in_words(exit_code)}: {killer}" if killer else _code_in_words(exit_code)
+
+
+def out_of_memory(kills: int, where: str) -> str:
+    """Name the out-of-memory killer as what ended a process; empty when it has ended none meanwhile."""
+    if kills <= 0:
+        return ""
+    processes = "a process" if kills == 1 else f"{kills} processes"
+    return (
+        f"the kernel's out-of-memory killer ended {processes} of {where} meanwhile. "
+        "Let the model use less memory, run fewer workers, or free some"
+    )
+
+
+def _code_in_words(exit_code: int | None) -> str:
     if exit_code is None:
         return "exit code unknown"
     if exit_code >= 0:

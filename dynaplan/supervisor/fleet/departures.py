@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from dynaplan.core.fleet.observing import Exit, hung, suspects
+from dynaplan.core.fleet.restarting import out_of_memory
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.ports import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient
@@ -45,12 +46,14 @@ class _Departure:
     is_revoked: bool = False
     is_signalled: bool = False
     is_condemned: bool = False
+    killer: str = ""
 
 
 class Departures:
     """Ends processes of workers, and notices the ends of processes.
 
     ``killed`` counts the workers that were killed at their drain deadline. ``say(line)`` tells the user.
+    ``oom_kills()`` counts the processes that the kernel has ended for lack of memory, and says where.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Departures:
         link: StoreLink,
         health: HealthWatch,
         standstill: StandstillWatch,
+        oom_kills: Callable[[], tuple[int, str]],
         say: Callable[[str], None],
     ) -> None:
         self._launch = launch
@@ -72,6 +76,8 @@ class Departures:
         self._link = link
         self._health = health
         self._standstill = standstill
+        self._oom_kills = oom_kills
+        self._known_oom_kills, _ = oom_kills()
         self._say = say
         self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
         self._exit_codes: dict[int, int] = {}
@@ -93,6 +99,8 @@ class Departures:
     def exits(self, workers: Iterable[Worker]) -> dict[str, Exit]:
         """Return the workers whose process and session are gone, with the exit code if known."""
         now_s = self._clock.now_s()
+        kills, where = self._oom_kills()
+        out_of_memory_words = out_of_memory(kills - self._known_oom_kills, where)
         exits: dict[str, Exit] = {}
         for worker in workers:
             if not worker.pid or self._runs(worker):
@@ -104,9 +112,12 @@ class Departures:
             is_group_gone = not self._processes.kill_group(worker.pid, worker.started_at)
             if is_group_gone and (is_late or worker.pid in self._exit_codes):
                 code = self._exit_codes.pop(worker.pid, None)
-                exits[worker.name] = Exit(code, self._last_lines(worker))
+                killer = departure.killer or out_of_memory_words
+                exits[worker.name] = Exit(code, self._last_lines(worker), killer)
                 del self._departures[worker.name]
                 remove_files_of(worker.name, self._launch.scratch_dir)
+        if not self.is_going:
+            self._known_oom_kills = kills
         return exits
 
     def kill_hung(self, workers: Mapping[str, Worker]) -> None:
@@ -125,6 +136,7 @@ class Departures:
         departure = self._departures[worker.name]
         if not departure.is_condemned:
             departure.is_condemned = True
+            departure.killer = f"it stood still for {silence_s:.0f} s"
             self._say(f"{worker.name} stands still: no answer for {silence_s:.0f} s. It is killed.")
         self._processes.kill_group(worker.pid, worker.started_at)
 
@@ -135,6 +147,7 @@ class Departures:
         if age_s >= self._leave_timeout_s(worker) + KILL_GRACE_S:
             if not departure.is_condemned:
                 departure.is_condemned = True
+                departure.killer = f"it had not left within {age_s:.0f} s"
                 self.killed += 1
                 self._say(f"{worker.name} did not leave within {age_s:.0f} s: killed. What it held is lost.")
             self._processes.kill_group(worker.pid, worker.started_at)

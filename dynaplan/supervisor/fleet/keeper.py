@@ -23,7 +23,7 @@ from dynaplan.core.fleet.observing import (
     observe,
     own_instances,
 )
-from dynaplan.core.fleet.reconcile import Reconciled, reconcile
+from dynaplan.core.fleet.reconcile import Reconciled, reconcile, replaced
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
@@ -88,6 +88,7 @@ class FleetKeeper:
         self._wake = wake
         self._crashes = CrashLedger()
         self._waits = Waits()
+        self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
         self._is_written = True
@@ -100,6 +101,11 @@ class FleetKeeper:
     def note_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and look now."""
         self._departures.note_exit(pid, exit_code)
+        self._wake.set()
+
+    def note_replacement(self, name: str) -> None:
+        """Remember that this worker is to leave, and another to take its place, and look now."""
+        self._to_replace.add(name)
         self._wake.set()
 
     async def run(self) -> None:
@@ -166,7 +172,8 @@ class FleetKeeper:
     def _decide(self) -> Reconciled:
         """Decide what the fleet is to be and write it down; nothing new is started while that fails."""
         before = tuple(self._workers.values())
-        after = self._reconciled(before)
+        after = self._reconciled(replaced(before, self._to_replace, self._clock.now_s()))
+        self._to_replace.clear()
         if not self._keep_all(after.fleet):
             started = after.started(before)
             after = replace(after, fleet=tuple(worker for worker in after.fleet if worker not in started))

@@ -19,7 +19,7 @@ from dynaplan import wiring
 from dynaplan.domain.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.runtime.logfile import LogFile, configure_logging
-from dynaplan.supervisor.circus_client import CircusClient
+from dynaplan.supervisor.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.document import Statefile
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
@@ -53,12 +53,14 @@ class FleetPlugin(CircusPlugin):
         self.loop.add_callback(self._begin)
 
     def handle_recv(self, data: Any) -> None:
-        """Take an event of circus: the end of a process, or a reason to look."""
+        """Take an event: the end of a process, a worker to replace, or a reason to look."""
         _, action, message = self.split_data(data)
-        if self._keeper is None or action not in ("reap", "stop"):
+        if self._keeper is None or action not in ("reap", "stop", REPLACE_EVENT):
             return
         event = self.load_message(message)
-        if action == "reap" and event.get("exit_code") is not None:
+        if action == REPLACE_EVENT:  # the name in the topic is in lower case
+            self._keeper.note_replacement(str(event["name"]))
+        elif action == "reap" and event.get("exit_code") is not None:
             self._keeper.note_exit(int(event["process_pid"]), int(event["exit_code"]))
         else:
             self._wake.set()
@@ -86,6 +88,7 @@ class FleetPlugin(CircusPlugin):
             link=link,
             health=HealthWatch(link.is_answering, self._wake),
             standstill=StandstillWatch(heartbeats.read, clock),
+            oom_kills=wiring.oom_kills,
             say=terminal.say,
         )
         self._keeper = keeper = FleetKeeper(

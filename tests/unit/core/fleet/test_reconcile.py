@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.fleet.reconcile import Reconciled, reconcile
+from dynaplan.core.fleet.reconcile import Reconciled, reconcile, replaced
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import Role, Worker
 from tests.unit.core.fleet.graphs import (
@@ -193,3 +193,24 @@ def test_failures_are_forgotten_when_counts_are_asked_for_anew() -> None:
     failed = replace(worker("VllmWorker", FAILED), failures=2, retry_at_s=100.0)
     after = result_of((failed,), {"VllmWorker": 1}, graph(decode()), retry_failed=True)
     assert [each.failures for each in after.fleet] == [0]
+
+
+def test_a_worker_to_replace_leaves_after_its_requests_and_another_takes_its_place() -> None:
+    fleet = (worker("VllmWorker", gpus=(0,)), worker("VllmWorker_1", gpus=(1,)))
+    spec = graph(decode())
+    after = reconcile(
+        spec, replaced(fleet, {"dynamo_VllmWorker"}, 5.0), {"VllmWorker": 2}, box(3), frozenset(), 5.0
+    )
+    states = {each.name: each.state for each in after.fleet}
+    assert states == {
+        "dynamo_VllmWorker": DRAINING,
+        "dynamo_VllmWorker_1": READY,
+        "dynamo_VllmWorker_2": STARTING,
+    }
+    assert after.fleet[0].reason == "told to by circusctl restart"
+
+
+def test_a_failed_worker_to_replace_is_tried_again_and_one_that_is_leaving_is_as_it_was() -> None:
+    fleet = (worker("VllmWorker", FAILED), worker("VllmWorker_1", DRAINING), worker("VllmWorker_2", BACKOFF))
+    names = {each.name for each in fleet}
+    assert [each.state for each in replaced(fleet, names, 5.0)] == [STOPPED, DRAINING, BACKOFF]

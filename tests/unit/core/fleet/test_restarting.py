@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.fleet.restarting import CrashLedger, RestartPolicy, after_exit, exit_reason, forgiven
+from dynaplan.core.fleet.restarting import (
+    CrashLedger,
+    RestartPolicy,
+    after_exit,
+    exit_reason,
+    forgiven,
+    out_of_memory,
+)
 from dynaplan.domain.lifecycle import EXIT_NEVER, Worker
 from tests.unit.core.fleet.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
@@ -75,7 +82,9 @@ def test_an_exit_told_twice_counts_once(state: object) -> None:
 
 
 def test_the_reason_is_in_words() -> None:
-    assert exit_reason(-9) == "killed by SIGKILL"
+    assert exit_reason(-9) == "killed by SIGKILL: the out-of-memory killer, or somebody's kill -9"
+    assert exit_reason(-15) == "killed by SIGTERM"
+    assert exit_reason(-9, "it stood still") == "killed by SIGKILL: it stood still"
     assert exit_reason(3) == "exit code 3"
     assert exit_reason(-100) == "killed by signal 100"
     assert exit_reason(None) == "exit code unknown"
@@ -138,3 +147,12 @@ def test_the_ledger_knows_the_last_crashes_of_registered_workers_by_instance() -
     assert {name: each.restarts_s for name, each in found.items()} == {"w2": ()}
     assert ledger.forgiven(fleet, {2}, 9.0) == {}
     assert ledger.forgiven({}, {3}, 9.0) == {}
+
+
+def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile() -> None:
+    killer = out_of_memory(1, "this control group")
+    assert "out-of-memory killer ended a process of this control group meanwhile" in killer
+    assert "ended 2 processes of this machine" in out_of_memory(2, "this machine")
+    assert out_of_memory(0, "this machine") == ""
+    crashed = after_exit(worker("VllmWorker", READY), 1, 1.0, killer=killer)
+    assert crashed.reason.startswith("exit code 1: the kernel's out-of-memory killer")

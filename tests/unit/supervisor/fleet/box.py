@@ -57,6 +57,7 @@ class Box:
         self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
         self.health = FakeHealth()
         self.standstill = FakeStandstill()
+        self.oom_kills = 3
         self.processes = FakeProcesses(self.circus)
         self.said: list[str] = []
         self.written: tuple[Worker, ...] = workers
@@ -95,6 +96,7 @@ class Box:
             link=cast(Any, self.link),
             health=cast(Any, self.health),
             standstill=cast(Any, self.standstill),
+            oom_kills=lambda: (self.oom_kills, "this machine"),
             say=self.said.append,
         )
 

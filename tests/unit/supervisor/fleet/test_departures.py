@@ -90,3 +90,27 @@ async def test_a_new_keeper_still_knows_where_to_ask(tmp_path: Path) -> None:
     box.new_keeper()
     await box.keeper.one_pass()
     assert box.health.asked == {"ns_VllmWorker": before.url}
+
+
+async def test_a_crash_beside_an_out_of_memory_kill_says_so_and_a_later_one_does_not(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    for kills, words in ((2, "ended 2 processes of this machine meanwhile"), (0, "or somebody's kill -9")):
+        box.oom_kills += kills
+        box.keeper.note_exit(box.circus.end("ns_VllmWorker"), -9)
+        await box.settle()
+        assert words in box.said[-1]
+        box.now += 100
+        await box.settle()
+
+
+async def test_a_worker_to_replace_is_drained_and_no_crash_is_counted(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.keeper.note_replacement("ns_VllmWorker")
+    await box.keeper.one_pass()
+    box.register()
+    assert box.states()["ns_VllmWorker"] == "draining"
+    box.keeper.note_exit(box.circus.end("ns_VllmWorker"), 0)
+    await box.settle()
+    assert box.states()["ns_VllmWorker_1"] == "ready"
+    assert "ns_VllmWorker" not in box.keeper.workers
+    assert box.keeper.workers["ns_VllmWorker_1"].restarts_s == ()
