@@ -232,6 +232,29 @@ def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:
     return NodeClaims(arbiter, namespace, node_dir(os.environ))
 
 
+def port_holder(port: int) -> str:
+    """Return the process that listens on that TCP port, in words; empty when none is seen."""
+    from dynaplan.adapters.local import port_holders
+
+    return port_holders.port_holder(port)
+
+
+def deployments_of_machine() -> dict[int, str]:
+    """Return the deployments of all users that hold GPUs: pid of ``serve`` -> the deployment, in words."""
+    from dynaplan.adapters.local.claims import claimants, node_dir
+
+    return claimants(node_dir(os.environ))
+
+
+def state_dir_of(pid: int) -> Path | None:
+    """Return the directory of statefiles that a process has; None when it may not be looked at."""
+    from dynaplan.adapters.local.processes import environment_of
+    from dynaplan.adapters.local.statefile import statefile_path
+
+    environment = environment_of(pid)
+    return statefile_path(environment, "any").parent if environment else None
+
+
 def processes() -> Processes:
     """Return the processes of this machine."""
     from dynaplan.adapters.local import processes

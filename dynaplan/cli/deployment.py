@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,18 @@ def namespace_argument(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(namespace=name or namespace, **others)
 
     return command
+
+
+@contextmanager
+def connected(found: RunningDeployment) -> Iterator[None]:
+    """Have the deployment's addresses and tokens in this process's environment, inside a ``with`` block."""
+    before = dict(os.environ)
+    os.environ.update(found.environment())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def connect(namespace: str | None) -> RunningDeployment:

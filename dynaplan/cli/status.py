@@ -1,4 +1,4 @@
-"""``dynaplan status``: every worker of the running deployment, as a table or as JSON."""
+"""``dynaplan status``: every worker of the running deployments, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connect, namespace_argument
+from dynaplan.cli.deployment import connected, namespace_argument
 from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
@@ -33,39 +33,54 @@ COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV",
 def command(namespace: str | None, as_json: bool) -> None:
     """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime.
 
-    A worker whose engine starts is "loading", with the time that it usually takes. A worker whose GPU is not
-    free is "waiting"; below the table stands what has the GPU.
+    Without NAMESPACE every deployment that runs here has a table of its own. A worker whose engine starts is
+    "loading", with the time that it usually takes. A worker whose GPU is not free is "waiting"; below the
+    table stands what has the GPU.
     """
-    found = connect(namespace)
-    loads, waits, ignored = asyncio.run(_asked(found.namespace))
+    from dynaplan.supervisor.deployments import find_deployments
+
+    found = find_deployments(namespace)
+    documents = [_document(each) for each in found]
+    if as_json:
+        document = documents[0] if len(documents) == 1 else {"deployments": documents}
+        click.echo(json.dumps(document, indent=2))
+        return
+    pages = [_page(document, each.arbiter.pid) for document, each in zip(documents, found, strict=True)]
+    click.echo("\n\n".join(pages))
+
+
+def _document(found: RunningDeployment) -> dict[str, Any]:
+    """Return the JSON form of one deployment."""
+    with connected(found):
+        loads, waits, ignored = asyncio.run(_asked(found.namespace))
     usual = _usual_start_s(found)
     workers = [
         _row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
     ]
-    troubles = _troubles(found)
-    if as_json:
-        document = {
-            "namespace": found.namespace,
-            "frontend_url": found.frontend_url,
-            "workers": workers,
-            "waits": waits,
-            "troubles": troubles,
-            "ignored_keys": ignored,
-        }
-        click.echo(json.dumps(document, indent=2))
-        return
-    click.echo(f"{found.namespace}  {found.frontend_url}  serve runs as pid {found.arbiter.pid}\n")
-    click.echo(table(workers))
-    for trouble in troubles:
-        click.echo(f"\n{trouble}")
-    for row in workers:
+    return {
+        "namespace": found.namespace,
+        "frontend_url": found.frontend_url,
+        "workers": workers,
+        "waits": waits,
+        "troubles": _troubles(found),
+        "ignored_keys": ignored,
+    }
+
+
+def _page(document: Mapping[str, Any], pid: int) -> str:
+    """Lay one deployment out: its address, its workers, and below them what is wrong or waits."""
+    head = f"{document['namespace']}  {document['frontend_url']}  serve runs as pid {pid}"
+    parts = [head, table(document["workers"]), *document["troubles"]]
+    for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
-            click.echo(f"\n{row['worker']}: {row['reason']}{_way_out(row, workers)}")
-    for name, reason in waits.items():
-        click.echo(f"\n{name} waits: {reason}")
-    for key, reason in ignored.items():
-        click.echo(f"\nignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key.")
+            parts.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
+    parts += [f"{name} waits: {reason}" for name, reason in document["waits"].items()]
+    parts += [
+        f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."
+        for key, reason in document["ignored_keys"].items()
+    ]
+    return "\n\n".join(parts)
 
 
 def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = "") -> dict[str, Any]:

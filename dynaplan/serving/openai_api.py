@@ -26,6 +26,12 @@ SET_BY_SERVER = (
 """Fields that name the KV entries an engine takes over: hosts, files, slots. A client may not set them."""
 
 
+CONTEXT_CODE = "context_length_exceeded"
+"""OpenAI's code of an error about a prompt that is longer than the context."""
+
+CONTEXT_ADVICE = "Shorten the prompt, or have the service started with a larger max-model-len."
+
+
 class ApiError(Exception):
     """An error answer to a client; ``kind`` is OpenAI's ``type``, ``metric`` the metrics' ``error_type``."""
 
@@ -182,9 +188,9 @@ def check_context(call: Call, context_tokens: int) -> None:
     if context_tokens and call.prompt_tokens > context_tokens:
         raise bad_request(
             f"This model's maximum context length is {context_tokens} tokens, and the prompt alone has "
-            f"{call.prompt_tokens}. Shorten it.",
+            f"{call.prompt_tokens}. {CONTEXT_ADVICE}",
             param="messages" if call.endpoint.is_chat else "prompt",
-            code="context_length_exceeded",
+            code=CONTEXT_CODE,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dynaplan import wiring
 from dynaplan.core.fleet.statefile import Document, arbiter_of, fleet_of
@@ -38,6 +39,11 @@ class RunningDeployment:
     def frontend_url(self) -> str:
         """The base address of the Frontends."""
         return str(self._addresses["frontend_url"])
+
+    @property
+    def port(self) -> int:
+        """The Frontends' port, which is held from before they listen."""
+        return urlsplit(self.frontend_url).port or 0
 
     @property
     def runtime_dir(self) -> Path:
@@ -74,37 +80,75 @@ class RunningDeployment:
 
 def find_deployment(namespace: str | None = None) -> RunningDeployment:
     """Return the deployment of that namespace, or the only one that runs; DeploymentError otherwise."""
-    directory = wiring.statefile_path("any").parent
-    paths = [wiring.statefile_path(namespace)] if namespace else sorted(directory.glob("*.json"))
-    running = [found for path in paths if (found := _read(path))]
+    running = find_deployments(namespace)
     if len(running) == 1:
         return running[0]
+    names = ", ".join(each.namespace for each in running)
+    raise DeploymentError(f"several deployments are running: {names}", hint="Choose one with --namespace.")
+
+
+def find_deployments(namespace: str | None = None) -> list[RunningDeployment]:
+    """Return the deployment of that namespace, or all that run; DeploymentError when none does."""
+    paths = _statefiles(namespace)
+    running = [found for path in paths if (found := _read(path))]
     if running:
-        names = ", ".join(each.namespace for each in running)
-        raise DeploymentError(
-            f"several deployments are running: {names}", hint="Choose one with --namespace."
-        )
+        return running
     which = f"no deployment {namespace}" if namespace else "no deployment"
-    others = [each.namespace for path in sorted(directory.glob("*.json")) if (each := _read(path))]
+    others = [each.namespace for path in _statefiles() if (each := _read(path))]
     hint = f"Running: {', '.join(others)}" if others else "Start one with `dynaplan serve GRAPH`"
+    leads = [*map(_remains, paths), *_elsewhere()]
     raise DeploymentError(
-        f"{which} is running here ({directory})",
-        hint=f"{hint}; DYN_LOCAL_STATE_DIR must be the same.{''.join(map(_torn, paths))}",
+        f"{which} is running here ({_state_dir()})",
+        hint="\n  ".join([f"{hint}; DYN_LOCAL_STATE_DIR must be the same.", *filter(None, leads)]),
     )
 
 
-def _torn(path: Path) -> str:
-    """Return what to do about a statefile that cannot be read; empty for a good one, and for none."""
-    if path.name.startswith("."):
-        return ""  # what dynaplan notes there of its own, as the start-up times
+def port_holder(port: int) -> str:
+    """Return the holder of a TCP port in words; a deployment of ours is found before it listens there."""
+    for each in filter(None, map(_read, _statefiles())):
+        if each.port == port:
+            return f"pid {each.arbiter.pid} (dynaplan serve, namespace {each.namespace})"
+    return wiring.port_holder(port)
+
+
+def _state_dir() -> Path:
+    return wiring.statefile_path("any").parent
+
+
+def _statefiles(namespace: str | None = None) -> list[Path]:
+    """Return the statefile of that namespace, or all that are there but dynaplan's own notes."""
+    if namespace:
+        return [wiring.statefile_path(namespace)]
+    return [path for path in sorted(_state_dir().glob("*.json")) if not path.name.startswith(".")]
+
+
+def _remains(path: Path) -> str:
+    """Return what comes of a statefile that cannot be read, or has outlived its deployment; or nothing."""
     try:
-        wiring.open_statefile(path).read()
+        document = wiring.open_statefile(path).read()
     except StatefileCorrupt as error:
         return (
-            f"\n  {error.args[0]}. A deployment that runs writes it anew at its next change, as by "
+            f"{error.args[0]}. A deployment that runs writes it anew at its next change, as by "
             "`dynaplan scale`; `dynaplan serve` sets it aside."
         )
-    return ""
+    arbiter = arbiter_of(document) if document else None
+    if document is None or arbiter is None:
+        return ""
+    return (
+        f"{path} is left of a deployment {document['namespace']} that ended without cleaning up (serve was "
+        f"pid {arbiter.pid}); `dynaplan serve` with that namespace cleans up."
+    )
+
+
+def _elsewhere() -> list[str]:
+    """Return lines about deployments of this machine that have their statefiles elsewhere."""
+    own = {each.arbiter.pid for each in filter(None, map(_read, _statefiles()))}
+    lines = []
+    for pid, which in wiring.deployments_of_machine().items():
+        state_dir = wiring.state_dir_of(pid)
+        where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""
+        lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]
+    return lines
 
 
 def tail(path: Path, lines: int) -> Iterator[str]:

@@ -39,6 +39,7 @@ from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor import gpu_stock
+from dynaplan.supervisor.deployments import port_holder
 from dynaplan.supervisor.embedded import (
     ServerSpec,
     check_external_etcd,
@@ -220,7 +221,7 @@ def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
     """Hold the port for as long as this process lives; a graph without a listening service needs none."""
     if not any(service.role in (Role.FRONTEND, Role.SERVICE) for service in graph.services):
         return options.port
-    holder = stack.enter_context(hold_port(options.host, options.port))
+    holder = stack.enter_context(hold_port(options.host, options.port, port_holder))
     return int(holder.getsockname()[1])
 
 

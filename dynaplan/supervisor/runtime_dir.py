@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dynaplan.domain.errors import ConfigError, DeploymentError
@@ -81,11 +82,11 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def hold_port(host: str, port: int) -> socket.socket:
+def hold_port(host: str, port: int, holder_of: Callable[[int], str]) -> socket.socket:
     """Bind a socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
 
     Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
-    that the kernel chooses.
+    that the kernel chooses. ``holder_of`` names the holder of a port; empty when it is not known.
     """
     try:
         return holding_socket(host, port)
@@ -94,8 +95,10 @@ def hold_port(host: str, port: int) -> socket.socket:
             f"--host {host}: {error.strerror}", hint="Expected an address of this machine."
         ) from error
     except OSError as error:
+        holder = holder_of(port) if error.errno == errno.EADDRINUSE else ""
+        fault = f"port {port} of {host} is taken by {holder}" if holder else ""
         raise ConfigError(
-            f"cannot use port {port} of {host}: {error.strerror}",
+            fault or f"cannot use port {port} of {host}: {error.strerror}",
             hint="--port expects a free port; 0 lets the kernel choose one.",
         ) from error
 

@@ -369,7 +369,7 @@ async def test_a_taken_port_is_refused(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         plain = start(f"port={taken.getsockname()[1]}")
         assert plain.process.wait(PATIENCE_S) == 2
-    assert "Error: cannot use port" in plain.text
+    assert f"is taken by pid {os.getpid()} (" in plain.text
     assert not plain.statefile.exists()
 
 

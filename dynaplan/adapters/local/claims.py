@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,11 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.local.node_directory import HINT, open_node_directory
+from dynaplan.adapters.local.port_holders import user_name
 from dynaplan.adapters.local.processes import is_alive
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
 
 DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
+
+LONGEST_NAMESPACE = 80
+"""The most characters of a namespace that are shown: another user may have written it."""
 
 
 def node_dir(environ: Mapping[str, str]) -> Path:
@@ -124,6 +127,26 @@ class NodeClaims:
                 time.sleep(0.01)
 
 
+def claimants(directory: Path) -> dict[int, str]:
+    """Return the living arbiters that have claims there: pid -> deployment and user, in words.
+
+    Whatever is in the way, a directory that is not there included, is "none": this is only told.
+    """
+    found: dict[int, str] = {}
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        for document in (_read(fd, name) for name in os.listdir(fd)):
+            if document is not None and is_alive(arbiter := _arbiter(document)):
+                namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+                found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}"
+    finally:
+        os.close(fd)
+    return found
+
+
 def _file_name(uuid: str, uid: int) -> str:
     return f"{uuid.replace('/', '_')}.{uid}.json"
 
@@ -150,12 +173,8 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
 
 def _holder(document: Mapping[str, Any], pid: int) -> str:
     """Return ``claimed by deployment 'two' (serve pid 123, user alice)``."""
-    uid = document["uid"]
-    try:
-        user = f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        user = f"uid {uid}"
-    return f"claimed by deployment {str(document['namespace'])[:80]!r} (serve pid {pid}, {user})"
+    namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+    return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
 
 
 def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dynaplan.domain.identity import ProcessIdentity
 
 _PROC = Path("/proc")
-_WORKER_MARK = b"DYNAPLAN_WORKER_NAME="
+_WORKER_MARK = "DYNAPLAN_WORKER_NAME"
 
 TRACKERS_WITHIN_S = 3.0
 """Longest time for Python's resource trackers to remove the shared memory of killed processes."""
@@ -167,12 +167,18 @@ def _is_tracker(pid: int) -> bool:
         return False
 
 
-def _is_marked(pid: int) -> bool:
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty when it may not be read."""
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return any(each.startswith(_WORKER_MARK) for each in environment)
+        return {}
+    named = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in named}
+
+
+def _is_marked(pid: int) -> bool:
+    return _WORKER_MARK in environment_of(pid)
 
 
 def _is_younger(pid: int, started_at: int) -> bool:

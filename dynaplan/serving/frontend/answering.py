@@ -14,6 +14,7 @@ from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.serving.frontend.admission import Place
+from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.stream_events import WholeLines, failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import tokens_in
@@ -143,6 +144,7 @@ async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Res
     exchange.failure = _error_type(upstream.status)
     headers = {name: upstream.headers[name] for name in _PASSED_ON if name in upstream.headers}
     headers["Content-Type"] = upstream.headers.get("Content-Type", _JSON)
+    body = in_openai_words(upstream.status, body)
     return web.Response(body=body, status=upstream.status, headers=headers)
 
 
