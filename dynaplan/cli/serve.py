@@ -19,6 +19,7 @@ from dynaplan.cli.overriding import (
     model_override,
     serve_command,
 )
+from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 
 if TYPE_CHECKING:
@@ -35,8 +36,14 @@ if TYPE_CHECKING:
 @click.option(
     "-f", "--config-file", metavar="FILE", help="YAML; looked up here, then beside the graph's module."
 )
-@click.option("-p", "--port", type=click.IntRange(0, 65535), envvar="DYNAMO_PORT", help="Default: 8000.")
-@click.option("--host", envvar="DYNAMO_HOST", help="Default: 127.0.0.1.")
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(0, 65535),
+    envvar="DYNAMO_PORT",
+    help=f"Default: {FrontendSettings.port}.",
+)
+@click.option("--host", envvar="DYNAMO_HOST", help=f"Default: {FrontendSettings.host}.")
 @click.option(
     "--service-name", envvar="DYNAMO_SERVICE_NAME", default="", help="Serve only this service of the graph."
 )
@@ -126,7 +133,8 @@ def command(
         spec = only_service(spec, service_name)
     # After the checks that raise: a warning about an option would only distract from an error in it.
     frontend = config.get("Frontend", {})
-    host = host or str(frontend.get("host") or "127.0.0.1")
+    host = host or str(frontend.get("host") or FrontendSettings.host)
+    port = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
     warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
     from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
 
@@ -136,7 +144,7 @@ def command(
         return 0
     options = ServeOptions(
         host=host,
-        port=int(frontend.get("port") or 8000) if port is None else port,
+        port=port,
         gpus=gpus,
         circus_tcp=circus_tcp,
         api_key=api_key or None,

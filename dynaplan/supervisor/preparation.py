@@ -35,6 +35,7 @@ from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
+from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
 from dynaplan.foundation.sockets import free_port
@@ -77,8 +78,8 @@ class ServeOptions:
     worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = FrontendSettings.host
+    port: int = FrontendSettings.port
     gpus: int | None = None
     circus_tcp: bool = False
     api_key: str | None = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.lifecycle import EXIT_NEVER
+from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
@@ -54,8 +55,8 @@ class Surroundings:
             worker_token=environment.get("DYNAPLAN_WORKER_TOKEN", ""),
             log_dir=environment.get("DYNAPLAN_LOG_DIR", ""),
             parent_pid=int(_number(environment, "DYNAPLAN_PARENT_PID", 0)),
-            host=environment.get("DYNAMO_HOST", "127.0.0.1"),
-            port=int(_number(environment, "DYNAMO_PORT", 8000)),
+            host=environment.get("DYNAMO_HOST", FrontendSettings.host),
+            port=int(_number(environment, "DYNAMO_PORT", FrontendSettings.port)),
             api_key=environment.get("DYNAPLAN_API_KEY", ""),
             drain_deadline_s=_number(
                 environment, "DYNAPLAN_DRAIN_DEADLINE_S", ProcessSettings.drain_deadline_s

@@ -1,4 +1,4 @@
-"""``dynaplan serve`` before anything starts: what it warns of."""
+"""``dynaplan serve`` before anything starts: what it warns of, and what it is about to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
+from dynaplan.supervisor.serve import ServeOptions
 
 WITHOUT_KEY = "without an API key"
 
@@ -50,3 +51,20 @@ def test_an_address_that_others_reach_without_a_key_is_warned_of(arguments: list
 )
 def test_no_other_address_is(arguments: list[str]) -> None:
     assert WITHOUT_KEY not in dry_run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "port"),
+    [([], 8000), (["--Frontend.port=0"], 0), (["--Frontend.port=9"], 9), (["--Frontend.port=9", "-p0"], 0)],
+    ids=str,
+)
+def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
+    arguments: list[str], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[ServeOptions] = []
+    monkeypatch.setattr(
+        "dynaplan.supervisor.serve.serve", lambda spec, config, options: served.append(options) or 0
+    )
+    command = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *arguments]
+    CliRunner().invoke(group, command, catch_exceptions=False)
+    assert [each.port for each in served] == [port]
