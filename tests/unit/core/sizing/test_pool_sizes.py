@@ -116,6 +116,14 @@ def test_a_target_that_nobody_can_meet_is_said_to_be_one_and_not_chased() -> Non
     assert not meets(sizing.prediction, SlaTargets(5.0, 1.0))
 
 
+@pytest.mark.parametrize(
+    ("promise", "name"), [(SlaTargets(5.0, 20.0), "TTFT"), (SlaTargets(500.0, 1.0), "ITL")], ids=str
+)
+def test_only_the_target_out_of_reach_is_replaced(promise: SlaTargets, name: str) -> None:
+    (note,) = (step.why for step in sized(LIKE_CHATS, promise).steps if step.stage == "targets")
+    assert f"a request alone has a {name}" in note
+
+
 def test_no_requests_need_the_minimums() -> None:
     sizing = sized(Demand(0.0, Lengths((), ()), Lengths((), ())))
     assert sizing.targets == Targets(1, 1)
