@@ -129,7 +129,7 @@ class Call:
 
     ``prompt`` is a text or a sequence of token ids. ``prompt_tokens`` is its length: exact for token ids,
     estimated with the simulated engine's tokenizer for a text. Unless it ``is_whole``, as of a large body,
-    ``document`` lacks large values and ``prompt`` is only the beginning.
+    ``document`` lacks the prompt's text and ``prompt`` is only the beginning.
     """
 
     endpoint: ApiPath

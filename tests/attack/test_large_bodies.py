@@ -23,6 +23,7 @@ from tests.fakes.polling import eventually
 
 COMPLETIONS = "/v1/completions"
 PADDING = "x" * LARGE_BODY_BYTES
+"""Goes into the field `messages`, which nothing reads in a completion: a prompt needs a context."""
 
 
 class Sender:
@@ -49,7 +50,7 @@ class Sender:
 
 
 async def large(here: Stage, **changes: Any) -> tuple[int, str]:
-    return await here.post(COMPLETIONS, padding=PADDING, **changes)
+    return await here.post(COMPLETIONS, messages=PADDING, **changes)
 
 
 def held(here: Stage) -> int:
@@ -106,7 +107,7 @@ async def test_a_large_body_is_passed_on_byte_for_byte_with_its_parameters() -> 
         worker = await here.worker()
         status, _ = await large(here, max_tokens=3, stream=True)
         assert status == 200
-        assert worker.bodies == [body(COMPLETIONS, padding=PADDING, max_tokens=3, stream=True)]
+        assert worker.bodies == [body(COMPLETIONS, messages=PADDING, max_tokens=3, stream=True)]
 
 
 async def test_a_large_prompt_is_routed_by_its_prefix_and_counted_whole() -> None:
@@ -142,7 +143,7 @@ async def test_a_large_prompt_goes_to_the_queue_as_it_was_sent() -> None:
         item = await queue.get(30)
         assert item is not None
         queued = RemotePrefillRequest.from_json(item.payload)
-        assert queued.body == body(COMPLETIONS, padding=PADDING)
+        assert queued.body == body(COMPLETIONS, messages=PADDING)
         refusal = PrefillAnswer(queued.request_id, error="busy", is_retryable=True)
         await here.messenger.publish(queued.reply_to, refusal.to_json())
         assert (await request)[0] == 200
@@ -201,7 +202,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_holds_up_nobody() -> 
         assert (await large(here))[0] == 200
         reader = reader_of_this_process()
         reader.suspend()
-        text = json.dumps(body(COMPLETIONS, padding=PADDING)).encode()
+        text = json.dumps(body(COMPLETIONS, messages=PADDING)).encode()
         sender = await Sender.begin(here, f"Content-Length: {len(text)}", text)
         await eventually(lambda: held(here) == len(text))
         sender.close()

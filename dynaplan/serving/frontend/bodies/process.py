@@ -59,7 +59,7 @@ class ReadingProcess:
         self._ending: asyncio.Task[None] | None = None
 
     async def read(self, endpoint: ApiPath, body: bytes) -> Call:
-        """Return the checked request, its document without large values; raises ApiError with the fault."""
+        """Return the checked request, its document without the prompt; raises ApiError with the fault."""
         async with self._turn:
             if self._idle:
                 self._idle.cancel()

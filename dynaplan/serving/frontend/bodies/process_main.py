@@ -4,7 +4,7 @@ On its input it gets a line of JSON, ``{"path": ..., "bytes": N}``, and N bytes 
 answers with a line of JSON, and the beginning of the prompt as UTF-8 or as 64-bit token ids:
 
 - ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ..., "prompt_bytes":
-  N}`` and N bytes. ``document`` is the body without its large values.
+  N}`` and N bytes. ``document`` is the body without its prompt.
 - ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
 
 It has one job, a bounded memory, and a lower priority than the frontend.
@@ -36,14 +36,11 @@ PROMPT_CHARACTERS = 1024 * 1024
 PROMPT_IDS = 256 * 1024
 """The beginning of the prompt that is answered: enough for a router to know it by its first KV blocks."""
 
-LIGHT_BYTES = 4096
-"""Largest value of a field that stays in the document, in bytes of JSON."""
-
-DOCUMENT_BYTES = 64 * 1024
-"""Largest document, in bytes of JSON, when the large values are left out."""
+DOCUMENT_BYTES = 256 * 1024
+"""Largest document without the prompt, in bytes of JSON: all of it is checked by the engine's rules."""
 
 LEFT_OUT = "(left out)"
-"""The value of a field in the document whose own is large."""
+"""The value of the prompt in the document."""
 
 NICENESS = 5
 
@@ -63,29 +60,15 @@ def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def light_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with ``LEFT_OUT`` for its large values; ApiError (400) for too many fields."""
-    if len(document) > DOCUMENT_BYTES:
-        raise _too_many_fields()
-    light = {name: LEFT_OUT if name in _PROMPTS else _light(value) for name, value in document.items()}
+    """Return the document with ``LEFT_OUT`` for its prompt; ApiError (400) when the rest is large."""
+    light = {name: LEFT_OUT if name in _PROMPTS else value for name, value in document.items()}
     if len(json.dumps(light)) > DOCUMENT_BYTES:
-        raise _too_many_fields()
+        raise bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
     return light
-
-
-def _light(value: Any) -> Any:
-    if isinstance(value, str | list | dict) and (
-        len(value) > LIGHT_BYTES or len(json.dumps(value)) > LIGHT_BYTES
-    ):
-        return LEFT_OUT
-    return value
 
 
 def _refusal(error: ApiError) -> tuple[dict[str, Any], bytes]:
     return {"status": error.status, **json.loads(error.to_json())}, b""
-
-
-def _too_many_fields() -> ApiError:
-    return bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
 
 
 def _described(call: Call) -> tuple[dict[str, Any], bytes]:

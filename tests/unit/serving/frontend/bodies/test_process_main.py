@@ -10,11 +10,11 @@ from unittest import mock
 
 import pytest
 
+from dynaplan.adapters.engines.apis.llamacpp import API as LLAMACPP
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.serving.frontend.bodies.process_main import (
     DOCUMENT_BYTES,
     LEFT_OUT,
-    LIGHT_BYTES,
     PROMPT_CHARACTERS,
     PROMPT_IDS,
     light_document,
@@ -82,9 +82,11 @@ def test_a_body_that_is_too_much_to_read_is_refused(fault: type[BaseException], 
         assert asked({})[0]["status"] == status
 
 
-def test_large_values_are_left_out_of_the_document() -> None:
-    document = {"a": "x" * LIGHT_BYTES, "b": [["y" * LIGHT_BYTES]], "c": {"d": 1}, "e": 0.5, "f": None}
-    assert light_document(document) == {"a": LEFT_OUT, "b": LEFT_OUT, "c": {"d": 1}, "e": 0.5, "f": None}
+def test_every_field_but_the_prompt_stays_whole_for_the_rules_of_the_engine() -> None:
+    schema = {"properties": {str(index): {"type": "string"} for index in range(5000)}}
+    document = {"messages": [{}], "response_format": schema, "user": None}
+    assert light_document(document) == {**document, "messages": LEFT_OUT}
+    assert LLAMACPP.fault(light_document(document))
 
 
 @pytest.mark.parametrize(
