@@ -115,10 +115,7 @@ def command(
     from dynaplan.sdk.validation import unused_common, validate_config
 
     if is_model(graph):
-        config_file = config_file or file_for(graph)
-        click.echo(f"{graph} is a model. This is: {serve_command(graph, config_file)}", err=True)
-        ctx.obj = [model_override(graph), *ctx.obj]
-        graph = GRAPH_OF_A_MODEL
+        graph, config_file = _graph_of(graph, config_file, ctx)
     directory = (working_dir or default_working_dir(graph)).resolve()
     if not directory.is_dir():
         raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
@@ -154,6 +151,14 @@ def command(
     )
     sys.stdout.flush()
     return serve(spec, config, options)
+
+
+def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
+    """Return the graph and the configuration that serve a model by itself; the overrides name it then."""
+    config_file = config_file or file_for(model)
+    click.echo(f"{model} is a model. This is: {serve_command(model, config_file)}", err=True)
+    ctx.obj = [model_override(model), *ctx.obj]
+    return GRAPH_OF_A_MODEL, config_file
 
 
 def warn(warnings: Sequence[str]) -> None:
