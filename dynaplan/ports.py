@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynaplan.domain.planning.decisions import Decision, DecisionRecord
+    from dynaplan.domain.planning.holds import RoleHolds
     from dynaplan.domain.planning.observation import FleetCounts, Sample
     from dynaplan.domain.planning.scaling import DesiredCounts
     from dynaplan.domain.planning.traffic import Traffic
@@ -331,11 +332,15 @@ class Connector(Protocol):
         """Return the counts asked for now, by any planner or user, and whether they are carried out."""
         ...
 
+    async def holds(self) -> RoleHolds:
+        """Return the bounds that persons have set and that are in force now."""
+        ...
+
     async def apply(self, decision: Decision) -> int:
         """Ask for the decision's desired counts; return the decision's id, above every id in use.
 
         All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
-        counts since the decision was made.
+        counts since the decision was made, or made a hold that does not allow it.
         """
         ...
 

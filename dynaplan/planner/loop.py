@@ -145,11 +145,12 @@ class PlannerLoop:
         load, failure = self._cycle.load, self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
+            holds = await self._connector.holds()
         except TemporaryError as error:
             log.warning("the fleet is not known: %s", error)
             unknown = str(error) or type(error).__name__
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
-        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure)
+        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
 
     async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:

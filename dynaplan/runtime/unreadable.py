@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
 from dynaplan.domain.documents import parse_object, shown, whole_number
+from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_prefix
 from dynaplan.domain.store import KeyValue
@@ -30,6 +31,8 @@ def _fault(namespace: str, item: KeyValue) -> str:
             Instance.from_json(item.value)
         elif item.key == fleet_key(namespace):
             FleetCounts.from_json(parse_object(item.value))
+        elif item.key == planner_prefix(namespace) + HOLDS:
+            RoleHolds.from_text(item.value)
         elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
             return f"{shown(item.value)}: expected a whole number"
     except ValueError as error:

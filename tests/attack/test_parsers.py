@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dynaplan.core.routing.disaggregation import DisaggregationSettings, with_live_settings
 from dynaplan.domain.discovery import PUBLIC_URL, Instance
 from dynaplan.domain.documents import parse_object, whole_number
+from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
@@ -44,6 +45,14 @@ FLEET: dict[str, Any] = {
 READERS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "registration": (Instance.from_json, REGISTRATION),
     "fleet": (lambda text: FleetCounts.from_json(parse_object(text)), json.dumps(FLEET)),
+    "holds": (
+        lambda text: RoleHolds.from_json(parse_object(text)),
+        RoleHolds(
+            decode=Hold(
+                3, 3, "2026-11-22T12:00:00+00:00", "2026-11-22T14:00:00+00:00", "alice", 1000, 47, "h"
+            )
+        ).to_text(),
+    ),
     "load": (
         lambda text: WorkerLoad.from_json(parse_object(text)),
         json.dumps(WorkerLoad(1, 8, 2, 3, 4, 0.5, 0.1).to_json()),
@@ -136,12 +145,14 @@ def test_every_unreadable_key_is_named_with_its_fault() -> None:
     items = [
         KeyValue("v1/ns/planner/num_decode_workers", "--5"),
         KeyValue("v1/ns/planner/decision_id", "3"),
+        KeyValue("v1/ns/planner/holds", '{"decode": {"at_least": "all"}}'),
         KeyValue("v1/ns/fleet", "[]"),
         KeyValue("/services/ns/VllmWorker/generate/1", REGISTRATION),
         KeyValue("/services/ns/VllmWorker/generate/2", "{}"),
     ]
     assert unreadable("ns", items) == {
         "v1/ns/planner/num_decode_workers": "'--5': expected a whole number",
+        "v1/ns/planner/holds": "'at_least' is 'all': expected a whole number, at least 0",
         "v1/ns/fleet": "it is []: expected a JSON object",
         "/services/ns/VllmWorker/generate/2": "'transport' is None: expected a JSON object",
     }

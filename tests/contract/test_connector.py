@@ -10,6 +10,7 @@ from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
 from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
@@ -25,6 +26,9 @@ class InMemory:
 
     async def ask(self, desired: DesiredCounts) -> None:
         self.connector.set_desired(desired)
+
+    async def hold(self, holds: RoleHolds) -> None:
+        self.connector.set_holds(holds)
 
     async def publish(self, fleet: FleetCounts) -> None:
         self.connector.set_fleet(fleet)
@@ -45,6 +49,9 @@ class OverKeys:
         for name in NAMES:
             if getattr(desired, name) >= 0:
                 await self.store.put(planner_prefix("ns") + name, str(getattr(desired, name)))
+
+    async def hold(self, holds: RoleHolds) -> None:
+        await self.store.put(planner_prefix("ns") + HOLDS, holds.to_text())
 
     async def publish(self, fleet: FleetCounts) -> None:
         roles = {
@@ -117,9 +124,25 @@ async def test_the_fleet_is_as_published(deployment):
     assert await deployment.connector.fleet() == fleet
 
 
+async def test_holds_are_as_a_person_made_them(deployment):
+    assert await deployment.connector.holds() == RoleHolds()
+    holds = RoleHolds(decode=Hold(3, 3, by="alice"))
+    await deployment.hold(holds)
+    assert await deployment.connector.holds() == holds
+
+
+async def test_a_decision_that_a_hold_made_meanwhile_does_not_allow_is_refused(deployment):
+    await deployment.ask(DesiredCounts(1, 2, 5, 5))
+    await deployment.hold(RoleHolds(decode=Hold(2, 2)))
+    with pytest.raises(TemporaryError, match="hold"):
+        await deployment.connector.apply(to(1, 1, (1, 2)))
+    await deployment.connector.apply(to(2, 2, (1, 2)))
+    assert (await deployment.connector.desired()).num_prefill_workers == 2
+
+
 async def test_away_is_a_temporary_error(deployment):
     deployment.go_away()
-    for call in (deployment.connector.fleet, deployment.connector.desired):
+    for call in (deployment.connector.fleet, deployment.connector.desired, deployment.connector.holds):
         with pytest.raises(StoreUnavailable):
             await call()
     with pytest.raises(StoreUnavailable):
@@ -136,6 +159,21 @@ async def test_a_fleet_that_cannot_be_read_is_counted_by_registrations(keys):
     for nonsense in ("", "[]", '{"roles": {"decode": 7}}', '{"gpus_total": "many"}'):
         await keys.store.put(fleet_key("ns"), nonsense)
         assert await keys.connector.fleet() == keys.registered
+
+
+async def test_a_hold_whose_deadline_has_passed_is_not_in_force(keys):
+    keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda: 1000.0)
+    await keys.hold(RoleHolds(Hold(2, until_s=999.0), Hold(3, until_s=1001.0)))
+    assert [hold.at_least for hold in (await keys.connector.holds()).by_role.values()] == [3]
+
+
+async def test_holds_that_cannot_be_read_hold_nothing_and_are_named_once(keys, caplog):
+    for _ in range(3):
+        await keys.store.put(planner_prefix("ns") + HOLDS, '{"decode": 7}')
+        assert await keys.connector.holds() == RoleHolds()
+    assert [record.message for record in caplog.records] == [
+        "ignoring v1/ns/planner/holds: 'decode' is 7: expected a JSON object"
+    ]
 
 
 async def test_the_counts_are_decimal_text_written_in_one_transaction(keys):

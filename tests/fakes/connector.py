@@ -7,6 +7,7 @@ from dataclasses import replace
 from dynaplan.adapters.connectors.virtual import refuse_when_changed
 from dynaplan.domain.errors import StoreUnavailable
 from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
 
@@ -21,6 +22,7 @@ class MemoryConnector:
         self.is_available = True
         self._fleet = fleet or FleetCounts()
         self._desired = desired or DesiredCounts()
+        self._holds = RoleHolds()
 
     async def fleet(self) -> FleetCounts:
         """The fleet that was set."""
@@ -32,10 +34,15 @@ class MemoryConnector:
         self._enter()
         return self._desired
 
+    async def holds(self) -> RoleHolds:
+        """The holds that were set."""
+        self._enter()
+        return self._holds
+
     async def apply(self, decision: Decision) -> int:
         """Ask for the desired counts."""
         self._enter()
-        refuse_when_changed(decision, self._desired)
+        refuse_when_changed(decision, self._desired, self._holds)
         desired, now = decision.desired, self._desired
         has_prefill = desired.prefill or now.num_prefill_workers >= 0
         self._desired = replace(
@@ -53,6 +60,10 @@ class MemoryConnector:
     def set_desired(self, desired: DesiredCounts) -> None:
         """What somebody else asks for."""
         self._desired = desired
+
+    def set_holds(self, holds: RoleHolds) -> None:
+        """What a person fixes or bounds from now on."""
+        self._holds = holds
 
     def settle(self) -> None:
         """Carry out what was asked for: everybody is ready, and the decision is acknowledged."""

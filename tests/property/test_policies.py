@@ -14,6 +14,7 @@ from dynaplan.core.planning import guards
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.domain.planning.decisions import Decision, PlannerState
+from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.domain.planning.sizing import Corrections, ErrorBudget
@@ -33,6 +34,12 @@ pools = st.builds(
     WorkerCounts, counts, counts, counts, counts, counts, gpus=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0])
 )
 ids = st.integers(-1, 3)
+bounds = st.one_of(
+    st.none(),
+    st.builds(
+        lambda least, more: Hold(least, None if more is None else least + more), counts, st.none() | counts
+    ),
+)
 loads = st.builds(
     Load,
     pulls=counts,
@@ -94,6 +101,7 @@ observations = st.builds(
     foresight=foresights,
     startup_s=st.floats(0, 600),
 )
+held = st.builds(RoleHolds, bounds, bounds)
 remaining = st.one_of(st.just(0.0), st.floats(-100, 100), st.floats(-1e9, 1e9))
 states = st.builds(
     PlannerState,
@@ -190,6 +198,25 @@ def test_the_budget_holds_beyond_what_is_held_already_and_the_minimums_hold(
     for role in SCALED_ROLES:
         if desired.of(role) < current.of(role):
             assert desired.of(role) >= guards.least_workers(planner, guards.gpus_of(planner, fleet, role))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seen_anywhere, held, st.sampled_from(["load", "sla", "both"]))
+def test_no_decision_leaves_the_bounds_of_a_hold_and_the_other_role_gains_nothing_by_it(
+    case: tuple[PlannerSettings, PlannerState, Observation], holds: RoleHolds, policy: str
+) -> None:
+    planner, state, observation = case
+    planner, observation = replace(planner, policy=policy), replace(observation, holds=holds)
+    _, decision = decided(planner, state, observation)
+    current, desired = decision.current, decision.desired
+    if observation.unknown:
+        assert desired == current
+        return
+    assert holds.beside(current).bounded(desired) == desired
+    _, free = decided(planner, state, replace(observation, holds=RoleHolds()))
+    for role in SCALED_ROLES:
+        if holds.of(role) is None:
+            assert desired.of(role) <= free.desired.of(role)
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,11 +8,13 @@ On one box the fleet plugin is at the other end.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
@@ -26,13 +28,21 @@ class VirtualConnector:
     """Writes desired counts into the key-value store; see ``dynaplan.ports.Connector``.
 
     ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
-    publish its fleet.
+    publish its fleet. ``unix_time_s`` is the wall clock that ends holds.
     """
 
-    def __init__(self, store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        namespace: str,
+        registered: Callable[[], FleetCounts],
+        unix_time_s: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
         self._namespace = namespace
         self._registered = registered
+        self._unix_time_s = unix_time_s
+        self._ignored = ""
 
     async def fleet(self) -> FleetCounts:
         """The fleet as its supervisor publishes it, or else as it is registered."""
@@ -49,18 +59,22 @@ class VirtualConnector:
         """The desired counts and the decision they belong to."""
         return self._counts(await self._read())
 
+    async def holds(self) -> RoleHolds:
+        """The holds in force; a value that cannot be read holds nothing, and is named once."""
+        return self._holds(await self._read())
+
     async def apply(self, decision: Decision) -> int:
         """Write the desired counts as one transaction, guarded by the revisions of what was read."""
         items = await self._read()
         now = self._counts(items)
-        refuse_when_changed(decision, now)
+        refuse_when_changed(decision, now, self._holds(items))
         prefix = planner_prefix(self._namespace)
         puts = {prefix + "num_decode_workers": str(decision.desired.decode), prefix + "decision_id": ""}
         if decision.desired.prefill or now.num_prefill_workers >= 0:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
-        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id"), 0)
+        guarded = dict.fromkeys((*puts, prefix + "scaled_decision_id", prefix + HOLDS), 0)
         expected = guarded | {item.key: item.revision for item in items}
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
@@ -72,9 +86,20 @@ class VirtualConnector:
     def _counts(self, items: tuple[KeyValue, ...]) -> DesiredCounts:
         return DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
 
+    def _holds(self, items: tuple[KeyValue, ...]) -> RoleHolds:
+        key = planner_prefix(self._namespace) + HOLDS
+        text = next((item.value for item in items if item.key == key), "")
+        try:
+            return RoleHolds.from_text(text).in_force(self._unix_time_s())
+        except ValueError as error:
+            if text != self._ignored:
+                log.warning("ignoring %s: %s", key, error)
+            self._ignored = text
+            return RoleHolds()
 
-def refuse_when_changed(decision: Decision, now: DesiredCounts) -> None:
-    """Raise TemporaryError when the desired counts have changed since the decision began."""
+
+def refuse_when_changed(decision: Decision, now: DesiredCounts, holds: RoleHolds) -> None:
+    """Raise TemporaryError when the desired counts, or the holds, have changed since the decision began."""
     current = decision.current
     asked = Targets(
         now.num_prefill_workers if now.num_prefill_workers >= 0 else current.prefill,
@@ -82,3 +107,5 @@ def refuse_when_changed(decision: Decision, now: DesiredCounts) -> None:
     )
     if asked != current:
         raise TemporaryError(f"somebody else asked for {asked} meanwhile; this decision began with {current}")
+    if holds.beside(current).bounded(decision.desired) != decision.desired:
+        raise TemporaryError(f"{decision.desired} was decided before a hold was made that does not allow it")

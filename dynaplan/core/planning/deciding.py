@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.core.planning import guards
+from dynaplan.core.planning.holding import hold_within_bounds
 from dynaplan.core.planning.load_policy import Situation, Stage, scale_down, scale_up
 from dynaplan.core.planning.sla_policy import SlaModel, limits_of, plan_for_targets
 from dynaplan.core.sizing.gpu_budget import at_least, fit
@@ -45,6 +46,8 @@ def decide(
     above the floor, whichever of the two added it; the targets remove none unless the GPU budget has no room
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
+
+    Whatever the policy, the last step keeps to the holds that a person has set (``holding.py``).
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
@@ -58,6 +61,8 @@ def decide(
         targets = planned[-1].after
     if is_known and settings.policy != "sla":
         steps += _by_thresholds(situation, targets)
+    if is_known:
+        steps += hold_within_bounds(settings, observation, situation.current, steps[-1].after)
     desired = steps[-1].after
     decision = Decision(
         situation.current, desired, tuple(steps), prediction if desired == situation.floor else None

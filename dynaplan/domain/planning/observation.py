@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynaplan.domain.documents import number_field, object_field
+from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.traffic import Foresight, Traffic
 
@@ -114,7 +115,7 @@ class Observation:
     ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
     time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
     counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
-    all is well.
+    all is well. ``holds`` are those in force.
     """
 
     at_s: float
@@ -126,10 +127,13 @@ class Observation:
     traffic: Traffic | None = None
     foresight: Foresight | None = None
     startup_s: float = 0.0
+    holds: RoleHolds = field(default_factory=RoleHolds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back."""
-        return asdict(self)
+        """Return plain data that ``from_json`` reads back; without holds it has no key for them."""
+        document, holds = asdict(self), self.holds.to_json()
+        del document["holds"]
+        return {**document, "holds": holds} if holds else document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
@@ -147,4 +151,5 @@ class Observation:
             traffic=Traffic.from_json(traffic) if traffic else None,
             foresight=Foresight.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
+            holds=RoleHolds.from_json(document.get("holds", {})),
         )

@@ -10,6 +10,7 @@ import pytest
 from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -108,6 +109,19 @@ class World:
 
     async def decode_workers(self) -> int:
         return (await self.connector.desired()).num_decode_workers
+
+
+async def test_the_planner_wants_to_remove_a_held_worker_and_does_not_until_it_is_released():
+    world = World(decode=2)
+    world.usage = 0.01
+    world.connector.set_holds(RoleHolds(decode=Hold(2, 2, by="alice")))
+    await world.passing(30.5)
+    assert await world.decode_workers() == 2
+    decision = world.notes.records[-1].decision
+    assert "decode is held at 2 by alice until `dynaplan release`, instead of 1" in decision.reason
+    world.connector.set_holds(RoleHolds())
+    await world.passing(20)
+    assert await world.decode_workers() == 1
 
 
 async def test_it_pulls_every_interval_and_decides_every_adjustment_interval():
