@@ -12,10 +12,13 @@ from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError, nearest
 
 COMMANDS = (
-    *("serve", "planner", "status", "scale", "why", "logs", "stop"),
+    *("serve", "planner", "status", "scale", "release", "why", "logs", "stop"),
     *("simulate", "replay", "profile-sla", "pull"),
 )
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""
+
+ROOMS = {"release": "scaling."}
+"""The room of a command whose module does not lie beside this one."""
 
 HABITS = {
     "run": "serve",
@@ -30,6 +33,7 @@ HABITS = {
     "explain": "why",
     "download": "pull",
     "fetch": "pull",
+    "unhold": "release",
 }
 """Commands of other tools, and the one of dynaplan that does the same."""
 
@@ -45,7 +49,7 @@ class LazyGroup(click.Group):
         """Import the command's module and return its ``command``."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dynaplan.cli.{cmd_name.replace('-', '_')}")
+        module = import_module(f"dynaplan.cli.{ROOMS.get(cmd_name, '')}{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -7,11 +7,17 @@ import json
 import os
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dynaplan.cli.deployment import connected, namespace_argument
+from dynaplan.cli.scaling.counts import held_in, readable_holds
+from dynaplan.cli.scaling.holding import described
+from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
+from dynaplan.domain.planning.scaling import SCALED_ROLES, planner_prefix
+from dynaplan.foundation.durations import clock
 from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
@@ -52,7 +58,8 @@ def command(namespace: str | None, as_json: bool) -> None:
 def _document(found: RunningDeployment) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
     with connected(found):
-        loads, waits, ignored = asyncio.run(_asked(found.namespace))
+        loads, waits, ignored, holds = asyncio.run(_asked(found.namespace))
+    held = (holds or held_in(found.document)).by_role
     usual = _usual_start_s(found)
     workers = [
         _row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
@@ -63,6 +70,7 @@ def _document(found: RunningDeployment) -> dict[str, Any]:
         "frontend_url": found.frontend_url,
         "workers": workers,
         "waits": waits,
+        "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "troubles": _troubles(found),
         "ignored_keys": ignored,
     }
@@ -72,6 +80,9 @@ def _page(document: Mapping[str, Any], pid: int) -> str:
     """Lay one deployment out: its address, its workers, and below them what is wrong or waits."""
     head = f"{document['namespace']}  {document['frontend_url']}  serve runs as pid {pid}"
     parts = [head, table(document["workers"]), *document["troubles"]]
+    for role in SCALED_ROLES:
+        if hold := document["holds"].get(role.value):
+            parts.append(described(role, Hold(**hold), time.time()))
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             parts.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
@@ -131,7 +142,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         known["running"],
         known["waiting"],
         "-" if row["kv_usage"] is None else f"{row['kv_usage']:.1%}",
-        "-" if row["uptime_s"] is None else duration(row["uptime_s"]),
+        "-" if row["uptime_s"] is None else clock(row["uptime_s"]),
     )
 
 
@@ -147,8 +158,8 @@ def _state(row: Mapping[str, Any]) -> str:
         return "waiting"
     if row["loading_s"] is None:
         return str(row["state"])
-    usually = "" if row["usually_s"] is None else f" (usually {duration(row['usually_s'])})"
-    return f"loading {duration(row['loading_s'])}{usually}"
+    usually = "" if row["usually_s"] is None else f" (usually {clock(row['usually_s'])})"
+    return f"loading {clock(row['loading_s'])}{usually}"
 
 
 def _way_out(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -197,13 +208,6 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
     return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
-def duration(seconds: float) -> str:
-    """Format a time as ``1:02:03``, or ``02:03`` below an hour."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
-
-
 def _uptime_s(started_at: int) -> float | None:
     """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
     if not started_at:
@@ -225,12 +229,14 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     }
 
 
-async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str]]:
+async def _asked(
+    namespace: str,
+) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None]:
     """Ask the store and the workers.
 
-    Return loads by worker name, what waits for GPUs and why by the worker's or service's name, and faults of
-    unreadable keys by key. A worker that has no load or does not answer is left out; all are empty when etcd
-    does not answer.
+    Return loads by worker name, what waits for GPUs and why by the worker's or service's name, faults of
+    unreadable keys by key, and holds. A worker that has no load or does not answer is left out; all are empty
+    when etcd does not answer, and the holds None.
     """
     from dynaplan import wiring
     from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
@@ -243,7 +249,7 @@ async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str],
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("etcd does not answer: loads are not known", err=True)
-        return {}, {}, {}
+        return {}, {}, {}, None
     finally:
         await store.close()
     ignored = unreadable(namespace, items)
@@ -260,7 +266,8 @@ async def _asked(namespace: str) -> tuple[dict[str, WorkerLoad], dict[str, str],
         await metrics.close()
     # A service without engine says zero throughout: it has no load.
     known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
-    return known, _waits(namespace, items, ignored), ignored
+    text = next((item.value for item in items if item.key == planner_prefix(namespace) + HOLDS), "")
+    return known, _waits(namespace, items, ignored), ignored, readable_holds(text)
 
 
 def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:

@@ -167,6 +167,20 @@ async def test_a_hold_whose_deadline_has_passed_is_not_in_force(keys):
     assert [hold.at_least for hold in (await keys.connector.holds()).by_role.values()] == [3]
 
 
+@pytest.mark.parametrize("lost_for_s", [60.0, 0.0])
+async def test_holds_that_a_store_has_lost_are_waited_for_and_not_for_ever(keys, lost_for_s):
+    keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lost_for_s=lost_for_s)
+    await keys.hold(RoleHolds(decode=Hold(3)))
+    await keys.connector.holds()
+    keys.store.wipe()
+    if lost_for_s:
+        for call in (keys.connector.holds(), keys.connector.apply(to(1, 1))):
+            with pytest.raises(TemporaryError, match="lost"):
+                await call
+    else:
+        assert await keys.connector.holds() == RoleHolds()
+
+
 async def test_holds_that_cannot_be_read_hold_nothing_and_are_named_once(keys, caplog):
     for _ in range(3):
         await keys.store.put(planner_prefix("ns") + HOLDS, '{"decode": 7}')

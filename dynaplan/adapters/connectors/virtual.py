@@ -23,12 +23,17 @@ from dynaplan.ports import KeyValueStore
 
 log = logging.getLogger(__name__)
 
+LOST_FOR_S = 120.0
+"""Seconds since holds were last seen after which a missing key means that there are none."""
+
 
 class VirtualConnector:
     """Writes desired counts into the key-value store; see ``dynaplan.ports.Connector``.
 
     ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
-    publish its fleet. ``unix_time_s`` is the wall clock that ends holds.
+    publish its fleet. ``unix_time_s`` is the wall clock that ends holds. Holds that were there and are
+    gone are waited for during ``lost_for_s`` seconds: nobody ends a hold by deleting it, so an etcd without
+    its data has lost them, and the fleet plugin writes them again.
     """
 
     def __init__(
@@ -37,12 +42,15 @@ class VirtualConnector:
         namespace: str,
         registered: Callable[[], FleetCounts],
         unix_time_s: Callable[[], float] = time.time,
+        lost_for_s: float = LOST_FOR_S,
     ) -> None:
         self._store = store
         self._namespace = namespace
         self._registered = registered
         self._unix_time_s = unix_time_s
+        self._lost_for_s = lost_for_s
         self._ignored = ""
+        self._seen_s: float | None = None
 
     async def fleet(self) -> FleetCounts:
         """The fleet as its supervisor publishes it, or else as it is registered."""
@@ -87,8 +95,13 @@ class VirtualConnector:
         return DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
 
     def _holds(self, items: tuple[KeyValue, ...]) -> RoleHolds:
+        """Read the holds; raises TemporaryError for a while when their key was there and is gone."""
         key = planner_prefix(self._namespace) + HOLDS
         text = next((item.value for item in items if item.key == key), "")
+        if text:
+            self._seen_s = time.monotonic()
+        elif self._seen_s is not None and time.monotonic() - self._seen_s < self._lost_for_s:
+            raise TemporaryError(f"{key} is gone: the store has lost it, and it is written again")
         try:
             return RoleHolds.from_text(text).in_force(self._unix_time_s())
         except ValueError as error:

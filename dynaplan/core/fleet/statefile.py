@@ -104,6 +104,21 @@ def fleet_of(document: Document) -> tuple[Worker, ...]:
     return tuple(worker for worker in workers if worker.state is not WorkerState.STOPPED)
 
 
+def with_planner_keys(document: Document, keys: Mapping[str, str]) -> Document:
+    """Return the document with these values of the planner's keys, by the name below their prefix.
+
+    They are there to be written into the key-value store again when it has lost them.
+    """
+    return {**document, "planner_keys": dict(keys)}
+
+
+def planner_keys_of(document: Document) -> dict[str, str]:
+    """Return the values of the planner's keys in the document; any other form is ignored."""
+    keys = document.get("planner_keys")
+    texts = keys.items() if isinstance(keys, dict) else ()
+    return {name: value for name, value in texts if isinstance(value, str)}
+
+
 def inventory_of(document: Document) -> tuple[Gpu, ...]:
     """Return the GPUs in the document; the original's has only indices, which serve as UUIDs."""
     resources = document.get("environment", {}).get("SYSTEM_RESOURCES", {})

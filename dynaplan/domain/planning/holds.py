@@ -88,9 +88,14 @@ class Hold:
         return None if self.until_s is None else self.until_s - now_s
 
     @property
+    def is_exact(self) -> bool:
+        """True when the bounds leave only one number."""
+        return self.at_least == self.at_most
+
+    @property
     def bounds(self) -> str:
         """The bounds in words, such as "at 3" or "at 2 or more"."""
-        if self.at_least == self.at_most:
+        if self.is_exact:
             return f"at {self.at_least}"
         if self.at_most is None:
             return f"at {self.at_least} or more"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from dynaplan.core.fleet.statefile import Deployment, Document, fleet_of, initial, with_fleet
+from dynaplan.core.fleet.statefile import (
+    Deployment,
+    Document,
+    fleet_of,
+    initial,
+    planner_keys_of,
+    with_fleet,
+    with_planner_keys,
+)
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Worker
@@ -80,7 +88,18 @@ class Statefile:
 
     def record(self, workers: Sequence[Worker]) -> None:
         """Write them down; raises StatefileUnwritable."""
-        document = with_fleet(self._document, workers)
+        self._replace(with_fleet(self._document, workers))
+
+    @property
+    def planner_keys(self) -> dict[str, str]:
+        """The values of the planner's keys that were last written down, by name."""
+        return planner_keys_of(self._document)
+
+    def record_planner_keys(self, keys: Mapping[str, str]) -> None:
+        """Write them down; raises StatefileUnwritable."""
+        self._replace(with_planner_keys(self._document, keys))
+
+    def _replace(self, document: Document) -> None:
         self._store.write(document)
         self._document = document
 

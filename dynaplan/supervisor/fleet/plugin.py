@@ -18,6 +18,7 @@ from circus.plugins import CircusPlugin
 from dynaplan import wiring
 from dynaplan.domain.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
+from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.supervisor.fleet.departures import Departures
@@ -27,6 +28,7 @@ from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
+from dynaplan.supervisor.fleet.kept_keys import KeptKeys
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
@@ -45,7 +47,7 @@ class FleetPlugin(CircusPlugin):
         self._keeper: FleetKeeper | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     def initialize(self) -> None:
         """Connect, and begin to keep the fleet."""
@@ -107,6 +109,7 @@ class FleetPlugin(CircusPlugin):
             wake=self._wake,
         )
         log.info("keeping %d workers", len(keeper.workers))
+        self._tasks.spawn(KeptKeys(link, statefile, terminal.say).run(), "planner's keys")
         await keeper.run()
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
@@ -114,7 +117,7 @@ class FleetPlugin(CircusPlugin):
         if launch.uses_busy_gpus or not launch.gpus:
             return None
         memory = GpuMemory(launch.gpus, wiring.gpu_uses(launch.gpus), wiring.system_clock(), self._wake)
-        self._watching = asyncio.ensure_future(memory.run())
+        self._tasks.spawn(memory.run(), "GPU memory")
         return memory
 
 

@@ -70,6 +70,14 @@ class StoreLink:
         return forgiven_instances(self._namespace, self._forgiven)
 
     @property
+    def planner_keys(self) -> dict[str, str] | None:
+        """The planner's keys, by their names below the prefix; None until the store has answered."""
+        prefix = planner_prefix(self._namespace)
+        return (
+            None if self._keys is None else {key.removeprefix(prefix): self._keys[key] for key in self._keys}
+        )
+
+    @property
     def instances(self) -> tuple[Any, ...] | None:
         """Every registration; None until the store has answered, the last known ones while it is away."""
         return self._discovery.all() if self._is_following else None
@@ -81,6 +89,15 @@ class StoreLink:
     def publish_fleet(self, document: dict[str, Any]) -> None:
         """Publish the fleet's document."""
         self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
+
+    def restore(self, keys: Mapping[str, str]) -> None:
+        """Write keys that the store has lost, by name, in one transaction; none that is there by then."""
+        puts = {planner_prefix(self._namespace) + name: value for name, value in keys.items()}
+        self._tasks.spawn(self._commit(Transaction(dict.fromkeys(puts, 0), puts)), "lost keys")
+
+    def replace(self, name: str, before: str, after: str) -> None:
+        """Change a key of the planner, unless somebody else has changed it meanwhile."""
+        self._tasks.spawn(self._replace(planner_prefix(self._namespace) + name, before, after), name)
 
     def decide_first(self, keys: dict[str, str]) -> None:
         """Write the first decision, unless another writer is faster."""
@@ -150,6 +167,15 @@ class StoreLink:
             for key, value in list(self._wanted.items()):
                 if self._written.get(key) != value and await self._answered(self._store.put(key, value)):
                     self._written[key] = value
+
+    async def _replace(self, key: str, before: str, after: str) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                item = await self._store.get(key)
+                if item and item.value == before:
+                    await self._store.commit(Transaction({key: item.revision}, {key: after}))
+        except (TimeoutError, TemporaryError, PermanentError) as error:
+            log.debug("%s stays as it is for now: %s", key, error)
 
     async def _commit(self, transaction: Transaction) -> None:
         try:

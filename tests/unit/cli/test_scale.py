@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from dynaplan import wiring
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli import scale
 from dynaplan.cli.main import group
-from dynaplan.domain.errors import ConfigError
+from dynaplan.cli.scaling import release
+from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.store import Transaction
 from dynaplan.options.service_config import CONFIG_VARIABLE
 
 
@@ -32,37 +40,111 @@ def deployment(planner: dict[str, Any] | None) -> Any:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What would be written for a deployment that is planned every 10 s."""
-    calls: list[tuple[Any, ...]] = []
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
+    """The store of a deployment with one decode worker, planned every 10 s."""
+    store = MemoryStore(SystemClock())
+    found = deployment({"adjustment-interval": 10, "max-gpu-budget": 4})
+    found.log_dir = tmp_path
 
-    async def write(*arguments: Any) -> None:
-        calls.append(arguments)
+    async def counted() -> None:
+        for name, value in {"num_decode_workers": "1", "decision_id": "1"}.items():
+            await store.put(f"v1/ns/planner/{name}", value)
+        await store.put("v1/ns/fleet", FLEET)
 
-    monkeypatch.setattr(scale, "connect", lambda _: deployment({"adjustment-interval": 10}))
-    monkeypatch.setattr(scale, "_scale", write)
-    return calls
+    asyncio.run(counted())
+    monkeypatch.setattr(store, "close", closed)
+    for module in (scale, release):
+        monkeypatch.setattr(module, "connect", lambda _: found)
+    monkeypatch.setattr(wiring, "connect_store", lambda: store)
+    return store
+
+
+async def closed() -> None:
+    """A store that is used again is not closed."""
+
+
+FLEET = json.dumps({"roles": {"decode": {"ready": 1}}, "gpus_per_worker": {"decode": 1}, "gpus_total": 8})
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(group, arguments)
+
+
+def asked_for(store: MemoryStore) -> str:
+    item = asyncio.run(store.get("v1/ns/planner/num_decode_workers"))
+    return item.value if item else ""
 
 
 @pytest.mark.parametrize("role", ["decode", "VllmWorker"])
-def test_the_last_worker_that_answers_goes_only_with_yes(asked: list[tuple[Any, ...]], role: str) -> None:
-    refused = CliRunner().invoke(group, ["scale", f"{role}=0"])
-    assert isinstance(refused.exception, ConfigError)
-    assert "--yes" in str(refused.exception)
-    assert asked == []
-    assert CliRunner().invoke(group, ["scale", f"{role}=0", "--yes"]).exit_code == 0
-    assert asked[0][1] == {Role.DECODE: 0}
+def test_the_last_worker_that_answers_goes_only_with_yes(store: MemoryStore, role: str) -> None:
+    for arguments in ((f"{role}=0",), (f"{role}=-1",), (role, "--at-most", "0")):
+        refused = typed("scale", *arguments)
+        assert isinstance(refused.exception, ConfigError)
+        assert "--yes" in str(refused.exception)
+        assert asked_for(store) == "1"
+    assert typed("scale", f"{role}=0", "--yes", "--no-wait").exit_code == 0
+    assert asked_for(store) == "0"
 
 
-def test_the_answer_says_when_the_planner_may_change_it_and_how_to_keep_it(
-    asked: list[tuple[Any, ...]],
-) -> None:
-    assert CliRunner().invoke(group, ["scale", "decode=2"]).exit_code == 0
-    note = asked[0][-1]
-    assert "every 10 s" in note
-    assert "--Planner.no-operation=true" in note
+def test_the_answer_says_when_the_planner_may_change_it_and_how_to_keep_it(store: MemoryStore) -> None:
+    answer = typed("scale", "decode=2", "--no-wait").output
+    assert "asked for decode=2 (decision 2)" in answer
+    assert "The planner decides again 10 s after this is carried out, and may change that." in answer
+    assert "To keep it: `dynaplan scale decode=2 --hold`, or --for 2h." in answer
+
+
+def test_a_hold_is_said_with_its_end_and_released_again(store: MemoryStore) -> None:
+    answer = typed("scale", "decode=+1", "--for", "2h", "--no-wait").output
+    assert asked_for(store) == "2"
+    assert "decode is held at 2 by " in answer
+    assert "or until `dynaplan release decode`" in answer
+    assert "The planner decides" not in answer
+    refused = typed("scale", "decode=1")
+    assert "decode is held at 2 by" in str(refused.exception)
+    released = typed("release").output
+    assert released.startswith("released decode: it was held at 2 by")
+    assert "The planner decides again within 10 s" in released
+    assert typed("release").output == "nothing is held\n"
+    assert typed("release", "decode").output == "decode is not held\n"
+
+
+def test_another_hold_says_what_it_replaces_and_bounds_leave_the_planner_its_part(store: MemoryStore) -> None:
+    typed("scale", "decode=3", "--hold", "--no-wait")
+    answer = typed("scale", "decode", "--at-most", "2", "--no-wait").output
+    assert asked_for(store) == "2"
+    assert "decode is held at 2 or fewer by" in answer
+    assert "that replaces: decode held at 3 by" in answer
+    assert "The planner decides again" in answer
+    assert "To keep it" not in answer
+
+
+def test_a_hold_above_the_gpu_budget_or_the_gpus_is_refused(store: MemoryStore) -> None:
+    assert "--Planner.max-gpu-budget=5" in str(typed("scale", "decode=5", "--hold").exception)
+    assert "there are 8" in str(typed("scale", "decode=9", "--hold").exception)
+    assert asked_for(store) == "1"
 
 
 @pytest.mark.parametrize("planner", [None, {"no-operation": True}, {"no_operation": True}])
-def test_without_a_planner_that_scales_there_is_nothing_to_say(planner: dict[str, Any] | None) -> None:
-    assert scale._planners_part(deployment(planner)) == ""
+def test_without_a_planner_that_scales_a_number_stays_and_a_hold_waits_for_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None
+) -> None:
+    monkeypatch.setattr(scale, "connect", lambda _: deployment(planner))
+    assert typed("scale", "decode=2", "--no-wait").output == "asked for decode=2 (decision 2)\n"
+    held = typed("scale", "decode=2", "--hold", "--no-wait").output
+    assert "No planner scales this deployment now; one that is started keeps to it." in held
+
+
+def test_it_waits_until_the_decision_is_acknowledged_or_the_time_is_over(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = typed("scale", "decode=2", "--timeout", "0.05")
+    assert isinstance(late.exception, TemporaryError)
+    commit = store.commit
+
+    async def carried_out(transaction: Transaction) -> bool:
+        puts = transaction.puts
+        acknowledged = {"v1/ns/planner/scaled_decision_id": puts["v1/ns/planner/decision_id"]}
+        return await commit(replace(transaction, puts=puts | acknowledged))
+
+    monkeypatch.setattr(store, "commit", carried_out)
+    assert typed("scale", "decode=2").output.endswith("carried out\n")

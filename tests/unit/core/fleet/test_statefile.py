@@ -21,8 +21,10 @@ from dynaplan.core.fleet.statefile import (
     from_json,
     initial,
     inventory_of,
+    planner_keys_of,
     to_json,
     with_fleet,
+    with_planner_keys,
 )
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 from dynaplan.domain.gpus import Gpu
@@ -381,3 +383,32 @@ def test_an_entry_of_the_original_whose_command_names_no_service_is_told_by_its_
     document["components"]["dynamo_VllmWorker_1"]["cmd"] = "sleep 60"
     found = {worker.name: worker.component for worker in fleet_of(from_json(json.dumps(document)))}
     assert found["dynamo_VllmWorker_1"] == "VllmWorker"
+
+
+def test_the_planners_keys_are_kept_with_the_workers() -> None:
+    document = with_planner_keys(new_document(), {"holds": "{}"})
+    assert planner_keys_of(with_fleet(from_json(to_json(document)), [])) == {"holds": "{}"}
+    assert list(violations(document, SCHEMA, SCHEMA)) == []
+
+
+@pytest.mark.parametrize("keys", [None, [], "x", 7, {"holds": 7}])
+def test_planners_keys_of_another_form_are_ignored(keys: Any) -> None:
+    assert planner_keys_of({**new_document(), "planner_keys": keys}) == {}
+
+
+def test_unknown_fields_pass_the_schema_at_every_depth_and_survive_a_rewrite() -> None:
+    document = with_fleet(new_document(), [Worker("dynamo_VllmWorker", "VllmWorker", Role.DECODE)])
+    entry = document["components"]["dynamo_VllmWorker"]
+    document["owner"] = {"team": "a"}
+    document["arbiter"]["note"] = 1
+    document["environment"]["rack"] = "r1"
+    entry["note"], entry["env"]["COLOUR"], entry["resources"]["numa"] = "mine", "blue", 1
+    assert list(violations(document, SCHEMA, SCHEMA)) == []
+    after = with_fleet(from_json(to_json(document)), fleet_of(document))
+    assert (after["owner"], after["arbiter"]["note"], after["environment"]["rack"]) == (
+        {"team": "a"},
+        1,
+        "r1",
+    )
+    assert after["components"]["dynamo_VllmWorker"]["note"] == "mine"
+    assert after["components"]["dynamo_VllmWorker"]["env"]["COLOUR"] == "blue"

@@ -1,0 +1,163 @@
+"""The arguments of ``dynaplan scale`` made into counts and holds, on what is desired and held now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dynaplan.core.planning import guards
+from dynaplan.domain.errors import CapacityError, ConfigError
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.holds import MOST_WORKERS, Hold, RoleHolds
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
+from dynaplan.domain.settings.planner import PlannerSettings
+
+_ARGUMENT = re.compile(r"([+-]?)(\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class AskedCount:
+    """One argument: the ``number`` of workers of the role, ``more`` or fewer than now, or only its bounds."""
+
+    role: Role
+    number: int | None = None
+    more: int | None = None
+
+
+@dataclass(frozen=True)
+class AskedHold:
+    """The options that hold what is asked for; ``made`` has its maker and its end.
+
+    Without ``at_least`` and ``at_most`` the number itself is held.
+    """
+
+    made: Hold
+    at_least: int | None = None
+    at_most: int | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """True when bounds are given, and not the number itself."""
+        return self.at_least is not None or self.at_most is not None
+
+    def of(self, workers: int) -> Hold:
+        """Return the hold of a role that has this number of workers now."""
+        if not self.is_bound:
+            return replace(self.made, at_least=workers, at_most=workers)
+        return replace(self.made, at_least=self.at_least or 0, at_most=self.at_most)
+
+
+def parse_count(text: str, roles: Mapping[str, Role]) -> AskedCount:
+    """Read ``decode=3``, ``decode=+1``, ``decode=-1`` or ``decode``; raises ConfigError."""
+    name, equals, number = text.partition("=")
+    if name not in roles:
+        raise ConfigError(
+            f"scale {text}: no role '{name}' here", hint=f"Known: {', '.join(roles) or 'none'}."
+        )
+    if not equals:
+        return AskedCount(roles[name])
+    found = _ARGUMENT.fullmatch(number)
+    if not found or int(found[2]) > MOST_WORKERS:
+        raise ConfigError(
+            f"scale {text}: '{number}' is not a number of workers",
+            hint=f"For example: {name}=2, or {name}=+1 for one more than now.",
+        )
+    if found[1]:
+        return AskedCount(roles[name], more=int(number))
+    return AskedCount(roles[name], number=int(number))
+
+
+def check_options(asked: Sequence[AskedCount], hold: AskedHold | None) -> None:
+    """Raise ConfigError for a role that is named twice, or with nothing to do."""
+    for count in asked:
+        name = count.role.value
+        if sum(each.role is count.role for each in asked) > 1:
+            raise ConfigError(f"{name} is named twice", hint=f"Name one number: {name}=2.")
+        if count.number is None and count.more is None and not (hold and hold.is_bound):
+            raise ConfigError(
+                f"scale {name}: how many workers?",
+                hint=f"For example: {name}=2, {name}=+1, or {name} --at-least 2.",
+            )
+
+
+def settled(
+    asked: Sequence[AskedCount], hold: AskedHold | None, now: DesiredCounts, holds: RoleHolds
+) -> tuple[dict[Role, int], RoleHolds]:
+    """Return the counts to ask for, and all holds from then on; raises ConfigError.
+
+    A number outside a hold is refused unless it brings a hold of its own: the maker of the other one is
+    not overridden by chance.
+    """
+    counts: dict[Role, int] = {}
+    for each in asked:
+        workers = _number(each, now)
+        if hold:
+            new = hold.of(workers)
+            if each.number is None and each.more is None:
+                workers = new.bounded(workers)
+            if not new.allows(workers):
+                raise ConfigError(
+                    f"{each.role.value}={workers} is outside of {_bounds(new)}",
+                    hint=f"Name a number within the bounds, or only the role: {each.role.value}.",
+                )
+            holds = holds.replaced(each.role, new)
+        elif (held := holds.of(each.role)) and not held.allows(workers):
+            raise ConfigError(
+                f"{each.role.value} is {held}, so {workers} is not possible",
+                hint=f"`dynaplan release {each.role.value}` ends that hold; --hold or --for 2h makes one of "
+                "yours in its place.",
+            )
+        counts[each.role] = workers
+    return counts, holds
+
+
+def _number(asked: AskedCount, now: DesiredCounts) -> int:
+    if asked.number is not None:
+        return asked.number
+    name, present = asked.role.value, now.of(asked.role)
+    if present < 0:
+        raise ConfigError(f"how many {name} workers there are is not decided yet", hint=f"Name it: {name}=2.")
+    if present + (asked.more or 0) < 0:
+        raise ConfigError(f"{name}={asked.more}: there are {present}", hint=f"The least is {name}=0.")
+    return present + (asked.more or 0)
+
+
+def _bounds(hold: Hold) -> str:
+    return hold.bounds.removeprefix("at ")
+
+
+def check_answered(counts: Mapping[Role, int], holds: RoleHolds) -> None:
+    """Raise ConfigError when no decode worker would be left, or none may be."""
+    if counts.get(Role.DECODE) == 0 or (holds.decode and holds.decode.at_most == 0):
+        raise ConfigError(
+            "decode=0 leaves no worker that answers requests",
+            hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
+        )
+
+
+def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int]) -> None:
+    """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for."""
+    need = counts.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
+    need += counts.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus
+    if need > fleet.gpus_total:
+        raise CapacityError(
+            f"that needs {need:g} GPUs, and there are {fleet.gpus_total}", hint="Ask for fewer workers."
+        )
+
+
+def check_budget(settings: PlannerSettings, fleet: FleetCounts, holds: RoleHolds) -> None:
+    """Raise ConfigError when what is held, and the minimum of the other role, is over the GPU budget."""
+    pools = {Role.PREFILL: fleet.prefill, Role.DECODE: fleet.decode}
+    need = 0
+    for role in SCALED_ROLES:
+        gpus, hold = guards.gpus_of(settings, fleet, role), holds.of(role)
+        least = guards.least_workers(settings, gpus) if pools[role].present else 0
+        need += (hold.bounded(least) if hold else least) * gpus
+    if need > settings.max_gpu_budget:
+        raise ConfigError(
+            f"holding that takes {need} GPUs with the minimum of the other role, and the planner may use "
+            f"{settings.max_gpu_budget}",
+            hint=f"Hold fewer workers, or serve with --Planner.max-gpu-budget={need}.",
+        )

@@ -1,0 +1,93 @@
+"""The desired counts and the holds in the key-value store, changed by hand in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynaplan.core.fleet.statefile import Document, planner_keys_of
+from dynaplan.domain.documents import parse_object
+from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.store import Transaction
+
+if TYPE_CHECKING:
+    from dynaplan.ports import KeyValueStore
+
+ATTEMPTS = 5
+"""Attempts to write the counts while others write them too."""
+
+
+@dataclass(frozen=True)
+class WrittenCounts:
+    """The result of a change by hand: ``counts`` are the desired ones from now on, set or not.
+
+    ``before`` are the holds in force until then.
+    """
+
+    decision_id: int
+    asked: Mapping[Role, int]
+    counts: DesiredCounts
+    before: RoleHolds
+    holds: RoleHolds
+
+
+Change = Callable[[DesiredCounts, RoleHolds], tuple[dict[Role, int], RoleHolds]]
+"""Returns the counts to ask for and the holds from then on; it may raise UserError."""
+
+
+async def write_counts(store: KeyValueStore, namespace: str, change: Change) -> WrittenCounts:
+    """Write the changed counts and holds; without counts only the holds, without a new decision.
+
+    The decision id is above every id in use. The transaction fails, and is tried again on what there is
+    then, when a key has changed since it was read. Holds that are over, or cannot be read, count as none.
+    """
+    prefix = planner_prefix(namespace)
+    for _ in range(ATTEMPTS):
+        items = {item.key: item for item in await store.list(prefix)}
+        now = DesiredCounts.from_keys(namespace, {key: item.value for key, item in items.items()})
+        text = items[prefix + HOLDS].value if prefix + HOLDS in items else RoleHolds().to_text()
+        before = readable_holds(text)
+        asked, holds = change(now, before)
+        puts = {prefix + COUNT_KEYS[role]: str(number) for role, number in asked.items()}
+        decision_id = now.next_decision_id if asked else now.decision_id
+        if asked:
+            puts[prefix + "decision_id"] = str(decision_id)
+        if holds.to_text() != text:
+            puts[prefix + HOLDS] = holds.to_text()
+        expected = dict.fromkeys((*puts, prefix + HOLDS), 0)
+        expected |= {key: item.revision for key, item in items.items()}
+        if await store.commit(Transaction(expected=expected, puts=puts)):
+            keys = {key: item.value for key, item in items.items()} | puts
+            return WrittenCounts(decision_id, asked, DesiredCounts.from_keys(namespace, keys), before, holds)
+    raise TemporaryError("somebody else changes the desired counts all the time", hint="Try again.")
+
+
+def readable_holds(text: str) -> RoleHolds:
+    """Return the holds in force that the key's value says; none when it cannot be read."""
+    try:
+        return RoleHolds.from_text(text).in_force(time.time())
+    except ValueError:
+        return RoleHolds()
+
+
+def held_in(document: Document) -> RoleHolds:
+    """Return the holds in force that the statefile remembers: for when the store does not answer."""
+    return readable_holds(planner_keys_of(document).get(HOLDS, ""))
+
+
+async def published_fleet(store: KeyValueStore, namespace: str) -> FleetCounts | None:
+    """Return the fleet that the plugin publishes; None when there is none that can be read.
+
+    ``status`` names one that cannot be read; the plugin publishes a good one at its next change.
+    """
+    item = await store.get(fleet_key(namespace))
+    try:
+        return FleetCounts.from_json(parse_object(item.value)) if item else None
+    except ValueError:
+        return None
