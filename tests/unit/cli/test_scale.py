@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,11 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli import scale
 from dynaplan.cli.main import group
 from dynaplan.cli.scaling import release
-from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.domain.store import Transaction
 from dynaplan.options.service_config import CONFIG_VARIABLE
+from dynaplan.supervisor.fleet import carrying_out
+from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
 
 
 def deployment(planner: dict[str, Any] | None) -> Any:
@@ -56,6 +56,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     for module in (scale, release):
         monkeypatch.setattr(module, "connect", lambda _: found)
     monkeypatch.setattr(wiring, "connect_store", lambda: store)
+    monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
     return store
 
 
@@ -134,17 +135,14 @@ def test_without_a_planner_that_scales_a_number_stays_and_a_hold_waits_for_one(
     assert "No planner scales this deployment now; one that is started keeps to it." in held
 
 
-def test_it_waits_until_the_decision_is_acknowledged_or_the_time_is_over(
+def test_it_waits_for_the_numbers_that_it_asked_for(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = typed("scale", "decode=2", "--timeout", "0.05")
-    assert isinstance(late.exception, TemporaryError)
-    commit = store.commit
+    requests: list[ScaleRequest] = []
 
-    async def carried_out(transaction: Transaction) -> bool:
-        puts = transaction.puts
-        acknowledged = {"v1/ns/planner/scaled_decision_id": puts["v1/ns/planner/decision_id"]}
-        return await commit(replace(transaction, puts=puts | acknowledged))
+    async def waited(found: Any, store: Any, request: ScaleRequest, timeout_s: float) -> None:
+        requests.append(request)
 
-    monkeypatch.setattr(store, "commit", carried_out)
-    assert typed("scale", "decode=2").output.endswith("carried out\n")
+    monkeypatch.setattr(carrying_out, "carried_out", waited)
+    assert typed("scale", "decode=+1").output.endswith("carried out\n")
+    assert requests == [ScaleRequest(2, {Role.DECODE: 2})]
