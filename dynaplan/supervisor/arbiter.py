@@ -17,6 +17,7 @@ import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -129,6 +130,21 @@ class ServeArbiter(Arbiter):
             self._reap_timer.cancel()
         await self._emergency_stop()
         self.context.destroy(linger=0)
+
+    def listen_again(self) -> None:
+        """Make the two sockets anew at their addresses: their files have vanished. Raises ZMQError."""
+        assert self.ctrl is not None and self.evpub_socket is not None  # they are there from its start on
+        listeners = ((self.ctrl.ctrl_socket, self.endpoint), (self.evpub_socket, self.pubsub_endpoint))
+        for listener, endpoint in listeners:
+            with suppress(zmq.ZMQError):
+                listener.unbind(endpoint)
+            listener.bind(endpoint)
+
+    def kill_process_of(self, name: str) -> None:
+        """SIGKILL the process of a watcher; nothing happens without one."""
+        for process in list(self.get_watcher(name).processes.values()):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def manage_watchers(self) -> Any:
         """circus' periodic check, left out when a command runs."""

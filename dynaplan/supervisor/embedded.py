@@ -3,6 +3,7 @@
 Only the user that started them can use them: etcd listens on a unix socket in a private directory
 and on nothing else; the NATS server on loopback with a random token that stands in a private file.
 Both keep their data in the runtime directory: it survives a restart of the server, not of the deployment.
+etcd's sockets lie there too, and are addressed by a path that may lead there by a short link.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class ServerSpec:
 
     ``cmd`` is to be started in ``working_dir`` without the variables that begin with one of ``without``;
     ``environment`` is what its clients need; ``is_ready()`` tells whether it answers now, within a second.
+    ``socket`` is the path of the unix socket that it listens on, if it does; ``data`` is what it may lose.
     """
 
     name: str
@@ -47,12 +49,17 @@ class ServerSpec:
     environment: dict[str, str]
     is_ready: Callable[[], Awaitable[bool]]
     without: tuple[str, ...] = ()
+    socket: Path | None = None
+    data: str = ""
 
 
-def embedded_etcd(runtime_dir: Path) -> ServerSpec:
-    """Describe an etcd of our own, reachable only by a unix socket in ``runtime_dir/etcd`` (mode 0700)."""
+def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerSpec:
+    """Describe an etcd of our own, reachable only by a unix socket in ``runtime_dir/etcd`` (mode 0700).
+
+    ``address_dir`` is the path by which its clients find the runtime directory, if it is another one.
+    """
     directory = _private(runtime_dir / "etcd")
-    client_socket = directory / ETCD_SOCKET
+    client_socket = (address_dir or runtime_dir) / "etcd" / ETCD_SOCKET
     if len(os.fsencode(client_socket)) > LONGEST_SOCKET_PATH_BYTES:
         raise UserError(
             f"the path of etcd's socket is longer than {LONGEST_SOCKET_PATH_BYTES} bytes: {client_socket}",
@@ -67,6 +74,8 @@ def embedded_etcd(runtime_dir: Path) -> ServerSpec:
         is_ready=lambda: _etcd_is_healthy(client_socket),
         # etcd takes ETCD_* as options, and refuses to start when one contradicts the command line.
         without=("ETCD_",),
+        socket=client_socket,
+        data="data",
     )
 
 
@@ -149,6 +158,7 @@ logtime: true
         working_dir=directory,
         environment={"NATS_SERVER": f"nats://127.0.0.1:{port}", "NATS_AUTH_TOKEN": token},
         is_ready=lambda: _nats_is_healthy(port, token),
+        data="jetstream",
     )
 
 

@@ -30,7 +30,8 @@ class Launch:
     ``is_protected`` says whether the Frontend asks for a key; ``drain_timeout_s`` is how long requests
     may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
     ``scratch_dir`` is where workers keep files of their own while they live. ``uses_busy_gpus``: GPUs that
-    other programs use are used, too.
+    other programs use are used, too. ``address_dir`` is the path by which sockets in ``runtime_dir`` are
+    addressed: its own where that is short, else a link's.
     """
 
     graph: GraphSpec
@@ -49,6 +50,7 @@ class Launch:
     drain_timeout_s: float = 30.0
     leave_timeout_s: float = ProcessSettings.drain_deadline_s
     uses_busy_gpus: bool = False
+    address_dir: Path = Path()
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
@@ -97,9 +99,8 @@ class Launch:
         document = json.loads(text)
         graph = document["graph"]
         services = tuple(ServiceSpec(**{**each, "role": Role(each["role"])}) for each in graph["services"])
-        paths = {
-            name: Path(document[name]) for name in ("runtime_dir", "log_dir", "statefile", "scratch_dir")
-        }
+        names = ("runtime_dir", "log_dir", "statefile", "scratch_dir", "address_dir")
+        paths = {name: Path(document[name]) for name in names}
         return cls(
             **{
                 **document,

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,10 +54,12 @@ from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FI
 from dynaplan.supervisor.leftovers import clear_leftovers
 from dynaplan.supervisor.runtime_dir import (
     CLIENTS_FILE,
+    address_directory,
+    ensure_link,
     hold_port,
-    make_private_directory,
     make_runtime_directory,
     new_token,
+    remove_runtime_directory,
     runtime_directory,
     write_private,
 )
@@ -106,23 +107,19 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     statefile = wiring.statefile_path(graph.namespace)
-    runtime_dir = runtime_directory(graph.namespace, os.environ)
-    make_private_directory(runtime_dir.parent)
     with _as_deployment_error():
         stack.enter_context(wiring.namespace_lock(statefile))
-        stack.enter_context(wiring.namespace_lock(runtime_dir.with_suffix(".json")))
         notes = clear_leftovers(wiring.open_statefile(statefile), wiring.processes())
     arbiter = wiring.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.gpu_inventory(options.gpus)
     workers, left_out = _first_workers(graph, gpus, arbiter, options, stack, bool(notes))
     port = _port(graph, options, stack)
     log_dir = _log_dir(graph.namespace, options)
-    stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
+    runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
-        make_runtime_directory(runtime_dir)
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
-        servers = _servers(runtime_dir)
-    endpoint, events = _circus_endpoints(runtime_dir, options.circus_tcp)
+        servers = _servers(runtime_dir, address_dir)
+    endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
     launch = Launch(
         graph,
         gpus,
@@ -140,6 +137,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         options.drain_timeout_s,
         options.leave_timeout_s,
         options.use_busy_gpus,
+        address_dir,
     )
     if not any(server.name == "etcd" for server in servers):
         stack.callback(_forget_decisions, graph.namespace)
@@ -149,6 +147,20 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
     return Preparation(launch, workers, servers, is_simulated, (*notes, *left_out))
+
+
+def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
+    """Make the runtime directory anew; return it, and the path by which its sockets are addressed."""
+    runtime_dir = runtime_directory(statefile)
+    address_dir = address_directory(runtime_dir, os.environ)
+    stack.callback(remove_runtime_directory, runtime_dir)
+    if address_dir != runtime_dir:
+        stack.callback(address_dir.unlink, missing_ok=True)
+    with _usable(runtime_dir):
+        make_runtime_directory(runtime_dir)
+    with _usable(address_dir):
+        ensure_link(address_dir, runtime_dir)
+    return runtime_dir, address_dir
 
 
 def _forget_decisions(namespace: str) -> None:
@@ -176,7 +188,7 @@ def _usable(runtime_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise DeploymentError(
             f"cannot use the runtime directory {runtime_dir}: {error.strerror}",
-            hint="Free space or give write permission there, or set XDG_RUNTIME_DIR to another directory.",
+            hint="Free space or give write permission there, or set DYN_LOCAL_STATE_DIR to another one.",
         ) from error
 
 
@@ -254,7 +266,7 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
+def _circus_endpoints(address_dir: Path, is_tcp: bool) -> tuple[str, str]:
     """Return circus' two endpoints: sockets in the private directory, or, when asked for, loopback TCP ports.
 
     TCP is open to every user of the machine.
@@ -263,16 +275,16 @@ def _circus_endpoints(runtime_dir: Path, is_tcp: bool) -> tuple[str, str]:
     if is_tcp or all(ports):
         endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else free_port()}" for port in ports)
         return endpoint, events
-    return f"ipc://{runtime_dir / ENDPOINT_SOCKET}", f"ipc://{runtime_dir / EVENTS_SOCKET}"
+    return f"ipc://{address_dir / ENDPOINT_SOCKET}", f"ipc://{address_dir / EVENTS_SOCKET}"
 
 
-def _servers(runtime_dir: Path) -> tuple[ServerSpec, ...]:
+def _servers(runtime_dir: Path, address_dir: Path) -> tuple[ServerSpec, ...]:
     """Return the servers to bring along; a server that the environment names must answer instead."""
     servers = []
     if endpoints := os.environ.get("ETCD_ENDPOINTS"):
         asyncio.run(check_external_etcd(endpoints))
     else:
-        servers.append(embedded_etcd(runtime_dir))
+        servers.append(embedded_etcd(runtime_dir, address_dir))
     if server := os.environ.get("NATS_SERVER"):
         asyncio.run(check_external_nats(server))
     else:

@@ -1,15 +1,22 @@
-"""The private places of one deployment: its runtime directory, its tokens, its port."""
+"""The private places of one deployment: its runtime directory, its tokens, its port.
+
+What must last as long as the deployment lies beside its statefile, where no logout and no cleaner of
+temporary files takes it away. Addresses of unix sockets have at most 107 bytes: where the directory's own
+path is too long for them, a short link leads there, and a link that vanishes costs nothing to make again.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import socket
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.domain.errors import ConfigError, DeploymentError
@@ -23,20 +30,52 @@ CLIENTS_FILE = "clients.json"
 """The environment that a client of the deployment needs, tokens included; mode 0600."""
 
 
-def runtime_root(environ: Mapping[str, str]) -> Path:
-    """Return ``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``, which holds this user's runtime directories."""
+PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
+"""The paths that may be addresses: circus takes a plugin's endpoint apart at white space, etcd's clients a
+list of endpoints at commas."""
+
+
+def runtime_directory(statefile: Path) -> Path:
+    """Return ``run/{hostname}/{namespace}`` beside the statefile; hosts may share a home directory."""
+    hostname = os.uname().nodename.replace("/", "_") or "localhost"
+    return statefile.parent / "run" / hostname / statefile.name.removesuffix(".json")
+
+
+def link_root(environ: Mapping[str, str]) -> Path:
+    """Return ``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``, which holds this user's short links.
+
+    A directory of logind's, ``/run/user/$UID``, is passed over unless this user could make it again: it is
+    removed at the user's last logout.
+    """
     base = environ.get("XDG_RUNTIME_DIR", "")
-    # circus takes a plugin's endpoint apart at white space.
-    usable = os.path.isabs(base) and not any(map(str.isspace, base)) and os.access(base, os.W_OK | os.X_OK)
-    root = Path(base if usable else "/tmp") / f"dynaplan-{os.getuid()}"
-    return root if _fits(root / "123456789012") else Path("/tmp") / f"dynaplan-{os.getuid()}"
+    usable = os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK)
+    root = Path(base) / f"dynaplan-{os.getuid()}"
+    lasts = usable and os.access(Path(base).parent, os.W_OK | os.X_OK) and _fits(root / "123456789012")
+    return root if lasts else Path("/tmp") / f"dynaplan-{os.getuid()}"
 
 
-def runtime_directory(namespace: str, environ: Mapping[str, str]) -> Path:
-    """Return the path of this namespace's runtime directory: short enough for unix sockets in it."""
-    root = runtime_root(environ)
-    named = root / namespace
-    return named if _fits(named) else root / hashlib.sha256(namespace.encode()).hexdigest()[:12]
+def address_directory(runtime_dir: Path, environ: Mapping[str, str]) -> Path:
+    """Return the path by which sockets in the runtime directory are addressed: its own, or a short link's."""
+    if _fits(runtime_dir):
+        return runtime_dir
+    return link_root(environ) / hashlib.sha256(os.fsencode(runtime_dir)).hexdigest()[:12]
+
+
+def ensure_link(link: Path, target: Path) -> bool:
+    """Have ``link`` lead to the runtime directory, and return whether it had to be made.
+
+    Raises DeploymentError when its directory is not this user's alone, OSError when it cannot be made.
+    """
+    if link == target:
+        return False
+    make_private_directory(link.parent)
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return False
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    return True
 
 
 def make_runtime_directory(directory: Path) -> None:
@@ -50,7 +89,15 @@ def make_runtime_directory(directory: Path) -> None:
         directory.unlink()
     elif directory.exists():
         shutil.rmtree(directory)
-    directory.mkdir(mode=0o700)
+    make_private_directory(directory)
+
+
+def remove_runtime_directory(directory: Path) -> None:
+    """Remove it, and the directories above it that no other deployment uses."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
 
 
 def make_private_directory(directory: Path) -> None:
@@ -61,12 +108,13 @@ def make_private_directory(directory: Path) -> None:
     except OSError as error:
         raise DeploymentError(
             f"cannot make the runtime directory {directory}: {error.strerror}",
-            hint="Set XDG_RUNTIME_DIR to a directory of yours.",
+            hint="Set DYN_LOCAL_STATE_DIR, or XDG_RUNTIME_DIR, to a directory of yours.",
         ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise DeploymentError(
             f"the runtime directory {directory} is not private",
-            hint="Expected a directory of yours with mode 0700; remove it, or set XDG_RUNTIME_DIR.",
+            hint="Expected a directory of yours with mode 0700; remove it, or set DYN_LOCAL_STATE_DIR, "
+            "or XDG_RUNTIME_DIR, to another place.",
         )
 
 
@@ -104,4 +152,5 @@ def hold_port(host: str, port: int, holder_of: Callable[[int], str]) -> socket.s
 
 
 def _fits(directory: Path) -> bool:
-    return len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES
+    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES
+    return is_short and bool(PLAIN_PATH.fullmatch(str(directory)))

@@ -27,6 +27,7 @@ from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
+from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 
@@ -136,7 +137,8 @@ class Serving:
     def _vigil(self, arbiter: ServeArbiter) -> Vigil:
         clock, heartbeats = wiring.system_clock(), wiring.heartbeats(self._launch.runtime_dir)
         plugin = PluginWatch(arbiter, self._launch.plugin_name, heartbeats, wiring.processes(), clock, say)
-        return Vigil([plugin.look], clock)
+        directories = DirectoryWatch(self._launch, self._prepared.servers, arbiter, say)
+        return Vigil([plugin.look, directories.look], clock)
 
     def _arbiter(self) -> ServeArbiter:
         launch = self._launch

@@ -458,16 +458,15 @@ async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
 
 async def test_no_secret_is_in_a_command_line_or_the_statefile(start: Start) -> None:
     plain = start().wait_ready()
-    (clients,) = plain.runtime.rglob("clients.json")
+    (clients,) = (plain.directory / "state").rglob("clients.json")
     environment = json.loads(clients.read_text())
     tokens = [environment[name] for name in ("DYNAPLAN_WORKER_TOKEN", "NATS_AUTH_TOKEN")]
     lines = [command_line(child) for child in plain.children()]
     for token in tokens:
         assert token not in plain.statefile.read_text()
         assert not [line for line in lines if token in line]
-    assert all(
-        path.stat().st_mode & 0o077 == 0 for path in plain.runtime.rglob("dynaplan-*") if path.is_dir()
-    )
+    private = [*plain.runtime.iterdir(), clients.parent, *clients.parent.glob("*/")]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private if path.is_dir())
 
 
 async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(start: Start) -> None:

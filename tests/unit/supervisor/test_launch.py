@@ -16,7 +16,15 @@ from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.launch import Launch
-from dynaplan.supervisor.runtime_dir import make_runtime_directory, runtime_directory, write_private
+from dynaplan.supervisor.runtime_dir import (
+    address_directory,
+    ensure_link,
+    link_root,
+    make_runtime_directory,
+    remove_runtime_directory,
+    runtime_directory,
+    write_private,
+)
 from dynaplan.supervisor.watchers import server_watcher, worker_watcher
 
 LAUNCH = Launch(
@@ -82,16 +90,17 @@ def test_the_banner_tells_where_everything_is_and_what_to_try() -> None:
     assert "circusctl --endpoint ipc:///run/x/circus.sock status" in text
 
 
-def test_the_runtime_directory_is_private_new_and_short(tmp_path: Path) -> None:
-    directory = runtime_directory("ns", {"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert len(str(directory)) < 90
-    directory = tmp_path / f"dynaplan-{os.getuid()}" / "ns"
+def test_the_runtime_directory_lies_beside_the_statefile_private_and_new(tmp_path: Path) -> None:
+    directory = runtime_directory(tmp_path / "ns.v1.json")
+    assert directory == tmp_path / "run" / os.uname().nodename / "ns.v1"
     make_runtime_directory(directory)
     write_private(directory / "secret", "x")
     assert directory.stat().st_mode & 0o777 == 0o700
     assert (directory / "secret").stat().st_mode & 0o777 == 0o600
     make_runtime_directory(directory)
     assert list(directory.iterdir()) == []
+    remove_runtime_directory(directory)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_runtime_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -119,13 +128,33 @@ def test_a_link_in_place_of_the_runtime_directory_is_not_followed(tmp_path: Path
 
 @pytest.mark.parametrize("base", ["/does/not/exist", "relative", "", "/tmp/with space"])
 def test_an_unusable_xdg_runtime_dir_is_passed_over(base: str) -> None:
-    directory = runtime_directory("ns", {"XDG_RUNTIME_DIR": base})
-    assert directory == Path(f"/tmp/dynaplan-{os.getuid()}/ns")
+    assert link_root({"XDG_RUNTIME_DIR": base}) == Path(f"/tmp/dynaplan-{os.getuid()}")
 
 
-def test_a_long_namespace_still_gets_a_path_short_enough_for_sockets() -> None:
-    directory = runtime_directory("n" * 90, {})
-    assert len(os.fsencode(directory / "circus-events.sock")) <= 107
+def test_a_directory_that_the_user_could_not_make_again_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for unwritable, parent in (("/", "/run/user/1000"), ("/run/user", "/tmp")):
+        monkeypatch.setattr(os, "access", lambda path, _, no=unwritable: str(path) != no)
+        assert link_root({"XDG_RUNTIME_DIR": "/run/user/1000"}).parent == Path(parent)
+
+
+@pytest.mark.parametrize("name", ["n" * 90, "with space", "with,comma"])
+def test_a_path_that_cannot_be_an_address_gets_a_short_link(name: str, tmp_path: Path) -> None:
+    assert address_directory(Path("/srv/state/run/box/dynamo"), {}) == Path("/srv/state/run/box/dynamo")
+    runtime_dir = tmp_path / name
+    runtime_dir.mkdir()
+    link = address_directory(runtime_dir, {"XDG_RUNTIME_DIR": "/nowhere"})
+    assert len(os.fsencode(link / "circus-events.sock")) <= 107
+    link = tmp_path / "links" / link.name
+    assert ensure_link(link, runtime_dir)
+    assert not ensure_link(link, runtime_dir)
+    link.unlink()
+    link.symlink_to(tmp_path)
+    assert ensure_link(link, runtime_dir)
+    assert link.resolve() == runtime_dir
+    assert (tmp_path / "links").stat().st_mode & 0o777 == 0o700
+    assert not ensure_link(runtime_dir, runtime_dir)
 
 
 def test_an_engine_that_may_take_long_does_not_make_its_process_wait_longer_for_an_answer() -> None:

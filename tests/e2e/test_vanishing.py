@@ -1,0 +1,62 @@
+"""The runtime directory vanishes under load: no request is lost, and everything goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from circus.client import CircusClient
+
+from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.test_kills import is_whole, process_of
+from tests.fakes.load import Load
+from tests.fakes.polling import eventually
+
+QUIET = ("--Planner.no-operation=true",)
+LONG_NAME = "a_name_with_which_the_path_is_too_long_for_any_socket"
+"""So a link leads to the runtime directory."""
+
+
+def link_of(deployment: Deployment) -> Path:
+    return Path(deployment.statefile()["circus_endpoint"].removeprefix("ipc://")).parent
+
+
+def statuses(deployment: Deployment) -> int:
+    """The number of watchers that circusctl would list."""
+    client = CircusClient(endpoint=deployment.statefile()["circus_endpoint"], timeout=10)
+    try:
+        return len(client.send_message("status")["statuses"])
+    finally:
+        client.stop()
+
+
+@pytest.mark.parametrize("victim", ["link", "directory"])
+async def test_what_vanishes_is_healed_under_load(deploy: Callable[..., Deployment], victim: str) -> None:
+    deployment = await asyncio.to_thread(
+        deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, namespace=LONG_NAME
+    )
+    root, link = Path(deployment.statefile()["addresses"]["runtime_dir"]), link_of(deployment)
+    assert link.is_symlink()
+    assert link.parent.parent == deployment.runtime_base
+    async with Load(deployment.url, MODEL, clients=3, tokens=30, prompt="word " * 900) as load:
+        await eventually(lambda: len(load.outcomes) > 3, 30)
+        for path in [root] if victim == "directory" else deployment.runtime_base.glob("dynaplan*"):
+            shutil.rmtree(path)
+        await eventually(lambda: "had vanished" in deployment.text, 20)
+        await eventually(lambda: link.exists() and (root / "clients.json").exists(), 20)
+        count = len(load.outcomes)
+        await eventually(lambda: len(load.outcomes) > count + 6, 30)
+        await load.stop()
+    assert load.incomplete == []
+    worker = deployment.pid_of(f"{LONG_NAME}_VllmWorker")
+    os.kill(worker, 9)
+    process_of(deployment, "FleetPlugin").kill()
+    name = f"{LONG_NAME}_VllmWorker"
+    await eventually(lambda: is_whole(deployment) and deployment.pid_of(name) != worker, 60)
+    assert await asyncio.to_thread(statuses, deployment) == 7
+    await asyncio.to_thread(deployment.scale, decode=2)
+    assert "cannot be made again" not in deployment.text
