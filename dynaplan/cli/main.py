@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import StringIO
 
 import click
 
 from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError, nearest
+from dynaplan.foundation import screen
 
 COMMANDS = (
     *("serve", "planner", "status", "scale", "release", "why", "logs", "stop"),
@@ -67,8 +69,16 @@ class LazyGroup(click.Group):
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-v", "--version", prog_name="dynaplan")
-def group() -> None:
+@click.pass_context
+def group(context: click.Context) -> None:
     """Serve and scale LLM inference graphs on one multi-GPU box."""
+    context.color = screen.colours_wanted()
+
+
+def _show(message: str) -> None:
+    """Print an error, its first word coloured."""
+    before, word, rest = message.partition("Error:")
+    click.echo(f"{before}{screen.error(word)}{rest}", err=True, color=screen.colours_wanted())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,14 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         code = group.main(args=list(arguments or sys.argv[1:]), prog_name="dynaplan", standalone_mode=False)
-    except UserError as error:
-        click.echo(f"Error: {error}", err=True)
-        code = 2
     except DynaplanError as error:
-        click.echo(f"Error: {error}", err=True)
-        code = 1
+        _show(f"Error: {error}")
+        code = 2 if isinstance(error, UserError) else 1
     except click.ClickException as error:
-        error.show()
+        shown = StringIO()
+        error.show(shown)
+        _show(shown.getvalue().rstrip())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130

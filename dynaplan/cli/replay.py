@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.foundation import screen
+from dynaplan.foundation.tables import folded
 
 if TYPE_CHECKING:
     from dynaplan.domain.planning.decisions import Decision
@@ -44,8 +46,12 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
             click.echo(json.dumps({**asdict(each), "is_same": each.is_same}))
         return
     for each in shown:
-        click.echo("\n".join(_lines(each)) + "\n")
+        click.echo(folded("\n".join(_lines(each)), screen.width(), INDENT) + "\n")
     click.echo(_summary(replayed))
+
+
+INDENT = " " * 13
+"""Spaces below the label of a line."""
 
 
 def _lines(each: Replayed) -> list[str]:

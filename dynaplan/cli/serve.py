@@ -21,6 +21,7 @@ from dynaplan.cli.overriding import (
 )
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.foundation import screen
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
@@ -164,7 +165,7 @@ def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[
 def warn(warnings: Sequence[str]) -> None:
     """Print warnings to stderr."""
     for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
+        click.echo(f"{screen.warning('Warning:')} {warning}", err=True)
 
 
 def exposed(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:

@@ -12,7 +12,8 @@ import click
 
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.domain.errors import ConfigError
-from dynaplan.foundation import tables
+from dynaplan.foundation import screen, tables
+from dynaplan.foundation.tables import folded
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
 
@@ -89,7 +90,8 @@ def command(
     options = _options(policies, given, read_graph(file, context.obj))
     results = list(run_simulations(options))
     table = rows(results)
-    click.echo("\n".join([text_table(table), *notes(results)]))
+    width = screen.width()
+    click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in notes(results))]))
     if json_path:
         _write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
@@ -120,14 +122,14 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
     )
 
 
-def text_table(table: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows under their headings, latencies in ms."""
-    from dynaplan.simulator.report.table import columns_of
+def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
+    """Return the rows under their headings, latencies in ms; a screen of ``width`` columns has fewer."""
+    from dynaplan.simulator.report.table import COLUMNS, LEAST_NEEDED, columns_of
 
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
     cells += [[shown.format(row[key]) for key, (_, shown) in columns.items()] for row in table]
-    return tables.text_table(cells)
+    return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in LEAST_NEEDED])
 
 
 def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:

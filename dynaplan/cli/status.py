@@ -17,8 +17,9 @@ from dynaplan.cli.scaling.counts import held_in, readable_holds
 from dynaplan.cli.scaling.holding import described
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.scaling import SCALED_ROLES, planner_prefix
+from dynaplan.foundation import screen
 from dynaplan.foundation.durations import clock
-from dynaplan.foundation.tables import text_table
+from dynaplan.foundation.tables import folded, text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
@@ -31,6 +32,8 @@ ANSWER_S = 1.0
 
 ENGINE_ROLES = ("decode", "prefill")
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
+LEAST_NEEDED = ("PID", "UPTIME", "GPUS", "ROLE", "KV")
+"""The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
 
 
 @click.command(name="status", short_help="Show the workers and their load.")
@@ -79,7 +82,7 @@ def _document(found: RunningDeployment) -> dict[str, Any]:
 def _page(document: Mapping[str, Any], pid: int) -> str:
     """Lay one deployment out: its address, its workers, and below them what is wrong or waits."""
     head = f"{document['namespace']}  {document['frontend_url']}  serve runs as pid {pid}"
-    parts = [head, table(document["workers"]), *document["troubles"]]
+    parts = list(document["troubles"])
     for role in SCALED_ROLES:
         if hold := document["holds"].get(role.value):
             parts.append(described(role, Hold(**hold), time.time()))
@@ -91,7 +94,9 @@ def _page(document: Mapping[str, Any], pid: int) -> str:
         f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."
         for key, reason in document["ignored_keys"].items()
     ]
-    return "\n\n".join(parts)
+    width = screen.width()
+    below = [folded(part, width, "  ") for part in parts]
+    return "\n\n".join([folded(head, width), table(document["workers"], width), *below])
 
 
 def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = "") -> dict[str, Any]:
@@ -126,17 +131,23 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits
     }
 
 
-def table(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Lay the rows out under their headings; a dash is "not known" or "does not have one"."""
-    return text_table([COLUMNS, *(_cells(row) for row in workers)])
+def table(workers: Sequence[Mapping[str, Any]], width: int = 0) -> str:
+    """Lay the rows out under their headings; a dash is "not known" or "does not have one".
+
+    A screen of ``width`` columns, 0 for a wide one, does without ``LEAST_NEEDED``.
+    """
+    whole = text_table([COLUMNS, *(_cells(row) for row in workers)])
+    is_narrow = bool(width) and max(map(len, whole.splitlines())) > width
+    rows = [COLUMNS, *(_cells(row, is_short=is_narrow) for row in workers)]
+    return text_table(rows, width=width, dropping=LEAST_NEEDED, paint={"STATE": screen.state_coloured})
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any], *, is_short: bool = False) -> tuple[str, ...]:
     known = {key: "-" if row[key] is None else str(row[key]) for key in ("running", "waiting")}
     return (
         row["worker"],
         row["role"],
-        _state(row),
+        _state(row, is_short=is_short),
         ",".join(map(str, row["gpus"])) or "-",
         str(row["pid"] or "-"),
         known["running"],
@@ -146,11 +157,11 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _state(row: Mapping[str, Any]) -> str:
+def _state(row: Mapping[str, Any], *, is_short: bool = False) -> str:
     """Return ``loading 00:23 (usually 00:41)`` for a worker whose engine starts, else its state.
 
-    A worker that waits for its GPU is "waiting". A worker whose process is gone, which the fleet plugin has
-    not noticed or cannot notice, is "dead".
+    The usual time is left out of what is to be short. A worker that waits for its GPU is "waiting". A worker
+    whose process is gone, which the fleet plugin has not noticed or cannot notice, is "dead".
     """
     if row["is_alive"] is False:
         return "dead"
@@ -158,7 +169,7 @@ def _state(row: Mapping[str, Any]) -> str:
         return "waiting"
     if row["loading_s"] is None:
         return str(row["state"])
-    usually = "" if row["usually_s"] is None else f" (usually {clock(row['usually_s'])})"
+    usually = "" if row["usually_s"] is None or is_short else f" (usually {clock(row['usually_s'])})"
     return f"loading {clock(row['loading_s'])}{usually}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.foundation import screen
+from dynaplan.foundation.tables import folded
 
 
 @click.command(name="why", short_help="Explain the last scaling decisions.")
@@ -23,9 +25,21 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     if changes:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:
-        click.echo(explain(record) + "\n")
+        click.echo(_shown(explain(record)) + "\n")
     if not records:
         what = "change" if changes else "decision"
         click.echo(
             f"No {what} yet. The planner decides every adjustment-interval, once a decode worker is ready."
         )
+
+
+INDENT = " " * 13
+"""Spaces below the label of a step."""
+
+
+def _shown(explained: str) -> str:
+    """Return an explanation as wide as the screen, its changes coloured."""
+    verdict, *steps = folded(explained, screen.width(), INDENT).split("\n")
+    is_changed = "  no change" not in verdict
+    lines = [screen.good(step) if step.startswith("  changed ") else step for step in steps]
+    return "\n".join([screen.good(verdict) if is_changed else verdict, *lines])

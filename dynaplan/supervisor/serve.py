@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from types import FrameType
 
+import click
 import zmq
 
 from dynaplan import wiring
@@ -18,6 +19,7 @@ from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.foundation import screen
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.probe import health_answer
@@ -197,8 +199,9 @@ class Serving:
             await asyncio.sleep(READY_POLL_S)
             if time.monotonic() > tell_at_s:
                 tell_at_s = math.inf
-                say(f"Not ready after {SLOW_S:g} s; waiting for: {', '.join(await self._missing())}")
-        say(f"Ready after {time.monotonic() - begun_s:.1f} s: {self._launch.frontend_url}")
+                missing = ", ".join(await self._missing())
+                say(screen.warning(f"Not ready after {SLOW_S:g} s; waiting for: {missing}"))
+        say(screen.good(f"Ready after {time.monotonic() - begun_s:.1f} s: {self._launch.frontend_url}"))
 
     async def _frontend_is_healthy(self) -> bool:
         status, _, _ = (await health_answer(self._launch.frontend_url, HEALTH_ANSWER_S)).partition(b"\r\n")
@@ -227,6 +230,6 @@ class Serving:
 def say(line: str) -> None:
     """Print a line for the user; a terminal that is gone is no reason to end."""
     try:
-        print(line, flush=True)
+        click.echo(line, color=screen.colours_wanted())
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -21,9 +21,9 @@ COLUMNS: Columns = {
     "itl_slo": ("ITL MET", "{:.1%}"),
     "goodput_per_s": ("GOODPUT/s", "{:.2f}"),
     "ttft_p50_ms": ("TTFT p50", "{:.0f}"),
-    "ttft_p95_ms": ("p95", "{:.0f}"),
+    "ttft_p95_ms": ("TTFT p95", "{:.0f}"),
     "itl_p50_ms": ("ITL p50", "{:.1f}"),
-    "itl_p95_ms": ("p95", "{:.1f}"),
+    "itl_p95_ms": ("ITL p95", "{:.1f}"),
     "queued_p95_ms": ("QUEUED p95", "{:.0f}"),
     "gpu_hours": ("GPU-HOURS", "{:.3f}"),
     "scale_events": ("SCALED", "{}"),
@@ -33,6 +33,12 @@ COLUMNS: Columns = {
     "gpu_hours_of_oracle": ("GPU-HOURS/ORACLE", "{:.2f}"),
 }
 """All columns; the last two are there when the oracle is among the policies."""
+
+LEAST_NEEDED = (
+    *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),
+    *("ttft_slo", "itl_slo", "slo_of_oracle"),
+)
+"""The columns that a narrow screen does without, the first first."""
 
 
 def columns_of(table: Sequence[Row]) -> Columns:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from dynaplan.cli import status
@@ -26,7 +27,7 @@ def row(of: Worker, usually_s: float | None = None, load: WorkerLoad | None = No
 
 
 def state_shown(of: dict[str, Any]) -> str:
-    _, line = status.table([of]).splitlines()
+    _, line = click.unstyle(status.table([of])).splitlines()
     return line.removeprefix(f"{of['worker']}  {of['role']}").strip().partition("   ")[0].partition("  -")[0]
 
 
@@ -86,3 +87,22 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
         "the fleet plugin (pid 7) has not answered for 40 s",
         "the planner ns_Planner (pid 7) has ended",
     ]
+
+
+def test_a_narrow_screen_does_without_the_usual_time_first_and_then_without_columns() -> None:
+    loading = row(replace(worker("VllmWorker", STARTING), since_s=100.0), 41.2)
+    whole = click.unstyle(status.table([loading]))
+    wide = click.unstyle(status.table([loading], 200))
+    narrow = click.unstyle(status.table([loading], len(whole.splitlines()[1]) - 1))
+    assert wide == whole
+    assert "usually" not in narrow
+    assert narrow.splitlines()[0].split() == list(status.COLUMNS)
+    narrower = click.unstyle(status.table([loading], 60))
+    assert "PID" not in narrower.splitlines()[0]
+    assert "--json" in narrower
+    assert max(map(len, narrower.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("state", "colour"), [(READY, "green"), (DRAINING, "yellow")])
+def test_a_state_has_its_colour(state: Any, colour: str) -> None:
+    assert click.style(state.value, fg=colour) in status.table([row(worker("VllmWorker", state))])
