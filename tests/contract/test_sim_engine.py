@@ -159,6 +159,21 @@ async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
     assert worker.engine.load().kv_active_blocks == 0
 
 
+async def test_a_hand_off_whose_client_has_left_is_let_go(start_worker: StartWorker) -> None:
+    prefill = await start_worker(speedup_ratio=0)
+    assert prefill.engine.awaits_release
+    for request_id in ("r1", "r2", "r1"):  # r1 was delivered twice
+        await prefilled(prefill, RemotePrefillRequest(request_id, body={"prompt": "x" * 400}))
+    assert held_prompts(prefill) == 3
+    prefill.engine.release("r")
+    assert held_prompts(prefill) == 3
+    prefill.engine.release("r1")
+    assert held_prompts(prefill) == 1
+    prefill.engine.release("r2")
+    prefill.engine.release("r2")
+    assert held_prompts(prefill) == prefill.engine.load().kv_active_blocks == 0
+
+
 async def test_a_client_that_leaves_the_queue_frees_its_place(start_worker: StartWorker) -> None:
     worker = await start_worker(max_num_seqs=1, handler_cancellation=False)
     body = {"prompt": "hi", "max_tokens": 10_000}

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
+from dynaplan.domain.documents import shown
 from dynaplan.domain.errors import UserError
 
 INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
@@ -31,6 +32,9 @@ LEAST_NATURAL_TOKENS = 48
 
 NATURAL_SPREAD_TOKENS = 64
 """The number of lengths, from the fewest on, among which the prompt chooses."""
+
+MOST_STOPS = 64
+"""Texts in ``stop``; OpenAI takes 4, vLLM any number."""
 
 DONE = b"data: [DONE]\n\n"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -48,7 +52,11 @@ class RemoteKv:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One OpenAI request, checked. ``ends_with`` is the answer's finish reason."""
+    """One OpenAI request, checked. ``ends_with`` is the answer's finish reason.
+
+    ``stop`` are the texts at which the answer ends, which ``is_stop_included`` leaves in it; none is looked
+    for in the first ``min_tokens``. ``characters`` is the length of an answer that ends so, else None.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -58,6 +66,10 @@ class CompletionRequest:
     is_stream: bool = False
     is_usage_included: bool = False
     remote_kv: RemoteKv | None = None
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    is_stop_included: bool = False
+    characters: int | None = None
 
 
 def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int) -> CompletionRequest:
@@ -83,6 +95,9 @@ def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int
         is_stream=body.get("stream") is True,
         is_usage_included=isinstance(options, Mapping) and options.get("include_usage") is True,
         remote_kv=_remote_kv(body.get("kv_transfer_params")),
+        stop=_stop(body.get("stop")),
+        min_tokens=_token_count(body, "min_tokens", 0) or 0,
+        is_stop_included=body.get("include_stop_str_in_output") is True,
     )
 
 
@@ -100,6 +115,17 @@ def _answer_tokens(body: Mapping[str, Any], prompt: Sequence[int], room: int) ->
     natural = LEAST_NATURAL_TOKENS + hash(prompt) % NATURAL_SPREAD_TOKENS
     natural = max(natural, _token_count(body, "min_tokens", 0) or 0)
     return (natural, "stop") if natural <= room else (room, "length")
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    """Read the texts at which the answer ends: none, one, or a list."""
+    texts = [] if value is None else [value] if isinstance(value, str) else value
+    is_list = isinstance(texts, list) and len(texts) <= MOST_STOPS
+    if not is_list or not all(isinstance(text, str) and text for text in texts):
+        raise UserError(
+            f"'stop' is {shown(value)}: expected a text, or at most {MOST_STOPS} in a list, none empty"
+        )
+    return tuple(texts)
 
 
 def _token_count(body: Mapping[str, Any], key: str, least: int) -> int | None:
@@ -121,6 +147,11 @@ def _remote_kv(params: object) -> RemoteKv | None:
     return RemoteKv(str(host), port, str(request_id), tokens if type(tokens) is int else 0)
 
 
+def answer_offset(prompt: tuple[int, ...]) -> int:
+    """Choose the token of the filler with which the answer to a prompt begins."""
+    return hash(prompt) % FILLER_TOKENS
+
+
 class AnswerText:
     """The text of every answer in pieces, JSON-encoded without their quotes."""
 
@@ -134,6 +165,30 @@ class AnswerText:
             words.append(vocabulary[int(next(numbers) * len(vocabulary))])
             length += len(words[-1]) + 1
         self._filler = _pieces(" ".join(words))[:FILLER_TOKENS]
+
+    def stopped(self, asked: CompletionRequest) -> CompletionRequest:
+        """Return the request as it is to be answered: no further than to the first of its stop texts.
+
+        As in vLLM, stop texts are looked for after each token, in their order: one may begin in a token and
+        end in another, its tokens are computed and counted, and the text ends before it.
+        """
+        if not asked.stop:
+            return asked
+        text = b"".join(self.pieces(answer_offset(asked.prompt), 0, asked.max_tokens)).decode()
+        found = [each for stop in asked.stop if (each := self._first(text, stop, asked.min_tokens))]
+        if not found:
+            return asked
+        tokens, begin, end = min(found, key=lambda each: each[0])
+        characters = end if asked.is_stop_included else begin
+        return replace(asked, max_tokens=tokens, ends_with="stop", characters=characters)
+
+    @staticmethod
+    def _first(text: str, stop: str, min_tokens: int) -> tuple[int, int, int] | None:
+        """Find a stop text that ends behind the first tokens; return the tokens with it, and its place."""
+        earliest_end = min_tokens * BYTES_PER_TOKEN + 1
+        begin = text.find(stop, max(0, earliest_end - len(stop)))
+        end = begin + len(stop)
+        return None if begin < 0 else (-(-end // BYTES_PER_TOKEN), begin, end)
 
     def pieces(self, offset: int, start: int, stop: int) -> list[bytes]:
         """Return the tokens ``start`` to ``stop`` - 1 of the answer whose filler begins at ``offset``."""
@@ -163,7 +218,7 @@ class Rendering:
     def __init__(self, asked: CompletionRequest, text: AnswerText, number: str) -> None:
         self._asked = asked
         self._text = text
-        self._offset = hash(asked.prompt) % FILLER_TOKENS
+        self._offset = answer_offset(asked.prompt)
         created_s = int(time.time())  # the API's only wall-clock value
         prefix, kind = ("chatcmpl", "chat.completion") if asked.is_chat else ("cmpl", "text_completion")
         if asked.is_chat and asked.is_stream:
@@ -182,7 +237,7 @@ class Rendering:
         first = self._head
         if start == 0 and self._asked.is_chat:
             first = first.replace(b'"delta":{', b'"delta":{"role":"assistant",')
-        pieces = self._text.pieces(self._offset, start, stop)
+        pieces = self._pieces(start, stop)
         return first + (self._tail + self._head).join(pieces) + (self._last_tail if is_last else self._tail)
 
     def ending(self, emitted: int, cached: int) -> bytes:
@@ -193,13 +248,22 @@ class Rendering:
 
     def document(self, emitted: int, cached: int) -> bytes:
         """Render the whole answer as one JSON document."""
-        content = b'"%b"' % b"".join(self._text.pieces(self._offset, 0, emitted))
+        content = b'"%b"' % b"".join(self._pieces(0, emitted))
         if self._asked.is_chat:
             inner = b'"message":{"role":"assistant","content":%b}' % content
         else:
             inner = b'"text":%b' % content
         end, usage = _finish(self._asked.ends_with), self._usage(emitted, cached)
         return b'%b{"index":0,%b%b}],"usage":%b}' % (self._start, inner, end, usage)
+
+    def _pieces(self, start: int, stop: int) -> list[bytes]:
+        """Return the tokens' texts; those behind the end of the text are empty."""
+        pieces, most = self._text.pieces(self._offset, start, stop), self._asked.characters
+        if most is None:
+            return pieces
+        return [
+            piece[: max(0, most - number * BYTES_PER_TOKEN)] for number, piece in enumerate(pieces, start)
+        ]
 
     def _usage(self, emitted: int, cached: int) -> bytes:
         prompt = len(self._asked.prompt)

@@ -129,11 +129,12 @@ class SimEngine:
 
     @property
     def awaits_release(self) -> bool:
-        """False: a decode worker takes a hand-off here, so its end is seen."""
-        return False
+        """True: a decode worker takes a hand-off here, unless its client has left before."""
+        return True
 
     def release(self, request_id: str) -> None:
-        """Do nothing: taking a hand-off has released it."""
+        """Let go of that request's hand-off, which was not taken."""
+        self._held.release(request_id)
 
     def abandon(self) -> None:
         """Let go of every computed prompt."""
@@ -239,7 +240,7 @@ class SimEngine:
 
     async def _complete(self, http: web.Request, *, is_chat: bool) -> web.StreamResponse:
         try:
-            asked = self._read(json.loads(await http.read()), is_chat=is_chat)
+            asked = self._text.stopped(self._read(json.loads(await http.read()), is_chat=is_chat))
         except UserError as error:
             return _error(str(error), 400)
         except ValueError as error:

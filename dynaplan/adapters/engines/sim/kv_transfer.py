@@ -68,6 +68,11 @@ class HeldPrompts:
             self.holds.release(hand_off_id)
         return response
 
+    def release(self, request_id: str) -> None:
+        """Free the prompts that were computed for that request, but those that are being taken."""
+        for hand_off_id in [each for each in self._tokens if each.rpartition(".")[0] == request_id]:
+            self.holds.release(hand_off_id)
+
     def _free(self, hand_off_id: str) -> None:
         self._tokens.pop(hand_off_id, None)
         self._release(hand_off_id)
