@@ -69,7 +69,7 @@ class HeldPrompts:
         return response
 
     def release(self, request_id: str) -> None:
-        """Free the prompts that were computed for that request, but those that are being taken."""
+        """Free the prompts that were computed for that request; one that is being taken stays."""
         for hand_off_id in [each for each in self._tokens if each.rpartition(".")[0] == request_id]:
             self.holds.release(hand_off_id)
 
