@@ -238,8 +238,7 @@ class RunningEngine(Protocol):
     async def stop(self) -> None:
         """Let go of everything; return when held hand-offs have been taken or have expired.
 
-        Cancelled, it waits for nothing more and kills what is left. It may be called before ``start`` has
-        returned, and again.
+        Cancelled, it kills what is left. It may be called before ``start`` has returned, and again.
         """
         ...
 
@@ -276,6 +275,10 @@ class AnsweringEngine(Protocol):
         """Count its requests now, running and waiting; raises TemporaryError when it cannot be asked."""
         ...
 
+    async def wake(self) -> str:
+        """Wake an engine that sleeps; return the reason why it cannot be woken, or empty."""
+        ...
+
 
 class PrefillingEngine(Protocol):
     """The side of an engine that computes prompts for other workers."""
@@ -288,8 +291,7 @@ class PrefillingEngine(Protocol):
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
         """Compute the prompt's KV entries; return when that is done.
 
-        Calls ``hand_over`` once, as soon as a decode worker may begin: after the computation, or before it
-        where both engines must work at the same time.
+        Calls ``hand_over`` once, as soon as a decode worker may begin: where both must work at once, before.
         """
         ...
 
@@ -303,10 +305,9 @@ class PrefillingEngine(Protocol):
 
 
 class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, Protocol):
-    """One inference engine, in the worker's process or as its child.
+    """One inference engine; every engine has every method, so that a forgotten one is a type error.
 
-    Every engine has every method, so that a misspelt or a forgotten one is a type error where the engine is
-    made. A user of one side names that side's port only.
+    A user of one side names that side's port only.
     """
 
 

@@ -14,7 +14,7 @@ from dynaplan.domain.errors import DynaplanError, UserError, nearest
 from dynaplan.foundation import screen
 
 COMMANDS = (
-    *("serve", "planner", "status", "scale", "release", "why", "logs", "stop"),
+    *("serve", "planner", "status", "scale", "release", "wake", "why", "logs", "stop"),
     *("simulate", "replay", "profile-sla", "pull"),
 )
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""

@@ -115,7 +115,7 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits
         "worker": worker.name,
         "component": worker.component,
         "role": worker.role.value,
-        "state": worker.state.value,
+        "state": "asleep" if load and load.is_asleep else worker.state.value,
         "loading_s": round(time.monotonic() - worker.since_s, 3) if is_loading else None,
         "usually_s": usually_s if is_loading else None,
         "gpus": list(worker.gpus),

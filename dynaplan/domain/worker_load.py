@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.domain.documents import number_field, object_field
+from dynaplan.domain.documents import flag_field, number_field, object_field
 
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """The load of one worker at one moment.
+    """The load of one worker at one moment; an engine that ``is_asleep`` takes no request.
 
     ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1; the rest are counts. The wire
     form is the nested ``worker_stats``/``kv_stats`` JSON of Dynamo 0.3.2; the flat form of 0.2.0 is read too.
@@ -24,6 +24,7 @@ class WorkerLoad:
     kv_total_blocks: int = 0
     kv_usage: float = 0.0
     prefix_hit_rate: float = 0.0
+    is_asleep: bool = False
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """Return the nested JSON of ``/load_metrics``."""
@@ -32,6 +33,7 @@ class WorkerLoad:
                 "request_active_slots": self.running_requests,
                 "request_total_slots": self.request_slots,
                 "num_requests_waiting": self.waiting_requests,
+                **({"is_asleep": True} if self.is_asleep else {}),
             },
             "kv_stats": {
                 "kv_active_blocks": self.kv_active_blocks,
@@ -58,4 +60,5 @@ class WorkerLoad:
             kv_total_blocks=int(number("kv_total_blocks")),
             kv_usage=number("gpu_cache_usage_perc"),
             prefix_hit_rate=number("gpu_prefix_cache_hit_rate"),
+            is_asleep=flag_field(flat, "is_asleep", False),
         )

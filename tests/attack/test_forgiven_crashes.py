@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
-from dynaplan.domain.crashes import forgiven_instances, forgiven_prefix
+from dynaplan.domain.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from tests.attack.test_poison import COMPLETIONS, POISON, Hospital, MortalWorker
 from tests.fakes.frontend_runtime import Stage, stage
@@ -41,8 +41,8 @@ class Ward(Hospital):
             self.crashes += 1
             self.ledger.note({"w": before}, {"w": self.patient})
             await self._here.store.delete(self._keys.pop(self.workers[-1]))
-        keys = [item.key for item in await self._here.store.list(forgiven_prefix("ns"))]
-        forgiven = self.ledger.forgiven({"w": self.patient}, forgiven_instances("ns", keys), now_s)
+        keys = [item.key for item in await self._here.store.list(FORGIVEN_CRASHES.prefix("ns"))]
+        forgiven = self.ledger.forgiven({"w": self.patient}, FORGIVEN_CRASHES.instances("ns", keys), now_s)
         self.patient = forgiven.get("w", self.patient)
 
     async def _start(self, starting: Worker) -> None:

@@ -115,9 +115,11 @@ async def test_what_ends_or_halts_an_engine_does_not_reach_it(name: str, fields:
         worker = await engine(here, name)
         status, text = await here.post(COMPLETIONS, **fields)
         error = json.loads(text)["error"]
-        assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_field")
-        assert error["param"] in fields
-        assert repr(error["param"]) in error["message"]
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        if "The fields beside the prompt take more than" not in error["message"]:
+            assert error["code"] == "invalid_field"
+            assert error["param"] in fields
+            assert repr(error["param"]) in error["message"]
         assert len(error["message"]) < 500
         assert not worker.bodies
 

@@ -13,10 +13,14 @@ What it copies of vLLM 0.32, each seen on the real one:
   one with ``do_remote_prefill`` computes no prompt token (``prompt_tokens_by_source_total``)
 - SIGTERM: with ``--shutdown-timeout`` streams end whole, new requests get a 500, the port stays open; without
   it streams end with ``finish_reason: "abort"`` and ``[DONE]``, HTTP 200
+- with ``VLLM_SERVER_DEV_MODE=1``, by vLLM's documentation and its own tests, not seen on the real one:
+  ``/sleep?level=1|2``, ``/wake_up``, ``/pause``, ``/resume``, ``/is_paused``; while it sleeps or is paused,
+  requests wait without showing in its metrics, and only sleep shows in ``vllm:engine_sleep_state``
 - it has a child (the EngineCore), which lives on when only the server is killed
 
 What is its own: ``--fake-token-s`` (seconds per token), ``--fake-slots`` (requests at once, the others
-wait), ``--fake-start-s``, ``--fake-core-s`` (how long the child lives at most), ``--fake-ignores-sigterm``,
+wait), ``--fake-start-s``, ``--fake-wake-s``, ``--fake-core-s`` (how long the child lives at most),
+``--fake-ignores-sigterm``,
 ``--fake-dies-at-start TEXT`` (prints it, ends with 1), ``--fake-kept-port N`` (the first N starts, counted
 in the file ``--fake-counter``, find their port taken), and ``POST /fake/{hang|go-on|die|fail|refuse}``:
 tokens stop coming while everything else answers; they come again; exit code 3; every answer is a 500; every
@@ -76,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fake-ignores-sigterm", action="store_true")
     parser.add_argument("--fake-dies-at-start", default="")
     parser.add_argument("--fake-kept-port", type=int, default=0)
+    parser.add_argument("--fake-wake-s", type=float, default=0.1)
     parser.add_argument("--fake-counter", type=Path)
     options, others = parser.parse_known_args()
     if "--no-such-flag" in others:
@@ -148,6 +153,10 @@ class Server:
         self.is_aborting = False
         self.goes_on = asyncio.Event()
         self.goes_on.set()
+        self.sleep_level = -1
+        self.is_paused = False
+        self.awake = asyncio.Event()
+        self.awake.set()
         self.idle = asyncio.Event()
         self.idle.set()
         self.end = asyncio.Event()
@@ -199,10 +208,35 @@ class Server:
                 return await http.answer(200, self.environment())
             case "POST", "/v1/completions" | "/v1/chat/completions":
                 return await self.unless_client_leaves(self.complete(http), reader)
+        if os.environ.get("VLLM_SERVER_DEV_MODE") == "1" and await self.has_slept(http):
+            return None
         if http.method == "POST" and http.path.startswith("/fake/"):
             self.set_mode(http.path.removeprefix("/fake/"))
             return await http.answer(200)
         return await http.answer(404, {"detail": "Not Found"})
+
+    async def has_slept(self, http: Request) -> bool:
+        """The paths of vLLM's development mode: sleep, pause, and their ends."""
+        path, _, query = http.path.partition("?")
+        match http.method, path:
+            case "POST", "/sleep":
+                self.sleep_level = int(query.removeprefix("level=") or 1)
+            case "POST", "/wake_up":
+                await asyncio.sleep(self.options.fake_wake_s)
+                self.sleep_level = -1
+            case "POST", "/pause" | "/resume":
+                self.is_paused = path == "/pause"
+            case "GET", "/is_paused":
+                await http.answer(200, {"is_paused": self.is_paused})
+                return True
+            case _:
+                return False
+        if self.is_paused or self.sleep_level >= 0:
+            self.awake.clear()
+        else:
+            self.awake.set()
+        await http.answer(200)
+        return True
 
     async def unless_client_leaves(self, answer: Any, reader: StreamReader) -> None:
         """A request whose client closes its connection ends, as vLLM's does."""
@@ -250,6 +284,10 @@ class Server:
             lines += [f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {float(tokens)}']
         for reason, count in {"length": self.finished, "abort": self.aborted}.items():
             lines += [f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {float(count)}']
+        states = ("awake", "weights_offloaded", "discard_all")
+        for level, state in enumerate(states):
+            value = float(max(self.sleep_level, 0) == level)
+            lines += [f'vllm:engine_sleep_state{{{labels},sleep_state="{state}"}} {value}']
         size = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{TOTAL_BLOCKS}"'
         lines += [f'vllm:cache_config_info{{{size},kv_cache_size_tokens="6400",engine="0"}} 1.0']
         return "\n".join(lines) + "\n"
@@ -264,6 +302,7 @@ class Server:
         elif self.mode == "fail" or self.is_draining:
             await http.error(500, "cannot schedule new futures after shutdown", "InternalServerError")
         else:
+            await self.awake.wait()
             async with self.slot(body):
                 await (self.stream if body.get("stream") else self.answer)(http)
 

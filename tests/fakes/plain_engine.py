@@ -40,6 +40,9 @@ class PlainEngine:
     async def requests(self) -> int:
         return 0
 
+    async def wake(self) -> str:
+        return ""
+
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None: ...
 
     def release(self, request_id: str) -> None: ...

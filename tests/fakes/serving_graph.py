@@ -60,6 +60,9 @@ class ServingEngine:
             raise TemporaryError("it does not tell")
         return self._requests
 
+    async def wake(self) -> str:
+        return ""
+
     def load(self) -> WorkerLoad:
         return WorkerLoad(running_requests=self._requests)
 

@@ -20,6 +20,7 @@ from dynaplan.adapters.engines.common.kinds import (
     EngineKind,
     LaunchLine,
     Options,
+    Waking,
     check_common,
     command_words,
     drain_deadline_s,
@@ -57,6 +58,7 @@ SIGNALS = SignalNames(
         ("vllm:prompt_tokens_total",),
         ("vllm:iteration_tokens_total_count",),  # moves with every step, so in a long chunked prefill too
     ),
+    sleep_state=("vllm:engine_sleep_state",),
     samples=(
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -250,6 +252,12 @@ KIND = EngineKind(
     ports_needed=ports_needed,
     parts=("VLLM::", "multiprocessing.spawn"),  # the engine's core: its server outlives it by some 5 s
     term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
+    wake=Waking(
+        "/wake_up",
+        "/resume",
+        "/is_paused",
+        'Set ServiceArgs.envs: {VLLM_SERVER_DEV_MODE: "1"} for the worker, or wake vLLM yourself.',
+    ),
 )
 
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from dynaplan.domain.crashes import forgiven_key
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
+from dynaplan.domain.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.store import Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
@@ -62,7 +62,7 @@ class ForgivenCrashes:
     async def _is_told(self, dead: frozenset[int]) -> bool:
         try:
             lease = await self._leases.grant(TOLD_FOR_S)
-            puts = {forgiven_key(self._namespace, instance_id): "" for instance_id in dead}
+            puts = {FORGIVEN_CRASHES.key(self._namespace, instance_id): "" for instance_id in dead}
             return await self._store.commit(Transaction(puts=puts, lease=lease))
         except (StoreUnavailable, PermanentError) as error:
             log.debug("forgiven crashes not told: %s", error)

@@ -35,6 +35,7 @@ from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.prefix_watch import follow_prefix
 from dynaplan.serving.routing.reservation import Reservations
+from dynaplan.serving.routing.sleepers import Sleepers
 from dynaplan.serving.routing.worker_router import WorkerRouter
 
 if TYPE_CHECKING:
@@ -84,13 +85,10 @@ class FrontendServer:
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared)
         self._upstream = Upstream(runtime.worker_token)
         self._background = BackgroundTasks()
-        self._router = WorkerRouter(
-            runtime.discovery,
-            settings.decode_component,
-            settings.router,
-            settings.overlap_weight,
-            is_coming=lambda: self.is_worker_coming,
+        self._sleepers = Sleepers(
+            runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
+        self._router = self._new_router()
         self.prefill = RemotePrefill(
             settings.disaggregation,
             runtime.discovery,
@@ -148,10 +146,23 @@ class FrontendServer:
         self._runtime.spawn(
             follow_prefix(store, fleet_key(self._runtime.namespace), self._read_fleet), "follow fleet"
         )
+        self._runtime.spawn(
+            follow_prefix(store, self._sleepers.prefix, self._sleepers.follow), "follow sleepers"
+        )
         if self._settings.disaggregation.is_on:
             follow = follow_prefix(store, self.prefill.live_prefix, self.prefill.configure)
             self._runtime.spawn(follow, "follow disaggregation settings")
             self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
+
+    def _new_router(self) -> WorkerRouter:
+        return WorkerRouter(
+            self._runtime.discovery,
+            self._settings.decode_component,
+            self._settings.router,
+            self._settings.overlap_weight,
+            is_coming=lambda: self.is_worker_coming,
+            sleepers=self._sleepers,
+        )
 
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel."""

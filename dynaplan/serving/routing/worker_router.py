@@ -19,6 +19,7 @@ from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
+from dynaplan.serving.routing.sleepers import Sleepers
 
 AVOID_S = 0.25
 """Time for which a worker that refused or died gets no request; after that it is tried again."""
@@ -55,6 +56,7 @@ class WorkerRouter:
         mode: str,
         overlap_weight: float = 1.0,
         is_coming: Callable[[], bool] = lambda: False,
+        sleepers: Sleepers | None = None,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -62,6 +64,9 @@ class WorkerRouter:
         self._is_prefix_aware = mode == "kv"
         self._overlap_weight = overlap_weight
         self._is_coming = is_coming
+        self._sleepers = sleepers
+        if sleepers:
+            sleepers.changed = self._wake_waiting
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         self._index = PrefixIndex()
@@ -82,16 +87,28 @@ class WorkerRouter:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
         Waiting is worth it when a worker is starting, was there in the last ``REMEMBER_S``, or is avoided
-        only for a moment. Raises ApiError (503) when none is expected, or none has come.
+        only for a moment. Where all sleep, one is woken. Raises ApiError (503) when none is expected, or
+        none has come.
         """
         while True:
             booking = self._book_now(call)
             if booking:
                 return booking
             now_s = self._loop.time()
+            self._wake_a_sleeper(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s):
                 raise no_worker(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
+
+    def _wake_a_sleeper(self, *, is_late: bool) -> None:
+        """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
+        sleepers, instances = self._sleepers, self.instances
+        if not sleepers or not instances or not all(each in sleepers for each in instances):
+            return
+        reason = sleepers.wake_one(instances)
+        if reason or is_late:
+            why = f"cannot be woken. {reason}" if reason else "was not awake in time. Try again."
+            raise no_worker(f"Every {self._component} is asleep, and {why}")
 
     def leaving(self, instance_id: int) -> int:
         """Choose this instance no more; return the number of this frontend's requests in flight there.
@@ -113,7 +130,12 @@ class WorkerRouter:
         if not instances:
             return None
         now_s = self._loop.time()
-        usable = [instance for instance in instances if self._book_of(instance).avoid_until_s <= now_s]
+        asleep = self._sleepers or ()
+        usable = [
+            instance
+            for instance in instances
+            if self._book_of(instance).avoid_until_s <= now_s and instance not in asleep
+        ]
         if not usable:
             return None
         if self._is_prefix_aware:
@@ -162,9 +184,12 @@ class WorkerRouter:
 
     def _next_chance_s(self, now_s: float) -> float:
         """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""
-        return min(
-            (self._book_of(instance).avoid_until_s for instance in self.instances), default=now_s + 1.0
+        asleep = self._sleepers or ()
+        chances_s = (
+            now_s + 1.0 if instance in asleep else self._book_of(instance).avoid_until_s
+            for instance in self.instances
         )
+        return min(chances_s, default=now_s + 1.0)
 
     async def _wait_for_change(self, timeout_s: float) -> None:
         await asyncio.wait((self._changed,), timeout=max(timeout_s, 0.001))
@@ -181,5 +206,9 @@ class WorkerRouter:
         self._books = {
             identity: book for identity, book in self._books.items() if identity in known or book.in_flight
         }
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Let every waiting request look again."""
         self._changed.set_result(None)
         self._changed = self._loop.create_future()

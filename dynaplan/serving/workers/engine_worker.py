@@ -10,6 +10,7 @@ from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.settings.worker import WorkerSettings, engine_of
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
+from dynaplan.serving.workers.sleeping import SleepNotice
 
 if TYPE_CHECKING:
     from dynaplan.ports import Engine
@@ -98,4 +99,5 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)
     runtime.spawn(engine.died(), "engine")
+    runtime.spawn(SleepNotice(runtime, engine).run(), "sleep")
     return engine

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from dynaplan.domain.crashes import forgiven_instances, forgiven_prefix
 from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.domain.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.store import KeyValue, Snapshot, Transaction, values_after
 from dynaplan.foundation.tasks import BackgroundTasks
@@ -67,7 +67,7 @@ class StoreLink:
     @property
     def forgiven(self) -> frozenset[int]:
         """The instances whose crashes requests have caused, as frontends say."""
-        return forgiven_instances(self._namespace, self._forgiven)
+        return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven)
 
     @property
     def planner_keys(self) -> dict[str, str] | None:
@@ -145,7 +145,7 @@ class StoreLink:
             self._wake.set()
 
     async def _follow_forgiven(self) -> None:
-        async for event in self._store.watch(forgiven_prefix(self._namespace)):
+        async for event in self._store.watch(FORGIVEN_CRASHES.prefix(self._namespace)):
             self._forgiven = values_after(self._forgiven, event)
             self._wake.set()
 

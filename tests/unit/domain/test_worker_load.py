@@ -23,3 +23,9 @@ def test_a_field_that_is_missing_is_0() -> None:
 def test_a_field_that_is_no_number_is_a_value_error() -> None:
     with pytest.raises(ValueError):
         WorkerLoad.from_json({"worker_stats": {"request_active_slots": "many"}})
+
+
+def test_sleep_travels_only_where_there_is_some() -> None:
+    awake, asleep = WorkerLoad(), WorkerLoad(is_asleep=True)
+    assert "is_asleep" not in awake.to_json()["worker_stats"]
+    assert WorkerLoad.from_json(asleep.to_json()) == asleep

@@ -19,6 +19,7 @@ TESTED_ELSEWHERE = {
     "e2e/test_profile_sla.py": ["cli/profile_sla"],
     "e2e/test_scaling.py": ["cli/scale", "cli/why"],
     "e2e/test_shutdown.py": ["cli/serve", "cli/stop"],
+    "e2e/test_sleep.py": ["cli/wake"],
     "integration/test_frontend.py": [
         "serving/frontend/admission",
         "serving/frontend/answering",

@@ -57,6 +57,20 @@ class Prefilling:
 
 
 @dataclass(frozen=True)
+class Waking:
+    """The paths by which a sleeping engine is woken and a paused one goes on; both are posted to.
+
+    ``paused_path`` answers a GET with ``{"is_paused": true}``. An engine that lacks a path (404) says by
+    ``hint`` what its server needs.
+    """
+
+    wake_path: str
+    resume_path: str
+    paused_path: str
+    hint: str
+
+
+@dataclass(frozen=True)
 class EngineKind:
     """One engine that runs as a server of its own.
 
@@ -77,6 +91,7 @@ class EngineKind:
     - ``tells_requests``: its count of running and waiting requests can be relied upon when it drains
     - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen, so
       that ``served-model-name`` is known to dynaplan only
+    - ``wake``: how to wake it, for an engine that can sleep
     - ``needs_hand_off(options, context)``: it takes only requests whose prompt was prefilled elsewhere
     """
 
@@ -98,6 +113,7 @@ class EngineKind:
     tells_requests: bool = True
     takes_any_name: bool = False
     measures_memory: bool = True
+    wake: Waking | None = None
     needs_hand_off: Callable[[Options, EngineContext], bool] = lambda options, context: False
 
 

@@ -82,6 +82,18 @@ class ServerClient:
             raise PermanentError(message)
         raise TemporaryError(message)
 
+    async def command(self, path: str, timeout_s: float) -> int:
+        """Post without a body; return the status. Raises TemporaryError without an answer."""
+        import aiohttp
+
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._open().post(self.url + path, timeout=timeout) as response:
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TemporaryError(f"{path} of the engine: {_words(error)}") from error
+        return response.status
+
     async def close(self) -> None:
         """Close the connections."""
         session, self._session = self._session, None

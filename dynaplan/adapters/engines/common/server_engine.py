@@ -15,6 +15,7 @@ from dynaplan.adapters.engines.common.holds import Holds
 from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, EngineKind, LaunchLine, Options, real_gpus
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
+from dynaplan.adapters.engines.common.sleep import Sleep
 from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.port_leases import PortLease, lease_ports
@@ -52,6 +53,7 @@ class ServerEngine:
         self._holds = Holds()
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
+        self._sleep = Sleep(kind.wake, self._client)
         hang_timeout_s = WorkerSettings.from_options(options).hang_timeout_s
         self._watch = EngineWatch(
             self._read,
@@ -117,6 +119,12 @@ class ServerEngine:
             raise TemporaryError(f"{self._kind.name} does not tell how many requests it has at this moment")
         return await self._watch.requests()
 
+    async def wake(self) -> str:
+        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.ports.AnsweringEngine``."""
+        reason = await self._sleep.wake(self._watch.signals)
+        await self._watch.poll()
+        return reason
+
     def metrics(self) -> Mapping[str, float]:
         """The engine's own samples, and the hand-offs that wait to be taken."""
         holds = {
@@ -160,6 +168,8 @@ class ServerEngine:
                 self._holds.release(request.request_id)
                 raise
 
+        if self._watch.signals.is_asleep:
+            await self.wake()
         await prefilling.run(request, hand_over_and_hold, self._ask, self._lease.ports)
 
     @property
@@ -245,7 +255,8 @@ class ServerEngine:
 
     async def _read(self) -> Signals:
         kind = self._kind
-        return read_signals(await self._client.text(kind.metrics_path, kind.metrics_timeout_s), kind.signals)
+        text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
+        return await self._sleep.added_to(read_signals(text, kind.signals))
 
     async def _ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         """Ask it, with its own name for the model in place of the client's."""

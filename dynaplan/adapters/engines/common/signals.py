@@ -24,7 +24,8 @@ class SignalNames:
     ``info_block_tokens``. ``prefix_hits`` and ``prefix_queries`` are tokens since the start,
     ``prefix_hit_rate`` is a gauge from 0 to 1. At least one ``progress`` counter moves with every step of a
     busy engine; each has its own names over versions. ``samples`` are passed on as they are, summed over
-    label sets.
+    label sets. ``sleep_state`` is a gauge with a label of that name; the one of ``awake`` is 0 while the
+    engine sleeps, the one of ``discard_all`` is 1 while it sleeps without its weights.
     """
 
     running: Names
@@ -42,6 +43,7 @@ class SignalNames:
     prefix_hit_rate: Names = ()
     progress: tuple[Names, ...] = ()
     samples: Names = ()
+    sleep_state: Names = ()
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -49,6 +51,7 @@ class SignalNames:
         single = (
             *(self.running, self.waiting, self.waiting_besides, self.kv_usage, self.kv_active, self.kv_total),
             *(self.kv_info, self.prefix_hits, self.prefix_queries, self.prefix_hit_rate, self.samples),
+            self.sleep_state,
         )
         return frozenset(name for names in (*single, *self.progress) for name in names)
 
@@ -61,7 +64,8 @@ class Signals:
     the size of a block, 0 when it is unknown. ``progress`` differs between two readings if the engine has
     done anything; it is empty if the engine has no progress counter. ``samples`` are for ``/metrics``, by
     the engine's own names. ``missing`` are the signals that the text lacks, each as
-    ``signal (names that were tried)``.
+    ``signal (names that were tried)``. Nothing moves in an engine that ``is_asleep``; one without weights
+    would answer nonsense when it is awake.
     """
 
     running: int = 0
@@ -74,6 +78,8 @@ class Signals:
     progress: tuple[float, ...] = ()
     samples: Mapping[str, float] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    is_asleep: bool = False
+    has_weights: bool = True
 
     def load(self, request_slots: int = 0) -> WorkerLoad:
         """Convert to the wire format of ``/load_metrics``."""
@@ -85,6 +91,7 @@ class Signals:
             kv_total_blocks=self.kv_total,
             kv_usage=self.kv_usage,
             prefix_hit_rate=self.prefix_hit_rate,
+            is_asleep=self.is_asleep,
         )
 
 
@@ -108,6 +115,7 @@ def read_signals(text: str, names: SignalNames) -> Signals:
     blocks, block_tokens = _cache_size(first("kv_info", names.kv_info), names)
     kv_total = int(_sum(first("kv_total", names.kv_total))) or blocks
     kv_active = int(_sum(first("kv_active", names.kv_active))) or round(kv_usage * kv_total)
+    states = [sample for name in names.sleep_state for sample in found.get(name, ())]
     besides = sum(_sum(found.get(name, ())) for name in names.waiting_besides)
     return Signals(
         running=int(_sum(first("running", names.running))),
@@ -124,6 +132,8 @@ def read_signals(text: str, names: SignalNames) -> Signals:
         progress=tuple(_sum(each) for tried in names.progress if (each := first("progress", tried))),
         samples={name: _sum(found[name]) for name in names.samples if name in found},
         missing=tuple(missing),
+        is_asleep=any(_says(sample, "awake", 0) for sample in states),
+        has_weights=not any(_says(sample, "discard_all", 1) for sample in states),
     )
 
 
@@ -148,6 +158,11 @@ def _samples(text: str, wanted: frozenset[str]) -> dict[str, list[Labelled]]:
 
 def _values(samples: Iterable[Labelled]) -> Iterable[float]:
     return (value for _, value in samples)
+
+
+def _says(sample: Labelled, state: str, value: float) -> bool:
+    labels, found = sample
+    return labels.get("sleep_state") == state and found == value
 
 
 def _sum(samples: Iterable[Labelled]) -> float:

@@ -107,7 +107,8 @@ class EngineWatch:
         else:
             has_moved = signals.progress != self._judged_progress
             requests = signals.running + (0 if self._waits_for_others else signals.waiting)
-            is_well = requests == 0 or has_moved or not signals.progress  # no counter: it cannot be judged
+            is_idle = requests == 0 or signals.is_asleep
+            is_well = is_idle or has_moved or not signals.progress  # no counter: it cannot be judged
             self._judged_progress = signals.progress
         self._judge(is_well)
 

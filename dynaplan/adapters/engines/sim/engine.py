@@ -155,6 +155,10 @@ class SimEngine:
         load = self.load()
         return load.running_requests + load.waiting_requests
 
+    async def wake(self) -> str:
+        """Do nothing: it never sleeps."""
+        return ""
+
     def routes(self) -> Sequence[Route]:
         """The OpenAI API, and the hand-over of computed prompts to other workers."""
         return (

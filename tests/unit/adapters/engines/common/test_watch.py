@@ -213,3 +213,14 @@ async def test_a_signal_that_this_version_lacks_is_told_once(
         await watch.poll()
     assert len(caplog.messages) == 1
     assert "kv_usage (e:usage)" in caplog.messages[0]
+
+
+async def test_an_engine_that_sleeps_is_not_hung_whatever_requests_it_has(
+    engine: Engine, clock: ManualClock
+) -> None:
+    watch = EngineWatch(engine.read, clock, hang_timeout_s=5)
+    engine.signals = replace(BUSY, is_asleep=True)
+    assert not await pass_time(watch, clock, 60)
+    assert watch.load().is_asleep
+    engine.signals = BUSY
+    assert await pass_time(watch, clock, 7)
