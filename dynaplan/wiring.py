@@ -14,12 +14,14 @@ from dynaplan.domain.model_catalogue import CATALOGUE
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from dynaplan.core.engine.kv_memory import MemoryNeed
     from dynaplan.core.engine.timing import StepTiming
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.engine import EngineContext
     from dynaplan.domain.engine_api import EngineApi
     from dynaplan.domain.gpus import Gpu, GpuUse
     from dynaplan.domain.identity import ProcessIdentity
+    from dynaplan.domain.memory import BoxMemory
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.pulse import Heartbeats
     from dynaplan.domain.settings.forecasting import ForecastSettings
@@ -114,6 +116,20 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     return warnings
 
 
+def memory_need(name: str, options: Mapping[str, Any], gpus: float) -> MemoryNeed | None:
+    """Return the memory that one worker of this engine takes; None when its model's files do not tell it."""
+    from dynaplan.adapters.engines.common import memory_needs
+
+    return memory_needs.memory_need(name, options, gpus)
+
+
+def box_memory() -> BoxMemory:
+    """Return the memory of this box."""
+    from dynaplan.adapters.local import box_memory
+
+    return box_memory.box_memory()
+
+
 def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
     """The model as workers of this engine must be told it, and what clients may call it.
 
@@ -153,15 +169,10 @@ def is_pulled(name: str) -> bool:
 
 def _engine_module(name: str) -> Any:
     if name not in ENGINES:
-        raise ConfigError(f"engine is {name!r}, which is unknown", hint=_nearest_engine(name))
+        known, meant = f"expected one of: {', '.join(ENGINES)}", nearest(name, ENGINES)
+        hint = f"{meant} ({known})" if meant.startswith("Did") else known
+        raise ConfigError(f"engine is {name!r}, which is unknown", hint=hint)
     return import_module(f"dynaplan.adapters.engines.{ENGINES[name]}")
-
-
-def _nearest_engine(name: str) -> str:
-    """Which one was meant, and which ones there are."""
-    known = f"expected one of: {', '.join(ENGINES)}"
-    meant = nearest(name, ENGINES)
-    return f"{meant} ({known})" if meant.startswith("Did") else known
 
 
 def statefile_path(namespace: str) -> Path:
@@ -216,13 +227,9 @@ def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
 def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
     """Return the reader of these GPUs' memory in use, real or simulated; it may block, and never raises."""
     from dynaplan.adapters.local.claims import node_dir
-    from dynaplan.adapters.local.gpu_uses import NvmlUses, simulated_uses
-    from dynaplan.adapters.local.gpus import SIMULATED_UUID
+    from dynaplan.adapters.local.gpu_uses import uses_reader
 
-    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
-        return lambda: simulated_uses(gpus, node_dir(os.environ))
-    uses = NvmlUses()
-    return lambda: uses.of(gpus)
+    return uses_reader(gpus, node_dir(os.environ))
 
 
 def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:
@@ -239,20 +246,11 @@ def port_holder(port: int) -> str:
     return port_holders.port_holder(port)
 
 
-def deployments_of_machine() -> dict[int, str]:
-    """Return the deployments of all users that hold GPUs: pid of ``serve`` -> the deployment, in words."""
+def deployments_of_machine() -> dict[int, tuple[str, Path | None]]:
+    """Return all users' deployments that hold GPUs: pid of ``serve`` -> words, and where its statefile is."""
     from dynaplan.adapters.local.claims import claimants, node_dir
 
     return claimants(node_dir(os.environ))
-
-
-def state_dir_of(pid: int) -> Path | None:
-    """Return the directory of statefiles that a process has; None when it may not be looked at."""
-    from dynaplan.adapters.local.processes import environment_of
-    from dynaplan.adapters.local.statefile import statefile_path
-
-    environment = environment_of(pid)
-    return statefile_path(environment, "any").parent if environment else None
 
 
 def processes() -> Processes:

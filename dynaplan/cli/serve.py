@@ -25,6 +25,7 @@ from dynaplan.foundation import screen
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
+    from dynaplan.options.overrides import Sections
 
 
 @click.command(
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dry-run", is_flag=True, help="Validate, print the configuration and the GPU map, start nothing."
+)
+@click.option(
+    "--show-env", is_flag=True, help="With --dry-run: also the variable that holds the configuration."
 )
 @click.option(
     "--gpus",
@@ -96,6 +100,7 @@ def command(
     service_name: str,
     working_dir: Path | None,
     dry_run: bool,
+    show_env: bool,
     gpus: int | None,
     use_busy_gpus: bool,
     namespace: str | None,
@@ -110,7 +115,7 @@ def command(
     """
     from dynaplan.cli.checking import check_settings, locate_models
     from dynaplan.domain.errors import GraphError
-    from dynaplan.sdk.config import dry_run_text, find_config_file, read_config
+    from dynaplan.sdk.config import find_config_file, read_config
     from dynaplan.sdk.graph import load_graph
     from dynaplan.sdk.resolve import resolve_graph
     from dynaplan.sdk.validation import unused_common, validate_config
@@ -134,11 +139,11 @@ def command(
     host = host or str(frontend.get("host") or FrontendSettings.host)
     port = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
     warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
-    from dynaplan.supervisor.serve import ServeOptions, gpu_map, serve
+    memory = memory_lines(spec, config, gpus)
+    from dynaplan.supervisor.serve import ServeOptions, serve
 
     if dry_run:
-        click.echo(dry_run_text(config))
-        click.echo(gpu_map(spec, gpus, use_busy_gpus))
+        click.echo(dry_run_page(spec, config, gpus, use_busy_gpus, show_env, memory))
         return 0
     options = ServeOptions(
         host=host,
@@ -160,6 +165,32 @@ def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[
     click.echo(f"{model} is a model. This is: {serve_command(model, config_file)}", err=True)
     ctx.obj = [model_override(model), *ctx.obj]
     return GRAPH_OF_A_MODEL, config_file
+
+
+def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
+    """Return a line for each service about its model's memory; warns, or raises ConfigError."""
+    from dynaplan import wiring
+    from dynaplan.cli.memory import check_memory
+
+    lines, warnings = check_memory(spec, config, *wiring.gpu_inventory(gpus))
+    warn(warnings)
+    return lines
+
+
+def dry_run_page(
+    spec: GraphSpec,
+    config: Sections,
+    gpus: int | None,
+    use_busy_gpus: bool,
+    show_env: bool,
+    memory: list[str],
+) -> str:
+    """Return what ``--dry-run`` prints: the configuration, the models' memory, the workers and the GPUs."""
+    from dynaplan.sdk.config import dry_run_text, environment_text
+    from dynaplan.supervisor.serve import gpu_map
+
+    parts = [dry_run_text(config), environment_text(config) if show_env else "", "\n".join(memory)]
+    return "\n\n".join(filter(None, [*parts, gpu_map(spec, config, gpus, use_busy_gpus)]))
 
 
 def warn(warnings: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.masking import mask_secrets
 from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
 from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.sdk.errors import nearest
@@ -25,6 +26,7 @@ __all__ = [
     "DEPLOYMENT_CONFIG_VARIABLE",
     "ServiceConfig",
     "dry_run_text",
+    "environment_text",
     "export_config",
     "find_config_file",
     "read_config",
@@ -75,11 +77,16 @@ def export_config(config: Mapping[str, Any], environment: MutableMapping[str, st
 
 
 def dry_run_text(config: Mapping[str, Any]) -> str:
-    """Return the text of ``--dry-run`` about the configuration, in the words of NVIDIA's ``dynamo serve``."""
-    return (
-        f"Service Configuration:\n{_json(config, indent=2)}\n\n"
-        f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={_json(config)}"
-    )
+    """Return the text of ``--dry-run`` about the configuration, in the words of NVIDIA's ``dynamo serve``.
+
+    Secrets in it are masked.
+    """
+    return f"Service Configuration:\n{_json(mask_secrets(config), indent=2)}"
+
+
+def environment_text(config: Mapping[str, Any]) -> str:
+    """Return the text of ``--show-env``: the variable with the whole configuration, secrets masked."""
+    return f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={_json(mask_secrets(config))}"
 
 
 def _json(config: Mapping[str, Any], indent: int | None = None) -> str:

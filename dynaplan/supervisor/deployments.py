@@ -144,8 +144,7 @@ def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
     own = {each.arbiter.pid for each in filter(None, map(_read, _statefiles()))}
     lines = []
-    for pid, which in wiring.deployments_of_machine().items():
-        state_dir = wiring.state_dir_of(pid)
+    for pid, (which, state_dir) in wiring.deployments_of_machine().items():
         where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""
         lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]
     return lines

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -23,6 +24,7 @@ from dynaplan.foundation import screen
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.probe import health_answer
+from dynaplan.options.service_config import section_options
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
@@ -72,8 +74,8 @@ def _clear_up_in_peace() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def gpu_map(graph: GraphSpec, gpus: int | None, use_busy_gpus: bool = False) -> str:
-    """Return a table of the workers and their GPUs, for ``--dry-run``; CapacityError when they do not fit."""
+def gpu_map(graph: GraphSpec, config: Config, gpus: int | None, use_busy_gpus: bool = False) -> str:
+    """Return tables of the workers and the GPUs, for ``--dry-run``; CapacityError when they do not fit."""
     inventory, _ = wiring.gpu_inventory(gpus)
     arbiter = wiring.processes().identity_of(os.getpid())
     foreign = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), inventory).foreign()
@@ -81,7 +83,14 @@ def gpu_map(graph: GraphSpec, gpus: int | None, use_busy_gpus: bool = False) -> 
     notes = gpu_stock.notes(inventory, foreign, busy, use_busy_gpus)
     unusable = foreign if use_busy_gpus else {**busy, **foreign}
     allocation.check_fits(graph, inventory, unusable)
-    return "\n".join([*notes, allocation.gpu_map(graph, inventory, unusable)])
+    named = {each.name: section_options(config, each.name).get("model") for each in graph.services}
+    models = {
+        name: Path(model).name if Path(model).is_absolute() else model
+        for name, model in named.items()
+        if isinstance(model, str)
+    }
+    tables = allocation.gpu_map(graph, inventory, unusable, models)
+    return "\n\n".join(["\n".join(notes), tables] if notes else [tables])
 
 
 class Serving:

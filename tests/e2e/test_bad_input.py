@@ -195,9 +195,12 @@ def test_two_namespaces_never_share_a_gpu(deploy: Callable[..., Deployment]) -> 
     assert "GPU" in third.stderr
 
 
+DRY_RUN = ("--dry-run", "--show-env", "--gpus", "4")
+
+
 def test_dry_run_validates_and_prints_the_gpu_map(tmp_path: Path) -> None:
     result = subprocess.run(
-        [dynaplan(), "serve", "graphs.disagg:Frontend", "-f", "disagg.yaml", "--dry-run", "--gpus", "4"],
+        [*(dynaplan(), "serve", "graphs.disagg:Frontend", "-f", "disagg.yaml"), *DRY_RUN],
         cwd=REPOSITORY,
         env={**os.environ, "DYNAPLAN_NODE_DIR": str(tmp_path)},
         capture_output=True,

@@ -23,7 +23,8 @@ from typing import Any
 
 from dynaplan.adapters.local.node_directory import HINT, open_node_directory
 from dynaplan.adapters.local.port_holders import user_name
-from dynaplan.adapters.local.processes import is_alive
+from dynaplan.adapters.local.processes import environment_of, is_alive
+from dynaplan.adapters.local.statefile import state_dir
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
 
@@ -127,12 +128,14 @@ class NodeClaims:
                 time.sleep(0.01)
 
 
-def claimants(directory: Path) -> dict[int, str]:
-    """Return the living arbiters that have claims there: pid -> deployment and user, in words.
+def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
+    """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
+
+    The path is the directory of its statefile; None where the process may not be looked at.
 
     Whatever is in the way, a directory that is not there included, is "none": this is only told.
     """
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, Path | None]] = {}
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -141,7 +144,9 @@ def claimants(directory: Path) -> dict[int, str]:
         for document in (_read(fd, name) for name in os.listdir(fd)):
             if document is not None and is_alive(arbiter := _arbiter(document)):
                 namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
-                found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}"
+                environment = environment_of(arbiter.pid)
+                where = state_dir(environment) if environment else None
+                found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}", where
     finally:
         os.close(fd)
     return found

@@ -11,16 +11,25 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from dynaplan.adapters.local.gpus import SIMULATED_UUID
 from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
 
 LONGEST_FILE_BYTES = 4096
 """The most that is read of a simulated GPU's file, in bytes."""
+
+
+def uses_reader(gpus: Sequence[Gpu], directory: Path) -> Callable[[], Mapping[int, GpuUse]]:
+    """Return the reader of these GPUs, real or simulated ones; ``directory`` is the node directory."""
+    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+        return lambda: simulated_uses(gpus, directory)
+    uses = NvmlUses()
+    return lambda: uses.of(gpus)
 
 
 class NvmlUses:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from dynaplan.core.fleet.busy_gpus import by_reason, indices
+from dynaplan.core.fleet.busy_gpus import GB, by_reason, indices
 from dynaplan.domain.errors import CapacityError
 from dynaplan.domain.gpus import Gpu, check_gpu_request
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -72,28 +72,36 @@ def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int
     )
 
 
-def gpu_map(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Collection[int]) -> str:
-    """Return a table of the graph's first workers and the GPUs that each would get, for ``--dry-run``."""
-    rows = [("WORKER", "ROLE", "GPUS", "UUIDS")]
-    uuids = {gpu.index: gpu.uuid for gpu in inventory}
-    fleet: list[Worker] = []
-    for (name, role), worker in _first_workers(graph, inventory, unusable):
-        if worker is None:
-            rows.append((name, role.value, "does not fit", ""))
-            continue
-        fleet.append(worker)
-        share = "" if worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
-        rows.append(
+def gpu_map(
+    graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int, str], models: Mapping[str, str]
+) -> str:
+    """Return two tables for ``--dry-run``: the graph's first workers, and the GPUs that each would get.
+
+    ``models`` are the models of services, by name. A UUID is cut to its first part, which
+    ``CUDA_VISIBLE_DEVICES`` takes as well.
+    """
+    rows = [("WORKER", "ROLE", "GPUS", "MODEL")]
+    holders: dict[int, list[str]] = {}
+    for (name, component, role), worker in _first_workers(graph, inventory, unusable):
+        share = "" if worker is None or worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
+        gpus = "does not fit" if worker is None else (indices(worker.gpus) or "-") + share
+        rows.append((name, role.value, gpus, models.get(component, "")))
+        for index in worker.gpus if worker else ():
+            holders.setdefault(index, []).append(name)
+    tables = [text_table(rows)]
+    if inventory:
+        gpu_rows = [
             (
-                name,
-                role.value,
-                (indices(worker.gpus) or "-") + share,
-                ",".join(uuids[index] for index in worker.gpus),
+                str(gpu.index),
+                gpu.name or "-",
+                f"{gpu.memory_bytes / GB:.0f} GB" if gpu.memory_bytes else "-",
+                "-".join(gpu.uuid.split("-")[: 3 if gpu.uuid.startswith("GPU-SIM-") else 2]),
+                unusable.get(gpu.index) or ", ".join(holders.get(gpu.index, ())) or "free",
             )
-        )
-    held = _shares(fleet)
-    free = [gpu.index for gpu in inventory if gpu.index not in unusable and gpu.index not in held]
-    return f"{text_table(rows)}\nGPUs: {len(inventory)}, free: {indices(free) or 'none'}"
+            for gpu in inventory
+        ]
+        tables.append(text_table([("GPU", "NAME", "MEMORY", "UUID", "GOES TO"), *gpu_rows]))
+    return "\n\n".join(tables)
 
 
 def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
@@ -147,7 +155,7 @@ def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[s
 
 def _first_workers(
     graph: GraphSpec, inventory: Sequence[Gpu], unusable: Collection[int]
-) -> Iterator[tuple[tuple[str, Role], Worker | None]]:
+) -> Iterator[tuple[tuple[str, str, Role], Worker | None]]:
     """Yield every worker that the graph starts with, or None in its place when its GPUs are not there."""
     fleet: list[Worker] = []
     for service in _own_process(graph):
@@ -156,10 +164,10 @@ def _first_workers(
             name = worker_name(graph.namespace, service.name, index)
             choice = choose_gpus(inventory, fleet, unusable, service.gpus)
             if choice is None:
-                yield (name, service.role), None
+                yield (name, service.name, service.role), None
                 continue
             fleet.append(Worker(name, service.name, service.role, gpus=choice[0], gpu_share=choice[1]))
-            yield (name, service.role), fleet[-1]
+            yield (name, service.name, service.role), fleet[-1]
 
 
 def _own_process(graph: GraphSpec) -> list[ServiceSpec]:

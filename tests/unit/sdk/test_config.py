@@ -10,7 +10,7 @@ import pytest
 import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import ServiceConfig, load_graph
-from dynaplan.sdk.config import dry_run_text, export_config, find_config_file, read_config
+from dynaplan.sdk.config import dry_run_text, environment_text, export_config, find_config_file, read_config
 from tests.fakes.graph_files import Write
 
 
@@ -97,13 +97,13 @@ def test_a_config_file_is_looked_up_here_and_then_beside_the_graph(write: Write,
 
 
 def test_a_dry_run_prints_the_configuration_in_the_originals_words() -> None:
-    config = {"A": {"model": "m", "size": 1}}
+    config = {"A": {"model": "m", "size": 1, "api-key": "s3cret"}}
     assert dry_run_text(config) == (
-        "Service Configuration:\n"
-        '{\n  "A": {\n    "model": "m",\n    "size": 1\n  }\n}\n'
-        "\n"
+        'Service Configuration:\n{\n  "A": {\n    "model": "m",\n    "size": 1,\n    "api-key": "***"\n  }\n}'
+    )
+    assert environment_text(config) == (
         "Environment Variable that would be set:\n"
-        'DYNAMO_SERVICE_CONFIG={"A": {"model": "m", "size": 1}}'
+        'DYNAMO_SERVICE_CONFIG={"A": {"model": "m", "size": 1, "api-key": "***"}}'
     )
 
 

@@ -90,21 +90,31 @@ def test_a_service_in_the_process_of_another_needs_no_gpu_and_does_not_raise() -
     check_fits(graph(router, decode()), box(1), NOBODY)
 
 
-def test_the_gpu_map_shows_every_worker_with_its_gpus() -> None:
+def test_the_gpu_map_shows_every_worker_and_every_gpu() -> None:
     frontend = ServiceSpec("Frontend", Role.FRONTEND)
-    table = gpu_map(graph(frontend, decode(2), prefill(1, 0.5)), box(4), frozenset({0}))
-    assert table.splitlines() == [
-        "WORKER                ROLE      GPUS     UUIDS",
+    inventory = (*box(3), Gpu(3, "GPU-1a2b3c4d-0000-0000-0000-000000000000", "NVIDIA H100", 80 * 2**30))
+    text = gpu_map(
+        graph(frontend, decode(2), prefill(1, 0.5)), inventory, {0: "in use by pid 1"}, {"VllmWorker": "m"}
+    )
+    assert text.splitlines() == [
+        "WORKER                ROLE      GPUS     MODEL",
         "dynamo_Frontend       frontend  -",
-        "dynamo_VllmWorker     decode    1        GPU-SIM-1",
-        "dynamo_VllmWorker_1   decode    2        GPU-SIM-2",
-        "dynamo_PrefillWorker  prefill   3 (0.5)  GPU-SIM-3",
-        "GPUs: 4, free: none",
+        "dynamo_VllmWorker     decode    1        m",
+        "dynamo_VllmWorker_1   decode    2        m",
+        "dynamo_PrefillWorker  prefill   3 (0.5)",
+        "",
+        "GPU  NAME         MEMORY  UUID          GOES TO",
+        "0    -            -       GPU-SIM-0     in use by pid 1",
+        "1    -            -       GPU-SIM-1     dynamo_VllmWorker",
+        "2    -            -       GPU-SIM-2     dynamo_VllmWorker_1",
+        "3    NVIDIA H100  80 GB   GPU-1a2b3c4d  dynamo_PrefillWorker",
     ]
+    assert gpu_map(graph(decode(1)), box(2), {}, {}).splitlines()[-1].endswith("free")
+    assert "NAME" not in gpu_map(graph(frontend), (), {}, {})
 
 
 def test_the_gpu_map_says_what_does_not_fit() -> None:
-    assert "does not fit" in gpu_map(graph(decode(2)), box(1), NOBODY)
+    assert "does not fit" in gpu_map(graph(decode(2)), box(1), NOBODY, {})
 
 
 REAL = (Gpu(0, "GPU-aaa1"), Gpu(1, "GPU-aab2"), Gpu(2, "GPU-ccc3"), Gpu(3, "MIG-ddd4"))
