@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,9 @@ _SECRET_WORDS = frozenset(
     {"key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials", "authorization"}
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_URL_LOGIN = re.compile(r"""(?<=://)(?:[^/@\s"']|["'](?!\s*[,:}\]]))+(?=@)""")
+"""The login of a URL. A quote that ends a string of JSON ends the URL too: ``{"endpoint":"tcp://*:5557",
+"topic":"kv@prefill"}`` has none; any other quote may be part of a password."""
 
 
 def looks_secret(name: str) -> bool:
@@ -34,7 +37,8 @@ def mask_secrets(value: Any) -> Any:
     """Return a JSON value without its secrets.
 
     These are masked: values of keys that look secret, everything in a ``ServiceArgs.envs``, the login of a
-    URL, and the value of an option that looks secret on a command line, as one text or as a list.
+    URL, and the value of an option that looks secret on a command line, as one text or as a list. A text that
+    is a JSON object or list, such as vLLM's ``kv-events-config``, is masked by its keys too.
     """
     if isinstance(value, Mapping):
         return {key: _masked_item(str(key), item) for key, item in value.items()}
@@ -61,7 +65,19 @@ def _masked_list(items: list[Any]) -> list[Any]:
 
 
 def _masked_text(text: str) -> str:
-    option, separator, _ = text.partition("=")
-    if separator and option.startswith("--") and " " not in option and looks_secret(option):
-        return f"{option}={MASK}"
+    option, separator, value = text.partition("=")
+    if separator and option.startswith("--") and " " not in option:
+        return f"{option}={MASK if looks_secret(option) else _masked_text(value)}"
+    if text.lstrip().startswith(("{", "[")):
+        return _masked_json(text)
     return _URL_LOGIN.sub(MASK, text)
+
+
+def _masked_json(text: str) -> str:
+    """Mask a JSON text by its structure; one without secrets stays as it is written."""
+    try:
+        document = json.loads(text)
+        masked = mask_secrets(document)
+    except (ValueError, RecursionError):
+        return _URL_LOGIN.sub(MASK, text)
+    return text if masked == document else json.dumps(masked)
