@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.runtime.metric_help import help_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
 PREFIX = "dynamo_component_"
+
+_SUMMARY = ("_sum", "_count")
+_SUMMARY_MARK = " summary"
 
 
 def load_gauges(load: WorkerLoad) -> dict[str, float]:
@@ -25,14 +29,29 @@ def load_gauges(load: WorkerLoad) -> dict[str, float]:
 
 
 def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """One sample per name, all with the same labels; a name that ends in ``_total`` is a counter."""
+    """One sample per name, all with the same labels, under its help text and type.
+
+    A name that ends in ``_total`` is a counter. Samples of an engine's histogram, ``_sum`` and ``_count``,
+    are a summary without quantiles.
+    """
     written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return "".join(_sample(name, value, written) for name, value in values.items())
+    families: dict[str, list[str]] = {}
+    for name, value in values.items():
+        families.setdefault(_family(name), []).append(f"{name}{{{written}}} {value:.17g}\n")
+    return "".join(f"{_head(name)}{''.join(samples)}" for name, samples in families.items())
 
 
-def _sample(name: str, value: float, labels: str) -> str:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    return f"# TYPE {name} {kind}\n{name}{{{labels}}} {value:.17g}\n"
+def _family(sample: str) -> str:
+    for suffix in _SUMMARY:
+        if sample.endswith(suffix):
+            return sample.removesuffix(suffix) + _SUMMARY_MARK
+    return sample
+
+
+def _head(family: str) -> str:
+    name = family.removesuffix(_SUMMARY_MARK)
+    kind = "summary" if name != family else "counter" if name.endswith("_total") else "gauge"
+    return f"# HELP {name} {help_of(name)}\n# TYPE {name} {kind}\n"
 
 
 def _escaped(text: str) -> str:

@@ -17,6 +17,7 @@ from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
+from tests.fakes.promlint import faults
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -441,6 +442,7 @@ def test_metrics_of_several_frontends_add_up_and_those_of_a_killed_one_stay(tmp_
         assert total(text, "dynamo_frontend_requests_total{") == requests
         assert total(text, "dynamo_frontend_output_sequence_tokens_sum{") == 5 * requests
         assert total(text, "dynamo_frontend_inflight_requests{") == 1
+        assert faults(text) == []
     assert (shared.stat().st_mode & 0o777) == 0o700
 
 

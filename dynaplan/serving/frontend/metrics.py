@@ -8,7 +8,7 @@ mode).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import (
@@ -16,11 +16,13 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
     values,
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
@@ -137,6 +139,7 @@ class FrontendMetrics:
         self._define_requests()
         self._define_histograms()
         self._define_models()
+        self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._models: dict[str, _ModelMetrics] = {}
         self._started: dict[tuple[str, ...], Counter] = {}
         self._ended: dict[tuple[str, ...], Counter] = {}
@@ -173,7 +176,7 @@ class FrontendMetrics:
             return generate_latest(self._registry)
         _forget_dead_gauges(self._shared)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._shared))  # type: ignore[no-untyped-call]
+        registry.register(_DescribedFiles(self._shared, self._about))
         return generate_latest(registry)
 
     def of_model(self, model: str) -> _ModelMetrics:
@@ -215,19 +218,35 @@ class FrontendMetrics:
         self.queued = self._gauge("queued_requests", "Requests without a first byte of their answer", "model")
 
     def _define_histograms(self) -> None:
-        self.duration_s = self._histogram("request_duration_seconds", "From acceptance to end", DURATION_S)
-        self.input_tokens = self._histogram("input_sequence_tokens", "Length of prompts", INPUT_TOKENS)
-        self.output_tokens = self._histogram("output_sequence_tokens", "Length of answers", OUTPUT_TOKENS)
+        self.duration_s = self._histogram(
+            "request_duration_seconds", "Time from acceptance of a request to its end", DURATION_S
+        )
+        self.input_tokens = self._histogram(
+            "input_sequence_tokens", "Length of prompts, tokens", INPUT_TOKENS
+        )
+        self.output_tokens = self._histogram(
+            "output_sequence_tokens", "Length of answers, tokens", OUTPUT_TOKENS
+        )
         self.cached_tokens = self._histogram(
             "cached_tokens", "Tokens of prompts whose KV entries were there already", INPUT_TOKENS
         )
-        self.ttft_s = self._histogram("time_to_first_token_seconds", "From acceptance to first token", TTFT_S)
-        self.itl_s = self._histogram("inter_token_latency_seconds", "Between tokens", ITL_S)
+        self.ttft_s = self._histogram(
+            "time_to_first_token_seconds", "Time from acceptance of a request to its first token", TTFT_S
+        )
+        self.itl_s = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens of an answer", ITL_S
+        )
 
     def _define_models(self) -> None:
-        self._model_ready = self._gauge("model_ready", "1 when a worker serves it", "model", mode="livemax")
-        self._context = self._gauge("model_context_length", "Tokens", "model", mode="livemax")
-        self._block = self._gauge("model_kv_cache_block_size", "Tokens", "model", mode="livemax")
+        self._model_ready = self._gauge(
+            "model_ready", "1 when a worker serves the model, else 0", "model", mode="livemax"
+        )
+        self._context = self._gauge(
+            "model_context_length", "Longest context of the model, tokens", "model", mode="livemax"
+        )
+        self._block = self._gauge(
+            "model_kv_cache_block_size", "Tokens of one KV block", "model", mode="livemax"
+        )
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(_name(name), about, ("dynamo_namespace", *labels), registry=self._registry)
@@ -245,6 +264,20 @@ class FrontendMetrics:
         return Histogram(
             _name(name), about, ("dynamo_namespace", "model"), registry=self._registry, buckets=buckets
         )
+
+
+class _DescribedFiles(Collector):
+    """The metrics in the shared files, with their help texts, which the files do not have."""
+
+    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
+        self._files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
+        self._about = about
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the files."""
+        for metric in self._files.collect():  # type: ignore[no-untyped-call]
+            metric.documentation = self._about.get(metric.name, metric.documentation)
+            yield metric
 
 
 def _name(name: str) -> str:

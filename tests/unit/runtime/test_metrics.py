@@ -1,9 +1,25 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
+import dynaplan.adapters.engines
+from dynaplan.adapters.engines.sglang import SIGNALS as SGLANG
+from dynaplan.adapters.engines.trtllm import SIGNALS as TRTLLM
+from dynaplan.adapters.engines.vllm import SIGNALS as VLLM
+from dynaplan.adapters.recorders.gauges import GaugesRecorder
+from dynaplan.core.planning.deciding import decide
+from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
+from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.runtime.metric_help import HELP, help_of
 from dynaplan.runtime.metrics import load_gauges, render
+from tests.fakes.promlint import faults
+from tests.unit.core.planning import targets
+
+ENGINES = Path(dynaplan.adapters.engines.__file__).parent
 
 
 def test_the_text_is_what_prometheus_reads() -> None:
@@ -15,3 +31,43 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert families["dynamo_component_kvstats_gpu_cache_usage_percent"].samples[0].value == 0.5
     assert families["engine_tokens"].type == "counter"
     assert families["dynamo_component_kvstats_total_blocks"].samples[0].labels == labels
+
+
+def test_an_engines_sums_and_counts_are_one_summary() -> None:
+    values = {"vllm:ttft_seconds_sum": 1.5, "vllm:ttft_seconds_count": 3.0, "vllm:bytes_sum": 7.0}
+    families = {family.name: family for family in text_string_to_metric_families(render(values, {"a": "b"}))}
+    assert {name: family.type for name, family in families.items()} == {
+        "vllm:ttft_seconds": "summary",
+        "vllm:bytes": "summary",
+    }
+    assert [sample.value for sample in families["vllm:ttft_seconds"].samples] == [1.5, 3.0]
+    assert families["vllm:ttft_seconds"].documentation == "ttft seconds, as vllm counts it"
+    assert faults(render(values, {"a": "b"})) == []
+
+
+def test_every_metric_of_a_worker_and_a_planner_has_a_help_text_and_a_name_by_the_rules() -> None:
+    engines = (*VLLM.samples, *SGLANG.samples, *TRTLLM.samples)
+    values = {**load_gauges(WorkerLoad()), **dict.fromkeys([*HELP, *engines], 1.0)}
+    assert faults(render(values, {"dynamo_namespace": "ns"})) == []
+
+
+def test_a_gauge_of_a_service_of_ones_own_has_its_name_as_help() -> None:
+    assert help_of("queue_depth") == "queue depth"
+
+
+def test_every_gauge_of_the_planner_is_described() -> None:
+    recorder = GaugesRecorder(targets.SETTINGS)
+    seen = targets.planned_interval(1, 1, [40.0])
+    state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
+    recorder.pulled(Sample(0.0))
+    recorder.decided(
+        DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state),
+    )
+    assert len(recorder.read()) > 15
+    assert recorder.read().keys() - HELP.keys() == set()
+
+
+def test_every_number_of_the_simulated_engine_is_described() -> None:
+    names = set(re.findall(r'"(dynaplan:\w+)"', "".join(path.read_text() for path in ENGINES.rglob("*.py"))))
+    assert names
+    assert names - HELP.keys() == set()

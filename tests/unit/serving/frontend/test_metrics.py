@@ -12,6 +12,7 @@ from dynaplan.serving.frontend import metrics as frontend_metrics
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.stream_tokens import Usage
 from tests.fakes.clock import ManualClock
+from tests.fakes.promlint import faults
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -104,3 +105,13 @@ def test_the_buckets_begin_at_zero_rise_and_end_where_dynamos_do(
 def test_the_prefix_can_be_changed_as_in_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_METRICS_PREFIX", "mine")
     assert b"mine_disconnected_clients" in FrontendMetrics("ns", ManualClock().now_s).render()
+
+
+def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
+    metrics = FrontendMetrics("ns", ManualClock().now_s)
+    metrics.describe_model("m", True, {"context_tokens": 4096, "kv_block_tokens": 16})
+    metrics.record("m", "completions", is_stream=True).finished("", 7, Usage(7, 5, 3))
+    metrics.refused("completions", "overload")
+    metrics.client_left()
+    metrics.placed("m", "remote")
+    assert faults(metrics.render().decode()) == []
