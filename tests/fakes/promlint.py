@@ -24,8 +24,9 @@ KNOWN = {
 }
 """Ends of names whose unit the rules object to, and the reason why they stay."""
 
-ENGINES_OWN = (":",)
-"""Names with a colon, which the rules keep for recording rules, are those that vLLM and its like have."""
+ENGINES_OWN = "should not contain ':'"
+"""The end of an objection that stays: vLLM and others have colons in their names, which the rules keep for
+recording rules."""
 
 _UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|days|percent|kb|mb|gb|kilobytes|megabytes|bits)(_|$)")
 _TYPES = re.compile(r"(^|_)(gauge|counter|histogram|summary)(_|$)")
