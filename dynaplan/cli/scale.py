@@ -23,13 +23,17 @@ from dynaplan.cli.scaling.asking import (
 )
 from dynaplan.cli.scaling.counts import WrittenCounts, published_fleet, write_counts
 from dynaplan.cli.scaling.holding import asked_hold, described
+from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.foundation.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.ports import KeyValueStore
     from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
 
 
 @click.command(name="scale", short_help="Set the number of workers by hand.")
@@ -41,7 +45,10 @@ if TYPE_CHECKING:
 @click.option("--at-most", type=click.IntRange(0), metavar="N", help="The planner never goes above.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")
 @click.option(
-    "--timeout", type=click.FloatRange(0.0), default=120.0, show_default=True, help="Seconds to wait."
+    "--timeout",
+    type=click.FloatRange(0.0),
+    show_default="three usual starts, and a drain; 120 at least",
+    help="Seconds to wait.",
 )
 @click.option("--yes", is_flag=True, help="Allow decode=0, with which no request is answered.")
 def command(
@@ -52,7 +59,7 @@ def command(
     at_least: int | None,
     at_most: int | None,
     wait: bool,
-    timeout: float,
+    timeout: float | None,
     yes: bool,
 ) -> None:
     """Set the number of workers of a role: decode or prefill. The planner goes on from there.
@@ -86,12 +93,12 @@ async def _scale(
     found: RunningDeployment,
     asked: Sequence[AskedCount],
     hold: AskedHold | None,
-    timeout_s: float,
+    timeout_s: float | None,
     *,
     is_confirmed: bool,
 ) -> None:
     from dynaplan import wiring
-    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, carried_out, check_alive
+    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, check_alive
 
     settings = planner_settings(found)
     store = wiring.connect_store()
@@ -111,11 +118,23 @@ async def _scale(
         check_alive(found)
         written = await write_counts(store, found.namespace, change)
         _say(found, settings, written)
-        if timeout_s:
-            await carried_out(found, store, ScaleRequest(written.decision_id, written.asked), timeout_s)
+        if timeout_s != 0.0:
+            await _wait(found, store, ScaleRequest(written.decision_id, written.asked), timeout_s)
             click.echo("carried out")
     finally:
         await store.close()
+
+
+async def _wait(
+    found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
+) -> None:
+    """Wait, and show the progress, for that time; None: as long as it may well take."""
+    from dynaplan.supervisor.fleet.carrying_out import carried_out
+
+    times = times_of(found, request.wanted)
+    longest = longest_s(found, request.wanted, times) if timeout_s is None else timeout_s
+    with ProgressLine() as line:
+        await carried_out(found, store, request, longest, watcher(times, line))
 
 
 def _say(found: RunningDeployment, settings: PlannerSettings | None, written: WrittenCounts) -> None:

@@ -20,11 +20,13 @@ class ScaleProgress:
 
     ``missing`` are phrases about what is not carried out, empty when all is; ``failed`` are the workers that
     have failed; ``is_settled`` is true when nothing is under way: only failed workers are in the way.
+    ``under_way`` are the states of workers that will still change by themselves.
     """
 
     missing: tuple[str, ...]
     failed: tuple[Worker, ...]
     is_settled: bool
+    under_way: frozenset[WorkerState] = frozenset()
 
     @property
     def is_carried_out(self) -> bool:
@@ -37,6 +39,7 @@ def scale_progress(wanted: Mapping[Role, int], workers: Iterable[Worker]) -> Sca
     missing: list[str] = []
     failed: list[Worker] = []
     is_settled = True
+    under_way: set[WorkerState] = set()
     for role, number in wanted.items():
         own = [worker for worker in workers if worker.role is role]
         ready = sum(worker.state is WorkerState.READY for worker in own)
@@ -45,9 +48,10 @@ def scale_progress(wanted: Mapping[Role, int], workers: Iterable[Worker]) -> Sca
         if ready != number or others:
             phrases = [f"{ready} of {number} {role.value} workers ready", *map(_phrase, others)]
             missing.append(", ".join(phrases))
+        under_way |= {worker.state for worker in own} & set(_UNDER_WAY)
         present = sum(worker.state is not WorkerState.DRAINING for worker in own)
         is_settled &= present == number and not any(worker.state in _UNDER_WAY for worker in own)
-    return ScaleProgress(tuple(missing), tuple(failed), is_settled)
+    return ScaleProgress(tuple(missing), tuple(failed), is_settled, frozenset(under_way))
 
 
 def _phrase(worker: Worker) -> str:

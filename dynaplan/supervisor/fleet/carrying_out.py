@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dynaplan import wiring
@@ -39,9 +39,15 @@ class ScaleRequest:
 
 
 async def carried_out(
-    found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float
+    found: RunningDeployment,
+    store: KeyValueStore,
+    request: ScaleRequest,
+    timeout_s: float,
+    watch: Callable[[ScaleProgress], None] = lambda _: None,
 ) -> None:
     """Return when the request is carried out: the numbers are ready, and no drained worker holds a GPU.
+
+    ``watch`` is told the progress at every look.
 
     Raises PermanentError when workers have failed, another decision has taken its place, or ``serve`` or
     its fleet plugin does not answer; TemporaryError, with what is missing, after ``timeout_s`` seconds.
@@ -51,6 +57,8 @@ async def carried_out(
         check_alive(found)
         counts = await _counts(store, found.namespace)
         progress = _progress(found, request.wanted)
+        if progress:
+            watch(progress)
         if counts and progress and counts.scaled_decision_id >= request.decision_id:
             if progress.is_carried_out:
                 return

@@ -32,6 +32,7 @@ def deployment(planner: dict[str, Any] | None) -> Any:
     return SimpleNamespace(
         namespace="ns",
         workers=workers,
+        runtime_dir=Path("/nonexistent"),
         document={
             "components": {"ns_VllmWorker": {"component": "VllmWorker", "role": "decode"}},
             "environment": {CONFIG_VARIABLE: json.dumps({"Planner": planner or {}})},
@@ -139,10 +140,15 @@ def test_it_waits_for_the_numbers_that_it_asked_for(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[ScaleRequest] = []
+    times: list[float] = []
 
-    async def waited(found: Any, store: Any, request: ScaleRequest, timeout_s: float) -> None:
+    async def waited(found: Any, store: Any, request: ScaleRequest, timeout_s: float, watch: Any) -> None:
         requests.append(request)
+        times.append(timeout_s)
 
     monkeypatch.setattr(carrying_out, "carried_out", waited)
     assert typed("scale", "decode=+1").output.endswith("carried out\n")
     assert requests == [ScaleRequest(2, {Role.DECODE: 2})]
+    assert typed("scale", "decode=2", "--timeout", "7").exit_code == 0
+    assert typed("scale", "decode=2", "--timeout", "0").exit_code == 0
+    assert times == [600.0, 7.0]
