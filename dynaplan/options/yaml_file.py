@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.fields import kebab
+from dynaplan.options.yaml_mistakes import EXAMPLE, not_yaml
 
 if TYPE_CHECKING:
     import yaml
 
 Sections = dict[str, dict[str, Any]]
-
-EXAMPLE = "Write sections such as 'VllmWorker:' with indented 'key: value' lines."
 
 
 def read_sections_file(file: Path) -> Sections:
@@ -37,13 +36,9 @@ def read_sections(text: str, source: str) -> Sections:
         _check(node, source)
         sections = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"{source}{line}: {error.problem or error.context}", hint="This is not YAML."
-        ) from error
+        raise not_yaml(error, text, source) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {error}", hint="This is not YAML.") from error
+        raise ConfigError(f"{source} is not YAML: {error}", hint=EXAMPLE) from error
     return {name: body or {} for name, body in sections.items()}
 
 

@@ -61,7 +61,7 @@ def test_yaml_anchors_and_merge_keys_work(write: Write) -> None:
         ("A:\n  ? [a]\n  : 1\n", "c.yaml, line 2: the key a collection is not text"),
         ("A: {x: 1}\nA: {y: 2}\n", "c.yaml, line 2: A is a second A"),
         ("A:\n  max-len: 1\n  max_len: 2\n", "c.yaml, line 3: max_len is a second max-len"),
-        ("A:\n  x: [1\nB: 2\n", "c.yaml, line 3"),
+        ("A:\n  x: [1\nB: 2\n", "c.yaml, line 2"),
         ("A: {x: 1}\n---\nB: {}\n", "c.yaml, line 2"),
         ("A: {x: !!python/object:os.system {}}\n", "c.yaml, line 1"),
         ("A: {x: \x00}\n", "c.yaml"),
