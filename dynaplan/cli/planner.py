@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from typing import Any
@@ -30,12 +29,13 @@ def command(**options: Any) -> None:
     """Plan for a deployment: the one that runs here, or the one that ETCD_ENDPOINTS and NATS_SERVER name."""
     from dynaplan.cli.deployment import connect
     from dynaplan.planner.assembly import run_planner
+    from dynaplan.runtime.logfile import configure_logging
 
     settings = PlannerSettings.from_options(options)
     if "ETCD_ENDPOINTS" not in os.environ:
         found = connect(settings.namespace)
         os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging()
     asyncio.run(_until_told(run_planner(settings)))
 
 

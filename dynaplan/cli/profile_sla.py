@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ def command(context: click.Context, /, config_file: str, **given: Any) -> int:
         )
         return EXIT_INTERRUPTED
     _report(profiled, bars)
+    bars.say(_next_step(options))
     return 0
 
 
@@ -141,7 +143,7 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
         raise ConfigError(error.args[0].replace("-f", "--config", 1), hint=error.hint) from error
     return ProfileOptions(
         config=read_config(path, overrides),
-        output_dir=given["output_dir"],
+        output_dir=given["output_dir"].resolve(),
         goal=Goal(given["isl"], given["osl"], given["ttft"], given["itl"]),
         graph=given["graph"],
         max_context_tokens=given["max_context_length"],
@@ -184,6 +186,17 @@ def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:
             return None
 
     return uvloop.run(until_told())
+
+
+def _next_step(options: ProfileOptions) -> str:
+    """Return the commands that go on with the result: with the disaggregated graph if the file is for it."""
+    from dynaplan.domain.settings.routing import PREFILL_COMPONENT
+    from dynaplan.profiler.results import CONFIG_FILE
+
+    is_shipped = options.graph == "graphs.agg:Frontend"
+    graph = "graphs.disagg:Frontend" if is_shipped and PREFILL_COMPONENT in options.config else options.graph
+    file = shlex.quote(str(options.output_dir / CONFIG_FILE))
+    return f"Serve with it:  dynaplan serve {graph} -f {file}\n  --Planner.policy=sla plans for the targets."
 
 
 def _report(profiled: Profiled, bars: _Bars) -> None:

@@ -14,6 +14,7 @@ class ServiceSpec:
     ``gpus`` is the number of GPUs of one worker: an integer, or a fraction below one for workers
     that share a GPU. ``envs`` are extra environment variables of its workers. A service that runs
     ``in_process_of`` another one has no process of its own (Router and Processor live in Frontend's).
+    ``public_endpoints`` are served to users, as ``POST /{name}``.
     """
 
     name: str
@@ -22,6 +23,7 @@ class ServiceSpec:
     gpus: float = 0
     envs: dict[str, str] = field(default_factory=dict)
     in_process_of: str = ""
+    public_endpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

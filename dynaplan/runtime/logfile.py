@@ -8,14 +8,12 @@ import os
 import sys
 from pathlib import Path
 
+from dynaplan.foundation.log_lines import LogLines
 from dynaplan.ports import Clock
 
 LARGEST_BYTES = 10 * 1024 * 1024
 KEPT = 3
 CHECK_EVERY_S = 5.0
-
-FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 class LogFile:
@@ -70,4 +68,6 @@ class LogFile:
 
 def configure_logging(level: int = logging.INFO) -> None:
     """Log to standard error: time, level, logger, message."""
-    logging.basicConfig(level=level, format=FORMAT, datefmt=DATE_FORMAT, stream=sys.stderr, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

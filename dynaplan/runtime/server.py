@@ -12,6 +12,7 @@ from aiohttp import web
 
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import Route
+from dynaplan.runtime.named_requests import name_response
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class WorkerServer:
         app = web.Application(client_max_size=LARGEST_BODY_BYTES)
         # An application's own router takes nothing more once it serves.
         app.router.add_route("*", "/{path:.*}", self._dispatch)
+        app.on_response_prepare.append(name_response)
         self._runner = web.AppRunner(
             app,
             access_log=None,

@@ -90,6 +90,7 @@ def _spec(service: Service[Any], config: Mapping[str, Mapping[str, Any]]) -> Ser
         workers=_workers(f"{where}.workers", arguments["workers"]),
         gpus=_gpus_of(service, config, arguments["resources"], "gpu" in written.get("resources", {})),
         envs={name: str(value) for name, value in arguments["envs"].items()},
+        public_endpoints=tuple(each.name for each in service.endpoints.values() if each.is_public),
     )
 
 

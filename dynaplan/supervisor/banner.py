@@ -25,6 +25,8 @@ def banner(launch: Launch, is_simulated: bool) -> str:
     rows.append(("circus", f"circusctl --endpoint {launch.circus_endpoint} status"))
     if frontend:
         rows.append(("try", curl(launch)))
+    else:
+        rows += [("try", line) for line in own_curls(launch)]
     return "\n".join(["dynaplan serve (Ctrl-C to stop)", *(f"  {name:<12} {text}" for name, text in rows)])
 
 
@@ -35,11 +37,26 @@ def tensorboard_dir(launch: Launch) -> str:
 
 def curl(launch: Launch) -> str:
     """A request that the Frontend answers."""
-    key = ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
     body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
     body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
     url = f"{launch.frontend_url}/v1/chat/completions"
-    return f"curl -N {url}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return (
+        f"curl -N {url}{_key(launch)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def own_curls(launch: Launch) -> list[str]:
+    """A request for each endpoint that the graph's own services offer to users.
+
+    Its body is empty: an endpoint that needs fields answers with their names.
+    """
+    names = [name for service in launch.graph.services for name in service.public_endpoints]
+    header = " -H 'Content-Type: application/json'" + _key(launch)
+    return [f"curl -N {launch.frontend_url}/{name}{header} -d '{{}}'" for name in names]
+
+
+def _key(launch: Launch) -> str:
+    return ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
 
 
 def model_name(config: dict[str, dict[str, Any]]) -> str:

@@ -98,7 +98,7 @@ class Launch:
         """Read what ``to_json`` wrote."""
         document = json.loads(text)
         graph = document["graph"]
-        services = tuple(ServiceSpec(**{**each, "role": Role(each["role"])}) for each in graph["services"])
+        services = tuple(map(_service_from, graph["services"]))
         names = ("runtime_dir", "log_dir", "statefile", "scratch_dir", "address_dir")
         paths = {name: Path(document[name]) for name in names}
         return cls(
@@ -110,3 +110,9 @@ class Launch:
                 "arbiter": ProcessIdentity(**document["arbiter"]),
             }
         )
+
+
+def _service_from(document: dict[str, Any]) -> ServiceSpec:
+    """Return the service that ``to_json`` wrote; JSON has no tuples."""
+    public = tuple(document.get("public_endpoints", ()))
+    return ServiceSpec(**{**document, "role": Role(document["role"]), "public_endpoints": public})

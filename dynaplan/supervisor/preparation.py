@@ -37,6 +37,7 @@ from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.store import Transaction
+from dynaplan.foundation.log_lines import LogLines
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.deployments import port_holder
@@ -262,7 +263,7 @@ def _log_to(path: Path) -> None:
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     handler = logging.FileHandler(path, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LogLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 

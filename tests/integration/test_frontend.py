@@ -336,6 +336,56 @@ async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
                 assert response.status == expected
 
 
+async def test_a_missing_key_is_told_from_a_wrong_one_and_neither_is_repeated() -> None:
+    async with stage({"DYNAPLAN_API_KEY": "secret"}) as here:
+        told = {}
+        for given in ("", "Basic c2VjcmV0", "Bearer ", "Bearer wrong-key"):
+            headers = {"Authorization": given} if given else {}
+            async with here.client.get(f"{here.url}/v1/models", headers=headers) as response:
+                error = (await response.json())["error"]
+                told[given] = error["code"]
+                assert "Authorization: Bearer <key>" in error["message"]
+                assert not {"secret", "wrong-key", "c2VjcmV0"} & set(error["message"].split())
+    assert list(told.values()) == ["missing_api_key"] * 3 + ["invalid_api_key"]
+
+
+@pytest.mark.parametrize(
+    "given", ["my-id.7", "x" * 128, "x" * 129, "two words", "tab\there", "umläut", "", "<script>"]
+)
+async def test_every_answer_bears_the_id_of_its_request_the_clients_own_where_it_is_usable(
+    given: str,
+) -> None:
+    usable = given in ("my-id.7", "x" * 128)
+    async with stage() as here:
+        await here.worker()
+        for method, path, document in (
+            ("POST", CHAT, body(CHAT)),
+            ("POST", CHAT, body(CHAT, stream=True)),
+            ("POST", CHAT, {"model": "unheard-of"}),
+            ("GET", "/health", None),
+            ("GET", "/nowhere", None),
+            ("PUT", CHAT, None),
+        ):
+            headers = {"X-Request-Id": given}
+            async with here.client.request(
+                method, here.url + path, json=document, headers=headers
+            ) as response:
+                (found,) = response.headers.getall("X-Request-Id")
+                assert (found == given) is usable
+                assert usable or len(bytes.fromhex(found)) == 16
+
+
+async def test_a_malformed_request_is_answered_with_an_id_too() -> None:
+    async with stage() as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
+        writer.write(b"NONSENSE\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert b"X-Request-Id: " in answer
+
+
 async def test_health_says_what_is_missing() -> None:
     async with stage() as here:
         status, text = await here.get("/health")

@@ -252,6 +252,7 @@ async def test_a_path_that_is_not_served_is_answered_with_those_that_are(plant: 
     server = await plant.add(Backend())
     async with plant.session.post(f"{server.url}/plian") as response:
         assert "Did you mean '/plain'?" in (await response.json())["error"]
+        assert len(response.headers["X-Request-Id"]) == 32
     async with plant.session.post(f"{server.url}/xyzzy") as response:
         assert "/plain" in (await response.json())["error"]
     async with aiohttp.ClientSession() as anybody, anybody.post(f"{server.url}/xyzzy") as response:

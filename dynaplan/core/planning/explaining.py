@@ -22,7 +22,7 @@ def explain(document: Mapping[str, Any]) -> str:
         return f"a record that cannot be read ({type(error).__name__}: {error})"
     lines = [f"{record.wall_time}  {_verdict(record)}"]
     lines += [f"  observed   {line}" for line in _observed(record)]
-    lines += [f"  {_label(step)} {step.stage}: {step.why}" for step in record.decision.steps]
+    lines += [f"  {_label(step)} {_step(step)}" for step in record.decision.steps]
     lines += [f"  otherwise  {line}" for line in _otherwise(record)]
     return "\n".join(lines)
 
@@ -47,7 +47,7 @@ def _observed(record: DecisionRecord) -> list[str]:
     observation = record.observation
     load = observation.load
     workers = f"{load.prefill_workers} prefill and {load.decode_workers} decode workers"
-    lines = [f"{load.pulls} pulls; {workers} registered"]
+    lines = [f"{load.pulls} readings of the load; {workers} registered"]
     usage, depth = finite(load.kv_usage), finite(load.prefill_queue)
     lines.append(f"mean KV usage {usage:.3g}" if usage is not None else f"no KV usage: {load.kv_missing}")
     if depth is not None:
@@ -121,6 +121,14 @@ def _otherwise(record: DecisionRecord) -> list[str]:
 def _thresholds(role: str, load: str, up: float, down: float, was: float | None) -> str:
     seen = "there was no data" if was is None else f"was {was:.3g}"
     return f"{role}: would scale up at {load} > {up:g}, down at < {down:g}; {seen}"
+
+
+GATES = ("known", "pending", "steady")
+"""Stages whose reasons are sentences of their own: their names would tell a reader nothing."""
+
+
+def _step(step: Step) -> str:
+    return step.why if step.stage in GATES else f"{step.stage}: {step.why}"
 
 
 def _label(step: Step) -> str:

@@ -53,18 +53,30 @@ class ApiKey:
         self._expected = f"Bearer {key}".encode() if key else b""
 
     def check(self, authorization: str) -> None:
-        """Raise ApiError (401) unless the ``Authorization`` header bears the key.
+        """Raise ApiError (401), which tells a missing key from a wrong one, unless the header bears the key.
 
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.
         """
         given = authorization.encode("utf-8", "surrogateescape")
         if self._expected and not hmac.compare_digest(given, self._expected):
-            raise ApiError(
-                401,
-                "A valid API key is needed: 'Authorization: Bearer <key>'",
-                kind="authentication_error",
-                code="invalid_api_key",
-                metric="validation",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            raise _unauthorized(authorization)
+
+
+def _unauthorized(authorization: str) -> ApiError:
+    """Return the 401 for a request without the key; it says nothing of the given key, nor of ours."""
+    scheme, _, key = authorization.partition(" ")
+    if not authorization:
+        fault, code = "No API key was sent: this service asks for one", "missing_api_key"
+    elif scheme.lower() != "bearer" or not key.strip():
+        fault, code = "The Authorization header holds no API key", "missing_api_key"
+    else:
+        fault, code = "The API key is not the one that this service was started with", "invalid_api_key"
+    return ApiError(
+        401,
+        f"{fault}. Send 'Authorization: Bearer <key>', with the value of DYNAPLAN_API_KEY there.",
+        kind="authentication_error",
+        code=code,
+        metric="validation",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

@@ -24,6 +24,7 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
+from dynaplan.runtime.named_requests import NamedRequest
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.serving.frontend.forgiving import ForgivenCrashes
 from dynaplan.serving.frontend.forwarding import Forwarder
@@ -215,7 +216,7 @@ class FrontendServer:
     ) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
         size = self._settings.max_body_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+        return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         self.is_worker_coming = _has_coming_decode_workers(keys.get(fleet_key(self._runtime.namespace), ""))

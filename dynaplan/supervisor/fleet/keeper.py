@@ -180,7 +180,8 @@ class FleetKeeper:
             self._keep_all(after.fleet)
         self._gpus.release_beyond(self._workers.values())
         for step, worker in after.steps(before):
-            log.info("%s %s: %s", step, worker.name, after.removed.get(worker.name) or worker.reason)
+            why = after.removed.get(worker.name) or worker.reason or "so many are asked for"
+            log.info("%s %s: %s", step, worker.name, why)
         hindered = self._gpus.hindered(after.fleet)
         for line in self._waits.news(after.waiting, hindered, self._clock.now_s()):
             self._say(line)

@@ -90,6 +90,18 @@ def test_the_banner_tells_where_everything_is_and_what_to_try() -> None:
     assert "circusctl --endpoint ipc:///run/x/circus.sock status" in text
 
 
+def test_a_graph_of_ones_own_is_told_with_a_request_for_each_public_endpoint() -> None:
+    services = (
+        ServiceSpec("Frontend", Role.SERVICE, public_endpoints=("generate", "echo")),
+        ServiceSpec("Backend", Role.SERVICE),
+    )
+    launch = replace(LAUNCH, graph=replace(LAUNCH.graph, services=services), is_protected=True)
+    assert Launch.from_json(launch.to_json()) == launch
+    tries = [line for line in banner(launch, is_simulated=True).splitlines() if line.startswith("  try")]
+    assert [line.split("http://127.0.0.1:8000/")[1].split()[0] for line in tries] == ["generate", "echo"]
+    assert all("$DYNAPLAN_API_KEY" in line for line in tries)
+
+
 def test_the_runtime_directory_lies_beside_the_statefile_private_and_new(tmp_path: Path) -> None:
     directory = runtime_directory(tmp_path / "ns.v1.json")
     assert directory == tmp_path / "run" / os.uname().nodename / "ns.v1"
