@@ -219,9 +219,10 @@ def namespace_lock(path: Path) -> AbstractContextManager[object]:
 
 def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
     """Return the GPUs that a deployment may use, and whether they are simulated."""
+    from dynaplan.adapters.local.gpu_uses import busy_now
     from dynaplan.adapters.local.gpus import inventory
 
-    return inventory(number, os.environ)
+    return inventory(number, os.environ, busy=busy_now)
 
 
 def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:

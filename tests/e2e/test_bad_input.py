@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -76,11 +77,18 @@ def test_the_message_names_what_is_wrong(
     assert expected in refuse(*arguments)
 
 
+CUT_GGUF = (
+    b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Qs", 1, b"t") + struct.pack("<IQIQ", 1, 999, 0, 0)
+)
+"""A header that tells of one tensor of 999 numbers, and nothing behind it."""
+
+
 @pytest.mark.parametrize(
     ("engine", "model", "expected"),
     [
         ("llamacpp", "missing.gguf", "does not exist"),
         ("llamacpp", "page.gguf", "is no GGUF file"),
+        ("llamacpp", "cut.gguf", "is cut off"),
         ("llamacpp", "empty-directory", "is a directory"),
         ("vllm", "empty-directory", "has no config.json"),
         ("vllm", "whole.gguf", "engine llamacpp"),
@@ -92,6 +100,7 @@ def test_a_model_that_the_engine_cannot_load_is_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "empty-directory").mkdir()
     (tmp_path / "page.gguf").write_text("<!DOCTYPE html>")
+    (tmp_path / "cut.gguf").write_bytes(CUT_GGUF)
     (tmp_path / "whole.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
     before = {path.name for path in tmp_path.iterdir()}
     arguments = ["graphs.agg:Frontend", "-f", "agg.yaml", f"--Common.engine={engine}"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.deployment import Deployment
 from tests.fakes.polling import wait_until
@@ -37,9 +36,15 @@ def in_use(gpu: int) -> str:
     return f"GPU {gpu}: 71 of 80 GB in use by pid {os.getpid()} ("
 
 
-def workers(deployment: Deployment) -> dict[str, Any]:
-    rows = json.loads(deployment.run("status", "--json").stdout)["workers"]
-    return {row["worker"]: row for row in rows if row["role"] == "decode"}
+def gpus_of(deployment: Deployment) -> list[list[int]]:
+    """The GPUs of each decode worker, by the statefile."""
+    entries = deployment.workers("VllmWorker").values()
+    return [entry["resources"].get("allocated_gpus", []) for entry in entries]
+
+
+def state_of(deployment: Deployment) -> tuple[str, int]:
+    entry = deployment.workers("VllmWorker")[WORKER]
+    return entry["state"], entry["pid"]
 
 
 def test_gpus_in_use_are_left_out_until_they_are_free(
@@ -50,12 +55,12 @@ def test_gpus_in_use_are_left_out_until_they_are_free(
     assert in_use(0)[:5] in deployment.text
     assert "GPU 0,2: 71 of 80 GB in use by pid" in deployment.text
     assert "left out" in deployment.text
-    assert workers(deployment)[WORKER]["gpus"] == [1]
+    assert gpus_of(deployment) == [[1]]
     refused = deployment.run("scale", "decode=2")
     assert (refused.returncode, "there are 1" in refused.stderr) == (2, True)
     empty(tmp_path, 2)
-    wait_until(lambda: deployment.run("scale", "decode=2").returncode == 0, 60)
-    assert workers(deployment)[f"{WORKER}_1"]["gpus"] == [2]
+    wait_until(lambda: deployment.run("scale", "decode=2", "--no-wait").returncode == 0, 60)
+    wait_until(lambda: gpus_of(deployment) == [[1], [2]], 60)
 
 
 def test_a_worker_whose_gpu_is_taken_while_it_restarts_waits_and_says_so(
@@ -65,14 +70,13 @@ def test_a_worker_whose_gpu_is_taken_while_it_restarts_waits_and_says_so(
     fill(tmp_path, 0)
     os.kill(deployment.pid_of(WORKER), 9)
 
-    def shown() -> str:
-        return deployment.run("status").stdout
-
-    wait_until(lambda: "waiting" in shown() and f"{WORKER} waits: {in_use(0)}" in shown(), 30)
-    wait_until(lambda: f"{WORKER} waits: {in_use(0)}" in deployment.text, 30)
-    assert workers(deployment)[WORKER]["pid"] == 0
+    wait_until(lambda: f"{WORKER} waits: {in_use(0)}" in deployment.text, 60)
+    shown = deployment.run("status").stdout
+    assert "waiting" in shown
+    assert f"{WORKER} waits: {in_use(0)}" in shown
+    assert state_of(deployment) == ("starting", 0)
     empty(tmp_path, 0)
-    wait_until(lambda: workers(deployment)[WORKER]["state"] == "ready", 60)
+    wait_until(lambda: state_of(deployment)[0] == "ready", 60)
 
 
 def test_a_box_without_a_free_gpu_is_refused_unless_busy_ones_may_be_used(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from dynaplan.adapters.local.gpus import SIMULATED_UUID
+from dynaplan.core.fleet.busy_gpus import busy_gpus
 from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
 
 LONGEST_FILE_BYTES = 4096
@@ -30,6 +31,11 @@ def uses_reader(gpus: Sequence[Gpu], directory: Path) -> Callable[[], Mapping[in
         return lambda: simulated_uses(gpus, directory)
     uses = NvmlUses()
     return lambda: uses.of(gpus)
+
+
+def busy_now(gpus: Sequence[Gpu]) -> set[int]:
+    """Return the indices of the real GPUs whose memory is in use at this moment."""
+    return set(busy_gpus(gpus, NvmlUses().of(gpus)))
 
 
 class NvmlUses:

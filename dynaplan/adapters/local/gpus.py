@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dynaplan.core.fleet.allocation import visible_gpus
@@ -17,12 +17,16 @@ SIMULATED_BYTES = 80 * 2**30
 
 
 def inventory(
-    gpus_option: int | None, environ: Mapping[str, str], read: Callable[[], tuple[Gpu, ...]] | None = None
+    gpus_option: int | None,
+    environ: Mapping[str, str],
+    read: Callable[[], tuple[Gpu, ...]] | None = None,
+    busy: Callable[[Sequence[Gpu]], Collection[int]] = lambda _: (),
 ) -> tuple[tuple[Gpu, ...], bool]:
     """Return the GPUs that a deployment may use, and whether they are simulated.
 
     On a box with GPUs: the ones that ``CUDA_VISIBLE_DEVICES`` of ``environ`` lets us see, the first
-    ``gpus_option`` of them unless None; a greater option raises CapacityError. On a box without:
+    ``gpus_option`` of them unless None, free ones before ``busy`` ones; a greater option raises
+    CapacityError. On a box without:
     ``gpus_option`` simulated ones, 8 by default. ``read`` reads the real ones, from NVML unless in tests.
     """
     if gpus_option is not None and gpus_option < 0:
@@ -40,7 +44,9 @@ def inventory(
             f"--gpus is {gpus_option}, but this box has {len(real)} GPUs{masked}",
             hint=f"Expected at most {len(visible)}; leave --gpus out to use all of them.",
         )
-    return visible[:gpus_option], False
+    in_use = busy(visible) if gpus_option < len(visible) else ()
+    chosen = sorted(visible, key=lambda gpu: gpu.index in in_use)[:gpus_option]
+    return tuple(gpu for gpu in visible if gpu in chosen), False
 
 
 def simulated(number: int) -> tuple[Gpu, ...]:

@@ -1,4 +1,4 @@
-"""Reads the metadata of a GGUF file: numbers and short texts of its header, never its tensors.
+"""Reads the header of a GGUF file: its metadata, and how long the file must be. Never its tensors.
 
 The file may be anybody's, so the reader is total and bounded: whatever the bytes say, it returns what it
 could read, and it reads ``LONGEST_HEADER_BYTES`` and ``MOST_KEYS`` at most. The model's architecture stands
@@ -8,6 +8,7 @@ versions 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,21 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 TEXT, ARRAY = 8, 9
 
 TOKENIZER = "tokenizer."
+
+ALIGNMENT_KEY, USUAL_ALIGNMENT = "general.alignment", 32
+
+MOST_TENSORS = 2**18
+MOST_TEXTS = 2**21
+"""The most texts of an array that are passed over: the tokens of a vocabulary."""
+
+MOST_DIMENSIONS = 8
+
+TENSOR_TYPES = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 20: (32, 18),
+    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2), 39: (32, 17),
+}  # fmt: skip
+"""Values in a block, and the block's bytes, of each tensor type by its number in ggml.h (``ggml_type``)."""
 
 
 class _Unreadable(Exception):
@@ -53,6 +69,27 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return found
 
 
+def least_bytes(path: Path) -> int:
+    """Return the bytes that the file must have at least to hold its tensors; 0 when that cannot be told.
+
+    A tensor of an unknown type counts as empty.
+    """
+    try:
+        with path.open("rb") as file:
+            header = _Header(file)
+            alignment = USUAL_ALIGNMENT
+            for _ in range(header.keys):
+                name = header.text()
+                value = header.value(header.number("I"), MOST_TEXTS)
+                if name == ALIGNMENT_KEY and isinstance(value, int) and value > 0:
+                    alignment = value
+            ends = [header.tensor_end() for _ in range(min(MOST_TENSORS, header.tensors))]
+            begin = -(-file.tell() // alignment) * alignment
+    except (OSError, _Unreadable):
+        return 0
+    return begin + max(ends) if ends else 0
+
+
 class _Header:
     """A cursor in the header; every method raises _Unreadable instead of reading beyond its bounds."""
 
@@ -60,7 +97,7 @@ class _Header:
         self._file = file
         if self._bytes(4) != MAGIC or self.number("I") not in VERSIONS:
             raise _Unreadable
-        self.number("Q")  # the number of tensors
+        self.tensors = int(self.number("Q"))
         self.keys = min(MOST_KEYS, int(self.number("Q")))
 
     def number(self, kind: str) -> Any:
@@ -75,8 +112,19 @@ class _Header:
             return None
         return self._bytes(length).decode(errors="replace")
 
-    def value(self, kind: int) -> Any:
-        """Return the next value; None for one that is passed over."""
+    def tensor_end(self) -> int:
+        """Return the end of the next described tensor, in bytes from the beginning of all tensors."""
+        self.text()
+        dimensions = self.number("I")
+        if dimensions > MOST_DIMENSIONS:
+            raise _Unreadable
+        values = math.prod(int(self.number("Q")) for _ in range(dimensions))
+        kind, offset = self.number("I"), int(self.number("Q"))
+        block_values, block_bytes = TENSOR_TYPES.get(kind, (1, 0))
+        return offset + values // block_values * block_bytes
+
+    def value(self, kind: int, most_texts: int = LONGEST_ARRAY) -> Any:
+        """Return the next value; None for one that is passed over, as an array of up to ``most_texts``."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind])
         if kind == TEXT:
@@ -84,9 +132,9 @@ class _Header:
         if kind != ARRAY:
             raise _Unreadable
         kind, length = self.number("I"), int(self.number("Q"))
-        if kind == TEXT and length <= LONGEST_ARRAY:
+        if kind == TEXT and length <= most_texts:
             for _ in range(length):
-                self.text()
+                self._skip(int(self.number("Q")))
             return None
         if kind not in NUMBERS:
             raise _Unreadable

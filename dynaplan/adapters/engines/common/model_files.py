@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dynaplan.adapters.engines.common.gguf_header import least_bytes
 from dynaplan.domain.errors import ConfigError
 
 GGUF_FILE = "a GGUF file"
@@ -120,6 +121,15 @@ def _check_gguf(model: str, path: Path) -> None:
     if len(header) < GGUF_HEADER_BYTES or version not in GGUF_VERSIONS:
         raise _wrong(model, "is no whole GGUF file", f"{expected} Was it copied to its end?")
     _check_parts(model, path)
+    _check_whole(model, path)
+
+
+def _check_whole(model: str, path: Path) -> None:
+    """Raise ConfigError when the file ends before its tensors do, as after a broken download."""
+    needed, size = least_bytes(path), path.stat().st_size
+    if size < needed:
+        fault = f"is cut off: it has {size:,} bytes, and its tensors end at {needed:,}"
+        raise _wrong(model, fault, "Copy it, or pull it, again.")
 
 
 def _check_parts(model: str, path: Path) -> None:

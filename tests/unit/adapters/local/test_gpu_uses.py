@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.local.gpu_uses import NvmlUses, process_of, simulated_uses
+from dynaplan.adapters.local.gpu_uses import NvmlUses, busy_now, process_of, simulated_uses
 from dynaplan.adapters.local.gpus import nvml, simulated
 from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
 
@@ -131,6 +131,13 @@ def test_whatever_stands_in_the_file_raises_nothing(
     (directory / "gpu-0.json").write_text(json.dumps(document))
     for use in simulated_uses(simulated(1), directory).values():
         assert 0 <= use.used_bytes < 2**63
+
+
+def test_the_busy_ones_are_the_ones_whose_memory_is_in_use(driver: FakeDriver) -> None:
+    full = Gpu(0, "GPU-a", "H100", 80 * 2**30)
+    assert busy_now([full]) == set()
+    driver.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(used=71 * 2**30)  # type: ignore[method-assign]
+    assert busy_now([full]) == {0}
 
 
 @pytest.mark.gpu

@@ -33,6 +33,16 @@ def test_a_box_with_gpus_uses_those_that_it_may_see() -> None:
     assert inventory(0, {}, read=real) == ((), False)
 
 
+def test_of_more_gpus_than_are_asked_for_the_free_ones_are_taken_first() -> None:
+    def chosen(number: int, *busy: int) -> tuple[Gpu, ...]:
+        return inventory(number, {}, read=real, busy=lambda _: busy)[0]
+
+    assert chosen(2) == REAL[:2]
+    assert chosen(2, 0) == REAL[1:]
+    assert chosen(2, 0, 1) == (REAL[0], REAL[2])
+    assert chosen(3, 0) == REAL
+
+
 def test_more_gpus_than_there_are_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"--gpus is 4, but this box has 3 GPUs"):
         inventory(4, {}, read=real)

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.adapters.engines.common.gguf_header import LONGEST_ARRAY, read_metadata
+from dynaplan.adapters.engines.common.gguf_header import (
+    LONGEST_ARRAY,
+    TENSOR_TYPES,
+    least_bytes,
+    read_metadata,
+)
+from dynaplan.adapters.engines.common.model_files import check_model
 from dynaplan.adapters.engines.common.model_shapes import gguf_shape
+from dynaplan.domain.errors import ConfigError
 from tests.fakes.tiny_models import CONTEXT_TOKENS, HEADS, KV_HEADS, LAYERS, WIDTH, tiny_gguf
 
 EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
@@ -105,8 +112,10 @@ GOOD = gguf(
 def test_any_bytes_are_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    shape = gguf_shape(written(tmp_path_factory.getbasetemp(), content))
+    path = written(tmp_path_factory.getbasetemp(), content)
+    shape = gguf_shape(path)
     assert shape is None or shape.bytes_per_token() >= 0
+    assert least_bytes(path) >= 0
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -119,6 +128,37 @@ def test_a_good_header_with_some_other_bytes_is_read_without_an_error(
         content[place] = byte
     shape = gguf_shape(written(tmp_path_factory.getbasetemp(), bytes(content)))
     assert shape is None or shape.bytes_per_token() >= 0
+
+
+def tensor(name: str, kind: int, offset: int, *dimensions: int) -> bytes:
+    sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    return text(name) + sizes + struct.pack("<IQ", kind, offset)
+
+
+def test_the_tensors_tell_how_long_the_file_must_be(tmp_path: Path) -> None:
+    tokens = array("tokenizer.ggml.tokens", 8, 2, text("a") + text("b"))
+    infos = tensor("a", 0, 0, 8, 2) + tensor("b", 2, 64, 64)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 2) + number("general.alignment", 64) + tokens + infos
+    begin = -(-len(header) // 64) * 64
+    assert least_bytes(written(tmp_path, header)) == begin + 64 + 2 * 18
+    unknown = header.replace(struct.pack("<IQ", 2, 64), struct.pack("<IQ", 99, 64))
+    assert least_bytes(written(tmp_path, unknown)) == begin + 64
+    for cut in range(len(header)):
+        assert least_bytes(written(tmp_path, header[:cut])) == 0
+    assert least_bytes(written(tmp_path, header.replace(struct.pack("<I", 1), struct.pack("<I", 9)))) == 0
+
+
+def test_a_whole_file_of_ggufs_own_writer_is_as_long_as_it_must_be(tmp_path: Path) -> None:
+    gguf_package = pytest.importorskip("gguf")
+    path = tiny_gguf(tmp_path)
+    assert 0 < least_bytes(path) <= path.stat().st_size < least_bytes(path) + 32
+    known = {int(kind): sizes for kind, sizes in gguf_package.GGML_QUANT_SIZES.items()}
+    assert {kind: known[kind] for kind in TENSOR_TYPES if kind in known} == {
+        kind: sizes for kind, sizes in TENSOR_TYPES.items() if kind in known
+    }
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ConfigError, match=r"is cut off: it has .* bytes, and its tensors end at"):
+        check_model("llamacpp", str(path))
 
 
 def test_the_good_header_is_good(tmp_path: Path) -> None:
