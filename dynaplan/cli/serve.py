@@ -89,6 +89,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds that a worker may take to finish its requests when it leaves.",
 )
+@click.option(
+    "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
+)
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @click.pass_context
 def command(
@@ -107,6 +110,7 @@ def command(
     api_key: str,
     drain_timeout: float,
     leave_timeout: float,
+    exit_on_failure: bool,
     circus_tcp: bool,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
@@ -150,6 +154,7 @@ def command(
         port=port,
         gpus=gpus,
         circus_tcp=circus_tcp,
+        exit_on_failure=exit_on_failure,
         api_key=api_key or None,
         drain_timeout_s=drain_timeout,
         leave_timeout_s=leave_timeout,

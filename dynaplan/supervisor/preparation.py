@@ -90,6 +90,7 @@ class ServeOptions:
     log_dir: Path | None = None
     state_dir: Path | None = None
     use_busy_gpus: bool = False
+    exit_on_failure: bool = False
 
 
 @dataclass(frozen=True)

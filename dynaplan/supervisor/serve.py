@@ -17,9 +17,9 @@ import zmq
 from dynaplan import wiring
 from dynaplan.core.fleet import allocation
 from dynaplan.core.fleet.statefile import fleet_of
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, StatefileCorrupt
 from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.lifecycle import EXIT_NEVER, Role, Worker, WorkerState
 from dynaplan.foundation import screen
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
@@ -32,6 +32,8 @@ from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
+from dynaplan.supervisor.upkeep.failure_watch import FailureWatch
+from dynaplan.supervisor.upkeep.server_watch import server_watches
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 
@@ -47,15 +49,19 @@ SLOW_S = 10.0
 def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
     """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; return the exit code, 130 when told twice.
 
+    78, with ``exit_on_failure``, when no worker of a service can ever start.
     Raises a UserError, and has started nothing, when something is in the way.
     """
     raise_descriptor_limit()
-    # Until the loop takes the signals, SIGTERM too gives back what was taken.
+    # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     with ExitStack() as stack:
-        prepared = prepare(graph, config, options, stack)
-        stack.callback(_clear_up_in_peace)
-        return asyncio.run(Serving(prepared).run())
+        try:
+            prepared = prepare(graph, config, options, stack)
+            return asyncio.run(Serving(prepared, options.exit_on_failure).run())
+        finally:
+            _clear_up_in_peace()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -70,7 +76,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 def _clear_up_in_peace() -> None:
     """Ignore signals while everything is given back."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -96,12 +102,14 @@ def gpu_map(graph: GraphSpec, config: Config, gpus: int | None, use_busy_gpus: b
 class Serving:
     """The arbiter from its start to its end."""
 
-    def __init__(self, prepared: Preparation) -> None:
+    def __init__(self, prepared: Preparation, exits_on_failure: bool = False) -> None:
         self._prepared = prepared
         self._launch = prepared.launch
         self._told_to_stop = asyncio.Event()
         self._shutdown: Shutdown | None = None
         self._is_hurried = False
+        self._exits_on_failure = exits_on_failure
+        self._has_failed = False
 
     async def run(self) -> int:
         """Start everything, tell the user, wait, end everything; return the exit code."""
@@ -132,7 +140,9 @@ class Serving:
         finally:
             ready.cancel()
         say("Stopped.")
-        return EXIT_HURRIED if self._is_hurried else 0
+        if self._is_hurried:
+            return EXIT_HURRIED
+        return EXIT_NEVER if self._has_failed else 0
 
     async def _start(self, arbiter: ServeArbiter) -> None:
         try:
@@ -149,7 +159,16 @@ class Serving:
         clock, heartbeats = wiring.system_clock(), wiring.heartbeats(self._launch.runtime_dir)
         plugin = PluginWatch(arbiter, self._launch.plugin_name, heartbeats, wiring.processes(), clock, say)
         directories = DirectoryWatch(self._launch, self._prepared.servers, arbiter, say)
-        return Vigil([plugin.look, directories.look], clock)
+        failures = FailureWatch(self._workers, self._launch.log_dir, say, self._end_by_failure)
+        servers = server_watches(self._launch, self._prepared.servers, arbiter, say)
+        tasks = [plugin.look, directories.look, failures.look, *(server.look for server in servers)]
+        return Vigil(tasks, clock)
+
+    def _end_by_failure(self) -> None:
+        """End in order with exit code 78, if the user has asked for that."""
+        if self._exits_on_failure and not self._told_to_stop.is_set():
+            self._has_failed = True
+            self._stop()
 
     def _arbiter(self) -> ServeArbiter:
         launch = self._launch
@@ -181,12 +200,17 @@ class Serving:
     def _handle_signals(self) -> None:
         """Handle SIGINT and SIGTERM: the first ends in order, the second at once.
 
-        A closed terminal ends nothing.
+        Not by the loop's own handlers, which it takes away when it closes: what was taken is given back after
+        that, and a signal in between would end the process in the midst of it.
         """
         loop = asyncio.get_running_loop()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._stop)
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+            signal.signal(number, stop)
 
     def _stop(self) -> None:
         if not self._told_to_stop.is_set():
@@ -222,7 +246,10 @@ class Serving:
 
     def _workers(self) -> tuple[Worker, ...]:
         """Return the workers as the fleet plugin has written them down."""
-        document = wiring.open_statefile(self._launch.statefile).read()
+        try:
+            document = wiring.open_statefile(self._launch.statefile).read()
+        except StatefileCorrupt:
+            return ()  # the fleet plugin writes it anew at its next change
         return fleet_of(document) if document else ()
 
     async def _missing(self) -> list[str]:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
+from tests.e2e.traces import files_of
 from tests.fakes.load import Load
-from tests.fakes.polling import consistently, eventually
+from tests.fakes.polling import consistently, eventually, wait_until
 
 QUIET = ("--Planner.no-operation=true",)
 
@@ -96,3 +97,36 @@ async def test_circusctl_quit_ends_it_in_order(deploy: Callable[..., Deployment]
     assert deployment.process
     await eventually(lambda: deployment.process.poll() is not None, 20)
     assert not deployment.statefile_path.exists()
+
+
+@pytest.mark.parametrize("moment", ["statefile", "Stopping", "Stopped."])
+def test_sighup_while_it_starts_or_cleans_up_leaves_nothing(
+    deploy: Callable[..., Deployment], moment: str
+) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, wait=False)
+    process = deployment.process
+    assert process
+    if moment == "statefile":
+        wait_until(lambda: deployment.statefile_path.with_suffix(".serve.lock").exists(), 90)
+        for _ in range(20):
+            process.send_signal(signal.SIGHUP)
+    deployment.wait_ready()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: moment in deployment.text, interval_s=0.001)
+    while process.poll() is None:
+        process.send_signal(signal.SIGHUP)
+    assert process.returncode == 0, deployment.text
+    assert not deployment.statefile_path.exists()
+    assert files_of(deployment) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_prepares_leaves_nothing(deploy: Callable[..., Deployment], number: int) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, wait=False)
+    process = deployment.process
+    assert process
+    wait_until(lambda: deployment.statefile_path.with_suffix(".serve.lock").exists(), 90, 0.001)
+    process.send_signal(number)
+    process.wait(60)
+    assert files_of(deployment) == []
+    assert deployment.children() == []

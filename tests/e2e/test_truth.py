@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from circus.client import CircusClient
 
 from tests.e2e.deployment import MODEL, Deployment
@@ -64,3 +68,52 @@ def test_circusctl_replaces_a_worker_and_answers_in_words_what_it_cannot_do(
     wait_until(lambda: states() == {"dynamo_VllmWorker": "stopped", "dynamo_VllmWorker_1": "ready"})
     assert "ended unasked" not in deployment.text
     assert deployment.workers()["dynamo_VllmWorker_1"]["restarts_s"] == []
+
+
+BROKEN = ("--VllmWorker.engine=llamacpp", "--drain-timeout", "2")
+
+
+def broken_model(directory: Path) -> Path:
+    """A truncated GGUF file, which llama.cpp never loads."""
+    path = directory / "broken.gguf"
+    path.write_bytes(b"GGUF\x03\0\0\0" + bytes(200))
+    return path
+
+
+def test_that_the_only_worker_can_never_start_is_said_and_clients_get_the_reason(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    pytest.importorskip("xllamacpp")
+    model = f"--Common.model={broken_model(tmp_path)}"
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, *BROKEN, model, wait=False)
+    wait_until(lambda: "No VllmWorker can start: llamacpp exited" in deployment.text, 60)
+    assert "dynamo_VllmWorker.log" in deployment.text
+
+    def answer() -> str:
+        body = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 3}).encode()
+        request = urllib.request.Request(
+            f"{deployment.url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        try:
+            urllib.request.urlopen(request, timeout=10)
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read().decode()}"
+        except OSError:
+            pass
+        return ""
+
+    told = wait_until(answer, 60)
+    assert told.startswith("503 ")
+    assert "VllmWorker cannot start: llamacpp exited with 2 while starting: " in told
+    assert "see `dynaplan logs dynamo_VllmWorker`" in told
+
+
+def test_with_exit_on_failure_it_ends_with_78_and_leaves_nothing(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    pytest.importorskip("xllamacpp")
+    options = (*QUIET, *BROKEN, f"--Common.model={broken_model(tmp_path)}", "--exit-on-failure")
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *options, wait=False)
+    assert deployment.process
+    assert deployment.process.wait(90) == 78, deployment.text
+    assert not deployment.statefile_path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import UserError
+from dynaplan.domain.errors import QueueUnavailable, UserError
 from dynaplan.supervisor import embedded
 from dynaplan.supervisor.embedded import (
     check_external_etcd,
@@ -45,6 +46,34 @@ async def test_nats_starts_quickly_on_its_port_and_keeps_its_queue_over_a_kill(n
     assert await nats.start_again() < 2.0
     await eventually(lambda: messenger.is_connected)
     assert await queue.depth() == 1
+    await messenger.close()
+
+
+@pytest.mark.parametrize("damage", ["state of the consumer", "files of a running server"])
+async def test_a_damaged_queue_is_made_anew_by_whoever_meets_the_damage(nats: Server, damage: str) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    queue = await messenger.queue("q")
+    await queue.put(b"work")
+    directory = nats.spec.working_dir / "jetstream"
+    if damage == "state of the consumer":
+        nats.kill()
+        for path in directory.rglob("obs/**/*"):
+            if path.is_file():
+                path.write_bytes(os.urandom(64))
+        await nats.start_again()
+        await eventually(lambda: messenger.is_connected)
+    else:
+        shutil.rmtree(directory)
+
+    async def is_whole_again() -> bool:
+        try:
+            await queue.put(b"more")
+            item = await queue.get(0.5)
+        except QueueUnavailable:
+            return False
+        return item is not None and item.payload == b"more"
+
+    await eventually(is_whole_again)
     await messenger.close()
 
 

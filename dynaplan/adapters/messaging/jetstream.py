@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dynaplan.domain.errors import QueueUnavailable
@@ -17,12 +19,16 @@ if TYPE_CHECKING:
 
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
+log = logging.getLogger(__name__)
+
 CONSUMER = "worker-group"
 # Who holds work says every second that it goes on; work of one who has died comes back after this.
 ACK_WAIT_S = 3.0
 MAX_AGE_S = 600.0
 MAX_ACK_PENDING = 100_000
 CALL_TIMEOUT_S = 2.0
+# A stream whose files are gone answers no put at all; who puts work in waits for a second.
+PUT_TIMEOUT_S = 0.7
 # How much later than the server we give up waiting: its own word is always better than our clock.
 GRACE_S = 1.0
 RETRY_S = 0.1
@@ -30,6 +36,8 @@ RETRY_S = 0.1
 SHORTEST_WAIT_S = 0.1
 # JetStream's error codes: no message found, sequence not found, message delete failed.
 NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
+# A message, or the consumer's state, cannot be stored: the stream's files are damaged or gone.
+DAMAGED = frozenset({10012, 10077, 10104})
 EMPTY_STATUSES = frozenset({"404", "408"})
 
 
@@ -87,6 +95,7 @@ class JetStreamQueue:
         self._subject = f"{self.stream}.queue"
         self._messenger = messenger
         self._keeps_what_is_done = False
+        self._last_unanswered = -1
         self._inbox = ""
         self._tokens = itertools.count(1)
         # Requests that the server has not answered yet, in the order in which it will.
@@ -107,14 +116,24 @@ class JetStreamQueue:
         """Append the work; its sequence number."""
         for may_ensure in (True, False):
             async with self._messenger.call() as client:
-                from nats.js.errors import NoStreamResponseError
+                from nats.errors import TimeoutError as NoAnswer
+                from nats.js.errors import APIError, NoStreamResponseError
 
                 try:
-                    answer = await client.jetstream().publish(self._subject, payload, timeout=CALL_TIMEOUT_S)
+                    answer = await client.jetstream().publish(self._subject, payload, timeout=PUT_TIMEOUT_S)
+                    self._last_unanswered = -1
                     return int(answer.seq)
+                except NoAnswer as error:
+                    if not may_ensure or not await self._is_stuck(client):
+                        raise
+                    await self._remove_damaged(client, error)
                 except NoStreamResponseError:
                     if not may_ensure:
                         raise
+                except APIError as error:
+                    if not may_ensure or error.err_code not in DAMAGED:
+                        raise
+                    await self._remove_damaged(client, error)
             await self._ensure()
         raise AssertionError("unreachable")
 
@@ -209,9 +228,33 @@ class JetStreamQueue:
         self._open.clear()
 
     async def _ensure(self) -> None:
+        from nats.js.errors import APIError
+
         async with self._messenger.call() as client:
             self._keeps_what_is_done = not await self._ensure_work_queue(client)
-            await client.jsm().add_consumer(self.stream, _consumer())
+            try:
+                await client.jsm().add_consumer(self.stream, _consumer())
+            except APIError as error:
+                if error.err_code not in DAMAGED:
+                    raise
+                await self._remove_damaged(client, error)
+                self._keeps_what_is_done = not await self._ensure_work_queue(client)
+                await client.jsm().add_consumer(self.stream, _consumer())
+
+    async def _is_stuck(self, client: Client) -> bool:
+        """Tell whether two puts in a row went unanswered by a server that answers, and nothing was stored."""
+        state = (await client.jsm().stream_info(self.stream)).state
+        before, self._last_unanswered = self._last_unanswered, int(state.last_seq)
+        return before == self._last_unanswered
+
+    async def _remove_damaged(self, client: Client, why: Exception) -> None:
+        """Delete the stream, to be made anew: the work in it is lost, and is done by its askers."""
+        from nats.js.errors import NotFoundError
+
+        log.warning("the stream %s is damaged, and made anew: %s", self.stream, why)
+        self._last_unanswered = -1
+        with suppress(NotFoundError):
+            await client.jsm().delete_stream(self.stream)
 
     async def _ensure_work_queue(self, client: Client) -> bool:
         """Make the stream; False when one is in use that keeps what is acknowledged (the original's)."""

@@ -179,7 +179,8 @@ class FrontendRequests:
         known = self._model_names()
         if call.model not in known:
             if not known:
-                raise no_worker("No worker has said yet which model it serves. Try again.")
+                nobody = "No worker has said yet which model it serves. Try again."
+                raise no_worker(self._router.why_none or nobody)
             raise ApiError(
                 404,
                 f"The model {call.model!r} does not exist; there is {', '.join(sorted(known))}",

@@ -16,7 +16,7 @@ from aiohttp.http import RawRequestMessage
 
 from dynaplan import wiring
 from dynaplan.domain.discovery import PUBLIC_URL
-from dynaplan.domain.documents import parse_object
+from dynaplan.domain.documents import object_field, parse_object, text_field
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
@@ -79,6 +79,7 @@ class FrontendServer:
         self._runtime = runtime
         self._settings = settings
         self.is_worker_coming = False
+        self.why_no_worker = ""
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
@@ -163,6 +164,7 @@ class FrontendServer:
             self._settings.overlap_weight,
             is_coming=lambda: self.is_worker_coming,
             sleepers=self._sleepers,
+            why_none=lambda: self.why_no_worker,
         )
 
     async def drain(self) -> None:
@@ -219,7 +221,17 @@ class FrontendServer:
         return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
-        self.is_worker_coming = _has_coming_decode_workers(keys.get(fleet_key(self._runtime.namespace), ""))
+        fleet = keys.get(fleet_key(self._runtime.namespace), "")
+        self.is_worker_coming = _has_coming_decode_workers(fleet)
+        self.why_no_worker = _why_no_worker(fleet, self._settings.decode_component)
+
+
+def _why_no_worker(fleet: str, component: str) -> str:
+    """Return why no worker of the component can ever start, as the fleet's document says; empty otherwise."""
+    try:
+        return text_field(object_field(parse_object(fleet), "hopeless", {}), component, "")
+    except ValueError:
+        return ""
 
 
 def _has_coming_decode_workers(fleet: str) -> bool:

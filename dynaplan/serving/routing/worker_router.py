@@ -47,7 +47,10 @@ class Booking(BookEntry):
 
 
 class WorkerRouter:
-    """Chooses among the instances of one component. ``is_coming`` tells whether workers are being started."""
+    """Chooses among the instances of one component.
+
+    ``is_coming`` tells whether workers are being started, ``why_none`` why none can ever start, if so.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class WorkerRouter:
         overlap_weight: float = 1.0,
         is_coming: Callable[[], bool] = lambda: False,
         sleepers: Sleepers | None = None,
+        why_none: Callable[[], str] = str,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -67,6 +71,7 @@ class WorkerRouter:
         self._sleepers = sleepers
         if sleepers:
             sleepers.changed = self._wake_waiting
+        self._why_none = why_none
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         self._index = PrefixIndex()
@@ -83,6 +88,11 @@ class WorkerRouter:
         """The instances that can be chosen."""
         return self._discovery.instances(self._component)
 
+    @property
+    def why_none(self) -> str:
+        """The reason why no worker can ever start, in words; empty when one may."""
+        return self._why_none()
+
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
@@ -97,7 +107,7 @@ class WorkerRouter:
             now_s = self._loop.time()
             self._wake_a_sleeper(is_late=now_s >= deadline_s)
             if now_s >= deadline_s or not self._is_expected(now_s):
-                raise no_worker(f"No {self._component} is there to answer. Try again.")
+                raise no_worker(self.why_none or f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
     def _wake_a_sleeper(self, *, is_late: bool) -> None:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from dynaplan.core.fleet import hopeless
 from dynaplan.core.fleet.observing import (
     World,
     desired_workers,
@@ -53,7 +54,8 @@ class FleetKeeper:
     """The reconciler of one deployment.
 
     ``record(workers)`` writes the statefile, ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
-    the duration of a start, ``beat()`` says that passes go on. A pass begins at once when ``wake`` is set.
+    the duration of a start, ``beat()`` says that passes go on, ``kept()`` returns the
+    planner's keys that the statefile remembers. A pass begins at once when ``wake`` is set.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class FleetKeeper:
         say: Callable[[str], None],
         learn: Callable[[str, float], None],
         beat: Callable[[], None],
+        kept: Callable[[], Mapping[str, str]],
         wake: asyncio.Event,
     ) -> None:
         self._launch = launch
@@ -85,6 +88,7 @@ class FleetKeeper:
         self._say = say
         self._learn = learn
         self._beat = beat
+        self._kept = kept
         self._wake = wake
         self._crashes = CrashLedger()
         self._waits = Waits()
@@ -274,10 +278,13 @@ class FleetKeeper:
             return
         first = first_counts(graph, self._workers, counts)
         if first:
-            link.decide_first(first)
+            # What the statefile remembers comes back by itself (kept_keys.py): it is the true first decision.
+            if not first.keys() <= self._kept().keys():
+                link.decide_first(first)
             return
         gpus = self._gpus.total(tuple(self._workers.values()))
         document = fleet_document(graph, self._workers, gpus) | {"waiting": self._waits.reasons}
+        document |= hopeless.published(self._workers.values())
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)

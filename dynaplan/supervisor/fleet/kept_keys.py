@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from dynaplan.domain.documents import whole_number
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.domain.planning.scaling import COUNT_KEYS
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.fleet.document import Statefile
@@ -24,7 +26,19 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 """Seconds between two looks; a planner decides a few times a minute."""
 
-READERS: Mapping[str, Callable[[str], object]] = {HOLDS: RoleHolds.from_text}
+
+def _number(text: str) -> int:
+    found = whole_number(text)
+    if found is None or found < 0:
+        raise ValueError(f"{text!r} is not a number of workers or decisions")
+    return found
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    HOLDS: RoleHolds.from_text,
+    **dict.fromkeys(COUNT_KEYS.values(), _number),
+    "decision_id": _number,
+}
 """The keys that are kept, by name, and how each is read: a value that raises ValueError is not kept."""
 
 
@@ -69,7 +83,7 @@ class KeptKeys:
             except StatefileUnwritable as error:
                 log.warning("the planner's keys are not in the statefile yet: %s", error)
         if lost := {name: value for name, value in kept.items() if name not in found}:
-            log.warning("the store has lost %s: written again", ", ".join(lost))
+            self._say(f"The key-value store has lost {', '.join(lost)}: written again.")
             self._link.restore(lost)
         self._end_holds(kept.get(HOLDS, ""))
 

@@ -106,6 +106,7 @@ class FleetPlugin(CircusPlugin):
             say=terminal.say,
             learn=wiring.startup_times(launch.statefile).learn,
             beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
+            kept=lambda: statefile.planner_keys,
             wake=self._wake,
         )
         log.info("keeping %d workers", len(keeper.workers))

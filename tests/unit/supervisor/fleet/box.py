@@ -58,6 +58,7 @@ class Box:
         self.health = FakeHealth()
         self.standstill = FakeStandstill()
         self.oom_kills = 3
+        self.kept: dict[str, str] = {}
         self.processes = FakeProcesses(self.circus)
         self.said: list[str] = []
         self.written: tuple[Worker, ...] = workers
@@ -83,6 +84,7 @@ class Box:
             say=self.said.append,
             learn=lambda key, seconds: self.learnt.append((key, seconds)),
             beat=lambda: None,
+            kept=lambda: self.kept,
             wake=self.wake,
         )
         return self.keeper

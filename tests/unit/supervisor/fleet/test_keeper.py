@@ -42,11 +42,17 @@ async def test_a_decision_is_acknowledged_when_its_workers_are_ready_and_not_bef
     assert box.link.acknowledged == [7]
 
 
-async def test_the_first_counts_are_the_workers_that_there_are(tmp_path: Path) -> None:
+async def test_the_first_counts_are_the_present_workers_or_what_the_statefile_remembers(
+    tmp_path: Path,
+) -> None:
     box = await Box(tmp_path).started(decode=2)
     box.link.counts = DesiredCounts()
     await box.keeper.one_pass()
     assert box.link.first == {"num_prefill_workers": "1", "num_decode_workers": "2", "decision_id": "0"}
+    box.link.first = {}
+    box.kept = {"num_prefill_workers": "1", "num_decode_workers": "3", "decision_id": "7", "holds": "{}"}
+    await box.keeper.one_pass()
+    assert box.link.first == {}, "what the statefile remembers comes back instead"
 
 
 async def test_nothing_is_scaled_while_the_store_is_away_but_a_crashed_worker_is_restarted(

@@ -51,7 +51,7 @@ class World:
         self.keys = KeptKeys(self.link, self.document, self.said.append, lambda: self.now_s)
 
     def look(self, **found: str) -> None:
-        self.link.planner_keys = {"num_decode_workers": "2", **found}
+        self.link.planner_keys = {"scaled_decision_id": "2", **found}
         self.keys.look()
 
 
@@ -119,3 +119,12 @@ def test_a_clock_that_is_set_back_does_not_revive_a_hold() -> None:
     world.now_s = 0.0
     world.look(holds=after)
     assert RoleHolds.from_text(world.document.planner_keys["holds"]) == RoleHolds(Hold(1))
+
+
+def test_desired_counts_that_the_store_has_lost_are_written_again() -> None:
+    world = World()
+    world.look(num_decode_workers="3", decision_id="8")
+    world.look()
+    assert world.link.restored == [{"num_decode_workers": "3", "decision_id": "8"}]
+    world.look(num_decode_workers="--5", decision_id="8")
+    assert world.document.planner_keys == {"num_decode_workers": "3", "decision_id": "8"}
