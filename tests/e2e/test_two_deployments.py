@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.deployment import Deployment
 
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", "--Planner.no-operation=true")
 
 
+@pytest.mark.timeout(300)
 def test_each_is_told_apart_and_named_where_it_is_in_the_way(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:
