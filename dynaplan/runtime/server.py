@@ -109,6 +109,8 @@ class WorkerServer:
         found = await self._table.resolve(request)
         if isinstance(found.http_exception, web.HTTPNotFound) and self._bears_token(request):
             return self._unknown_path(request.path)
+        if isinstance(found.http_exception, web.HTTPMethodNotAllowed):
+            return _another_method(request.path, found.http_exception.allowed_methods)
         request.match_info.clear()
         request.match_info.update(found)
         return await found.handler(request)
@@ -148,6 +150,12 @@ def _as_response(answer: object) -> web.StreamResponse:
     if not isinstance(answer, web.StreamResponse):
         raise TypeError(f"a route answered {type(answer).__name__} instead of a response")
     return answer
+
+
+def _another_method(path: str, allowed: set[str]) -> web.Response:
+    methods = ", ".join(sorted(allowed))
+    headers = {"Allow": methods}
+    return web.json_response({"error": f"{path} takes {methods} only"}, status=405, headers=headers)
 
 
 def _refusal() -> web.Response:

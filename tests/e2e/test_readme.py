@@ -51,7 +51,7 @@ def test_no_exception_is_out_of_date() -> None:
     assert any(command.startswith(DECISION) for command in shown)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_readme_can_be_followed_as_they_are_written(shell: Shell) -> None:
     shown = dict.fromkeys(each for each in commands() if each not in NOT_RUN and REAL_MODEL not in each)
     serve = [each for each in shown if each.startswith("dynaplan serve") and "--dry-run" not in each]

@@ -243,7 +243,8 @@ async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
     async with plant.session.post(f"{server.url}/kv/a%2Fb/take") as response:
         assert await response.text() == "a/b"
     async with plant.session.get(f"{server.url}/kv/7/take") as response:
-        assert response.status == 405
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"] == "/kv/7/take takes POST only"
     async with aiohttp.ClientSession() as anybody, anybody.post(f"{server.url}/kv/7/take") as response:
         assert response.status == 401
 

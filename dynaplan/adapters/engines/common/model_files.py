@@ -28,6 +28,9 @@ CONFIG_FILES = ("config.json", "params.json")
 OPTION = "--Common.model=PATH"
 """The way to name a model on the command line."""
 
+PULL = "`dynaplan pull` lists small ones to begin with."
+"""The way to a first model."""
+
 GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = range(1, 16)
 GGUF_HEADER_BYTES = 24
@@ -104,7 +107,7 @@ def _check_gguf(model: str, path: Path) -> None:
         if not is_path(model) and is_hub_name(model, path):
             hint = f"Download one and write {OPTION}. Engine vllm takes names on the hub: -f vllm.yaml."
             raise _wrong(model, "does not exist", f"{expected} {hint}")
-        raise _wrong(model, "does not exist", f"{expected}{_others(path) or f' Write {OPTION}.'}")
+        raise _wrong(model, "does not exist", f"{expected}{_others(path) or f' Write {OPTION}. {PULL}'}")
     if path.is_dir():
         raise _wrong(model, "is a directory", f"{expected}{_inside(path)}")
     with path.open("rb") as file:
