@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
     from dynaplan.profiler.session import Profiled, ProfileOptions
@@ -93,30 +95,50 @@ def command(context: click.Context, /, config_file: str, **given: Any) -> int:
     """
     options = _options(config_file, context.obj, given)
     _check_names(options)
-    bars = _Bars()
+    progress = ProfileProgress()
     _log_to(options.output_dir / LOG_FILE)
-    profiled = _run(options, bars)
+    profiled = _run(options, progress)
     if profiled is None:
         click.echo(
             "Interrupted; the deployment has ended. The same command goes on where this one was.", err=True
         )
         return EXIT_INTERRUPTED
-    _report(profiled, bars)
-    bars.say(_next_step(options))
+    _report(profiled, progress)
+    progress.say(_next_step(options))
     return 0
 
 
-class _Bars:
-    """Shows the progress on standard output; its lines go to the log file too."""
+class ProfileProgress:
+    """Tells lines on standard output, which go to the log file too, and the progress on standard error."""
+
+    def __init__(self, line: ProgressLine | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._line = line or ProgressLine()
+        self._now_s = now_s
 
     def say(self, line: str) -> None:
+        """Tell the user."""
+        self._line.erase()
         click.echo(line)
         log.info(line)
 
     @contextmanager
     def stage(self, label: str, points: int) -> Iterator[Callable[[], None]]:
-        with click.progressbar(length=points, label=label, show_pos=True) as bar:
-            yield lambda: bar.update(1)
+        """Show the points that are done and left; the time left is told at the pace of this stage."""
+        begun_s, done = self._now_s(), 0
+
+        def show() -> None:
+            left = left_words(time_left_s(done, points, self._now_s() - begun_s))
+            text = f"{label}: {done} of {points} points measured"
+            self._line.show(f"{text}, {left}" if left else text, text)
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            show()
+
+        show()
+        with self._line:
+            yield advance
 
 
 def _log_to(path: Path) -> None:
@@ -169,14 +191,14 @@ def _check_names(options: ProfileOptions) -> None:
         validate_config(graph, measured_config(options.config, phase, 1))
 
 
-def _run(options: ProfileOptions, bars: _Bars) -> Profiled | None:
+def _run(options: ProfileOptions, progress: ProfileProgress) -> Profiled | None:
     """Run to the end; None when it was interrupted, and has ended in order."""
     import uvloop
 
     from dynaplan.profiler.session import profile
 
     async def until_told() -> Profiled | None:
-        task = asyncio.create_task(profile(options, bars))
+        task = asyncio.create_task(profile(options, progress))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, task.cancel)
@@ -199,9 +221,9 @@ def _next_step(options: ProfileOptions) -> str:
     return f"Serve with it:  dynaplan serve {graph} -f {file}\n  --Planner.policy=sla plans for the targets."
 
 
-def _report(profiled: Profiled, bars: _Bars) -> None:
+def _report(profiled: Profiled, progress: ProfileProgress) -> None:
     for line in (*profiled.recommendation.lines, *profiled.recommendation.notes):
-        bars.say(line)
-    bars.say("Written:")
+        progress.say(line)
+    progress.say("Written:")
     for path in profiled.files:
-        bars.say(f"  {path}")
+        progress.say(f"  {path}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import click
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.domain.errors import ConfigError
 from dynaplan.foundation import screen, tables
+from dynaplan.foundation.durations import clock
+from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
 from dynaplan.foundation.tables import folded
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
@@ -88,7 +91,8 @@ def command(
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
     options = _options(policies, given, read_graph(file, context.obj))
-    results = list(run_simulations(options))
+    with ProgressLine() as line:
+        results = list(run_simulations(options, _watcher(policies, line)))
     table = rows(results)
     width = screen.width()
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in notes(results))]))
@@ -98,6 +102,27 @@ def command(
         from dynaplan.simulator.report.page import page
 
         _write("--html", html_path, page(options, results))
+
+
+def _watcher(policies: Sequence[str], line: ProgressLine) -> Callable[[str, int, float, float], None]:
+    """Return the function that shows how far the simulations are; the time left is that of this pass."""
+    begun_s: dict[tuple[str, int], float] = {}
+
+    def watch(name: str, number: int, at_s: float, length_s: float) -> None:
+        now_s = time.monotonic()
+        passed_s = now_s - begun_s.setdefault((name, number), now_s)
+        which = f"policy {len({key[0] for key in begun_s})} of {len(set(policies))}, {name}"
+        if name.startswith("oracle"):
+            which += f", pass {number}"
+        part = f"{at_s / length_s:.0%} of {clock(length_s)} simulated" if length_s else "simulating"
+        left = left_words(time_left_s(at_s, length_s, passed_s) if passed_s > SETTLED_S else None)
+        line.show(", ".join(filter(None, (which, part, left))))
+
+    return watch
+
+
+SETTLED_S = 1.0
+"""Seconds of a simulation after which its pace tells the time left."""
 
 
 def _check_writable(option: str, path: Path) -> None:

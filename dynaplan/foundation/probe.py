@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 LONGEST_ANSWER_BYTES = 4096
+LONGEST_WHOLE_BYTES = 256 * 1024
 QUESTION = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
 
 
@@ -25,6 +26,28 @@ async def health_answer(url: str, within_s: float) -> bytes:
 async def health_answer_at(unix_socket: str | os.PathLike[str], within_s: float) -> bytes:
     """Return what ``GET /health`` on a unix socket says first; b"" without an answer in time."""
     return await _answer(lambda: asyncio.open_unix_connection(os.fspath(unix_socket)), within_s)
+
+
+async def whole_answer(url: str, path: str, within_s: float) -> bytes:
+    """Return all that ``GET {url}{path}`` says, at most 256 KiB; b"" without an answer in time."""
+    try:
+        address = urlsplit(url)
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+                return await _until_end(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return b""
+
+
+async def _until_end(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    while len(said) < LONGEST_WHOLE_BYTES and (more := await reader.read(LONGEST_ANSWER_BYTES)):
+        said += more
+    return said
 
 
 async def _answer(connect: Callable[[], Awaitable[Connection]], within_s: float) -> bytes:

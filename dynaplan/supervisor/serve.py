@@ -32,6 +32,7 @@ from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
+from dynaplan.supervisor.upkeep.drain_display import show_drain
 from dynaplan.supervisor.upkeep.failure_watch import FailureWatch
 from dynaplan.supervisor.upkeep.server_watch import server_watches
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
@@ -136,13 +137,28 @@ class Serving:
                 await self._told_to_stop.wait()
             finally:
                 vigil.cancel()
-            await shutdown.run()
+            await self._drained(shutdown)
         finally:
             ready.cancel()
         say("Stopped.")
         if self._is_hurried:
             return EXIT_HURRIED
         return EXIT_NEVER if self._has_failed else 0
+
+    async def _drained(self, shutdown: Shutdown) -> None:
+        """End everything, and show the requests in flight meanwhile."""
+        try:
+            workers = self._workers()
+        except StatefileCorrupt:
+            workers = ()
+        takers = shutdown.first_services()
+        urls = [each.url for each in workers if each.component in takers and each.url]
+        display = asyncio.create_task(show_drain(urls, self._launch.drain_timeout_s), name="drain display")
+        try:
+            await shutdown.run()
+        finally:
+            display.cancel()
+            await asyncio.wait({display})
 
     async def _start(self, arbiter: ServeArbiter) -> None:
         try:

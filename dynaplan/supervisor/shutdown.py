@@ -57,7 +57,7 @@ class Shutdown:
         """Return when nothing is left, within the drain deadline and about two seconds."""
         deadline_s = time.monotonic() + self.drain_timeout_s
         await self._end_plugin()
-        first = self._watchers_of(self._first_services())
+        first = self._watchers_of(self.first_services())
         rest = [name for name in self._watchers_of(self._all_services()) if name not in first]
         for names, until_s in (
             (first, deadline_s - min(RESERVED_S, self.drain_timeout_s / 4)),
@@ -76,8 +76,8 @@ class Shutdown:
         watcher.graceful_timeout = PLUGIN_S
         await watcher._stop()
 
-    def _first_services(self) -> set[str]:
-        """The planner, the Frontends, and the entry service, which takes the requests whatever its role."""
+    def first_services(self) -> set[str]:
+        """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
         roles = (Role.PLANNER, Role.FRONTEND)
         entry = self.graph.services[0].name
         return {entry, *(service.name for service in self.graph.services if service.role in roles)}

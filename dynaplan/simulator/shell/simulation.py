@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,13 +49,40 @@ KPA_CONTEXT_TOKENS = 2000
 """The context, in tokens, for which the batch of a decode worker is chosen."""
 
 
-def run_simulations(options: SimulateOptions) -> Iterator[Result]:
-    """Return the result of each policy on the same trace, in their order; raises ConfigError at once."""
+Watch = Callable[[str, int, float, float], None]
+"""Is told the progress: the policy, the number of its pass over the trace (the oracle makes several), the
+simulated seconds, and those of the whole trace."""
+
+WATCHED_EVERY = 64
+"""Requests between two of those calls."""
+
+
+def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Iterator[Result]:
+    """Return the result of each policy on the same trace, in their order; raises ConfigError at once.
+
+    With ``watch`` the trace is read once more beforehand, for its length.
+    """
     settings = service_settings(options)
     trace = _trace(options)
-    runs = [_run(name, trace, options, settings) for name in options.policies]
+    length_s = max((request.arrival_s for request in trace()), default=0.0) if watch else 0.0
+    traces = [_watched(trace, name, length_s, watch) if watch else trace for name in options.policies]
+    runs = [_run(name, own, options, settings) for name, own in zip(options.policies, traces, strict=True)]
     next(trace(), None)
     return (run() for run in runs)
+
+
+def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
+    """Return the same trace, whose reader's progress is told."""
+    passes = itertools.count(1)
+
+    def requests() -> Iterator[TracedRequest]:
+        number = next(passes)
+        for index, request in enumerate(trace()):
+            if index % WATCHED_EVERY == 0:
+                watch(name, number, request.arrival_s, length_s)
+            yield request
+
+    return requests
 
 
 def _run(

@@ -1,7 +1,8 @@
-"""What ``profile-sla`` ends with."""
+"""``dynaplan profile-sla``: its progress, and what it ends with."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.cli import profile_sla
+from dynaplan.cli.profile_sla import ProfileProgress
+from dynaplan.foundation.progress import ProgressLine
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,21 @@ def test_the_last_line_is_the_command_that_goes_on_with_the_result(
     options: Any = SimpleNamespace(graph=graph, config=sections, output_dir=Path("/my results"))
     line = profile_sla._next_step(options).splitlines()[0]
     assert line.endswith(f"dynaplan serve {expected} -f '/my results/config_with_planner.yaml'")
+
+
+def test_points_are_counted_on_standard_error_and_lines_told_on_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now_s, shown = [0.0], io.StringIO()
+    progress = ProfileProgress(ProgressLine(shown, 30.0, lambda: now_s[0]), lambda: now_s[0])
+    with progress.stage("decode TP1", 3) as advance:
+        for _ in range(2):
+            now_s[0] += 10.0
+            advance()
+        progress.say("a point is left out")
+    assert shown.getvalue().splitlines() == [
+        "decode TP1: 0 of 3 points measured",
+        "decode TP1: 1 of 3 points measured, about 00:20 left",
+        "decode TP1: 2 of 3 points measured, about 00:10 left",
+    ]
+    assert capsys.readouterr().out == "a point is left out\n"

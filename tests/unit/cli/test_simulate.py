@@ -1,12 +1,17 @@
 """``dynaplan simulate`` as a user types it."""
 
+import io
 import json
 
 import pytest
 from click.testing import CliRunner
 
+from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
 from dynaplan.domain.errors import ConfigError
+from dynaplan.foundation.progress import ProgressLine
+from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.shell.simulation import run_simulations
 
 LOAD = "constant:rate=4,duration=60,isl=1000,osl=50"
 
@@ -152,3 +157,34 @@ def test_a_trace_without_suffix_is_a_file_when_it_is_there(tmp_path, monkeypatch
     (tmp_path / "trace").write_text("nothing")
     with pytest.raises(ConfigError, match="begins no known trace"):
         simulate("--trace", "trace")
+
+
+def test_the_progress_tells_policy_simulated_time_and_time_left(monkeypatch):
+    now_s, shown = [0.0], io.StringIO()
+    monkeypatch.setattr(simulate_command.time, "monotonic", lambda: now_s[0])
+    line = ProgressLine(shown, 0.0, lambda: now_s[0])
+    watch = simulate_command._watcher(("load", "oracle"), line)
+    for passed_s, call in (
+        (0.0, ("load", 1, 0.0, 100.0)),
+        (10.0, ("load", 1, 25.0, 100.0)),
+        (0.5, ("oracle", 1, 0.0, 100.0)),
+        (0.5, ("oracle", 2, 50.0, 100.0)),
+        (0.5, ("oracle", 3, 0.0, 0.0)),
+    ):
+        now_s[0] += passed_s
+        watch(*call)
+    assert shown.getvalue().splitlines() == [
+        "policy 1 of 2, load, 0% of 01:40 simulated",
+        "policy 1 of 2, load, 25% of 01:40 simulated, about 00:30 left",
+        "policy 2 of 2, oracle, pass 1, 0% of 01:40 simulated",
+        "policy 2 of 2, oracle, pass 2, 50% of 01:40 simulated",
+        "policy 2 of 2, oracle, pass 3, simulating",
+    ]
+
+
+def test_every_policy_and_pass_is_told_up_to_the_traces_end():
+    calls = []
+    options = SimulateOptions(LOAD, policies=("static:1,1", "hpa"))
+    list(run_simulations(options, lambda *call: calls.append(call)))
+    assert {(name, number) for name, number, _, _ in calls} == {("static:1,1", 1), ("hpa", 1)}
+    assert all(0 <= at_s <= length_s == pytest.approx(60, abs=1) for _, _, at_s, length_s in calls)
