@@ -156,6 +156,8 @@ class ServeArbiter(Arbiter):
     def notice_ends_at_once(self) -> None:
         """Check on every SIGCHLD."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
+        # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
+        signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 
     def _reap_soon(self) -> None:
         if self._reap_timer is None:

@@ -113,8 +113,12 @@ def test_sighup_while_it_starts_or_cleans_up_leaves_nothing(
     deployment.wait_ready()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: moment in deployment.text, interval_s=0.001)
-    while process.poll() is None:
+
+    def ends_though_it_is_told_of_a_closed_terminal() -> bool:
         process.send_signal(signal.SIGHUP)
+        return process.poll() is not None
+
+    wait_until(ends_though_it_is_told_of_a_closed_terminal, 60, 0.002)
     assert process.returncode == 0, deployment.text
     assert not deployment.statefile_path.exists()
     assert files_of(deployment) == []

@@ -74,7 +74,7 @@ BROKEN = ("--VllmWorker.engine=llamacpp", "--drain-timeout", "2")
 
 
 def broken_model(directory: Path) -> Path:
-    """A truncated GGUF file, which llama.cpp never loads."""
+    """A GGUF file without a model in it, which llama.cpp never loads."""
     path = directory / "broken.gguf"
     path.write_bytes(b"GGUF\x03\0\0\0" + bytes(200))
     return path
