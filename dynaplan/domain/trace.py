@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynaplan.domain.documents import shown
+
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
@@ -40,7 +42,7 @@ class TracedRequest:
         """
         hashes = document.get("block_hashes") or ()
         if not isinstance(hashes, list | tuple) or not all(map(_is_integer, hashes)):
-            raise ValueError(f"block_hashes is {hashes!r}, which is no list of whole numbers")
+            raise ValueError(f"block_hashes is {shown(hashes)}, which is no list of whole numbers")
         return cls(
             seconds(document, "arrival_s"),
             tokens(document, "prompt_tokens"),
@@ -75,7 +77,7 @@ def seconds(document: Mapping[str, Any], field: str) -> float:
     """Read a number of seconds; raises KeyError without the field, ValueError for something else."""
     value = document[field]
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e12 < value < 1e12:
-        raise ValueError(f"{field} is {value!r}, which is no number of seconds")
+        raise ValueError(f"{field} is {shown(value)}, which is no number of seconds")
     return float(value)
 
 
@@ -83,7 +85,7 @@ def tokens(document: Mapping[str, Any], field: str, least: int = 0) -> int:
     """Read a number of tokens; raises KeyError without the field, ValueError for something else."""
     value = document[field]
     if not _is_integer(value) or not least <= value <= 1 << 40:
-        raise ValueError(f"{field} is {value!r}, which is no number of tokens")
+        raise ValueError(f"{field} is {shown(value)}, which is no number of tokens")
     return int(value)
 
 

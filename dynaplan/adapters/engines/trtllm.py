@@ -168,11 +168,12 @@ async def run_prefill(
     if "max_completion_tokens" in body:
         del body["max_tokens"]  # two names of one field here, and both at once are refused
     answer = await ask(request.path, body, request.request_id)
-    choices = answer.get("choices") or [{}]
-    taken = choices[0].get(HAND_OFF)
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    taken = choice.get(HAND_OFF)
     if not isinstance(taken, Mapping) or taken.get("ctx_request_id") is None:
         raise TemporaryError(f"the engine's answer has no {HAND_OFF}: it computed without handing off")
-    if choices[0].get("finish_reason") not in MORE_TO_COME:
+    if str(choice.get("finish_reason")) not in MORE_TO_COME:
         raise TemporaryError("the answer ends with its first token: there is nothing to hand over")
     await hand_over({HAND_OFF: {**taken, "request_type": "generation_only", "disagg_request_id": shared_id}})
 

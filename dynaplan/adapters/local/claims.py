@@ -25,6 +25,7 @@ from dynaplan.adapters.local.node_directory import HINT, open_node_directory
 from dynaplan.adapters.local.port_holders import user_name
 from dynaplan.adapters.local.processes import environment_of, is_alive
 from dynaplan.adapters.local.statefile import state_dir
+from dynaplan.domain.documents import parse_object, text_field, whole_field
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
 
@@ -168,7 +169,7 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
     finally:
         os.close(fd)
     try:
-        document: dict[str, Any] = json.loads(text)
+        document = parse_object(text)
         _arbiter(document)
         is_own = name == _file_name(document["uuid"], status.st_uid) and "namespace" in document
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -183,4 +184,7 @@ def _holder(document: Mapping[str, Any], pid: int) -> str:
 
 
 def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:
-    return ProcessIdentity(int(document["pid"]), int(document["started_at"]), str(document["boot_id"]))
+    """Read the claim's arbiter; raises ValueError for what is none."""
+    return ProcessIdentity(
+        whole_field(document, "pid"), whole_field(document, "started_at"), text_field(document, "boot_id")
+    )

@@ -107,7 +107,15 @@ def _key(name: str, labels: bytes) -> Key | None:
     if not name.endswith("_bucket"):
         return name, ""
     found = _LE.search(labels)
-    return (name, found[1].decode()) if found else None
+    return (name, found[1].decode()) if found and is_bound(found[1]) else None
+
+
+def is_bound(le: str | bytes) -> bool:
+    """Tell whether this is the upper bound of a bucket: a number, or infinity."""
+    try:
+        return not math.isnan(float(le))
+    except ValueError:
+        return False
 
 
 def _is_refused(labels: bytes) -> bool:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -21,8 +21,10 @@ from dynaplan.adapters.metrics.exposition import (
     REQUESTS,
     STARTED,
     Counts,
+    is_bound,
     traffic_of,
 )
+from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.traffic import Traffic
 
@@ -103,12 +105,11 @@ class PrometheusTraffic:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         async with self._session.post(self._url, data={"query": promql}) as response:
             try:
-                document = json.loads(await response.read())
+                document = parse_object(await response.read())
             except ValueError:
-                raise ValueError(f"status {response.status}, and no JSON") from None
-        if not isinstance(document, Mapping) or document.get("status") != "success":
-            reason = document.get("error") if isinstance(document, Mapping) else "not what Prometheus answers"
-            raise ValueError(f"status {response.status}: {reason}")
+                raise ValueError(f"status {response.status}, and not what Prometheus answers") from None
+        if document.get("status") != "success":
+            raise ValueError(f"status {response.status}: {document.get('error')}")
         return document.get("data")
 
     def _counts(self, data: Any) -> Counts:
@@ -120,8 +121,9 @@ class PrometheusTraffic:
                 labels, value = series["metric"], float(series["value"][1])
                 if math.isfinite(value):
                     part = REQUESTS if labels["is"] == REFUSED else labels["is"]
-                    key = part, labels.get("le", "")
-                    counts[key] = counts.get(key, 0.0) + value
+                    le = labels.get("le", "")
+                    if le == "" or is_bound(le):
+                        counts[part, le] = counts.get((part, le), 0.0) + value
                 is_unlabelled |= not labels.get(NAMESPACE)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"an answer without {error}") from None

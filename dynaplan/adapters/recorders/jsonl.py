@@ -51,7 +51,7 @@ def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
             break
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
             records.insert(0, document)
@@ -70,7 +70,7 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 try:
                     document = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(document, dict):
                     found = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from dynaplan.domain.documents import shown
 from dynaplan.domain.trace import TracedRequest, seconds, tokens
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -75,15 +76,15 @@ def _timestamp_s(text: str) -> float:
     """Return the seconds since 1970. A time without a zone is taken as UTC: only differences matter."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"TIMESTAMP is {text!r}, which is no date and time") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"TIMESTAMP is {shown(text)}, which is no date and time") from None
 
 
 def _count(text: str, column: str) -> int:
     # ASCII digits only: int() also takes signs, underscores and digits of other scripts.
     if not (text.isascii() and text.strip().isdigit() and len(text) < MOST_DIGITS):
-        raise ValueError(f"{column} is {text!r}, which is no number of tokens")
+        raise ValueError(f"{column} is {shown(text)}, which is no number of tokens")
     return int(text)
 
 

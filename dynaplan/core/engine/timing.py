@@ -12,12 +12,14 @@ exactly ``T(isl)`` in any number of chunks, and a batch alone exactly its measur
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from dynaplan.domain.documents import shown
 from dynaplan.domain.errors import ConfigError
 
 PrefillMs = Callable[[int], float]
@@ -92,9 +94,9 @@ class MeasuredProfile:
         try:
             arrays = {key: tuple(float(value) for value in document[key]) for key in _ARRAYS}
             profile = cls(max_kv_tokens=int(document["max_kv_tokens"]), **arrays)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
-                f"profile '{name}' is not a measured profile: {error!r}",
+                f"profile '{name}' is not a measured profile: {shown(error)}",
                 hint=f"Expected the keys {', '.join(_ARRAYS)} (lists of numbers) and max_kv_tokens.",
             ) from error
         profile._check(name)
@@ -108,9 +110,10 @@ class MeasuredProfile:
                 f"profile '{name}' has arrays of unequal length, or too few points",
                 hint="Expected at least two prefill points and one decode point, with all their values.",
             )
-        if self.max_kv_tokens < 1 or min(*self.prefill_ttft, *self.z_itl) <= 0:
+        is_finite = all(math.isfinite(value) for key in _ARRAYS for value in getattr(self, key))
+        if self.max_kv_tokens < 1 or not is_finite or min(*self.prefill_ttft, *self.z_itl) <= 0:
             raise ConfigError(
-                f"profile '{name}' holds a time or a KV size that is not positive",
+                f"profile '{name}' holds a time or a KV size that is not positive, or no number",
                 hint="Expected prefill_ttft and z_itl in ms, max_kv_tokens in tokens.",
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from dynaplan.domain.documents import number_field, parse_object
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.settings.worker import engine_of
 
@@ -39,7 +40,7 @@ def usual_s(times: Times, key: str | None) -> float | None:
 
 def times_from_json(text: str) -> Times:
     """Read a file's text; raises ValueError when it is not one of ours."""
-    document = json.loads(text)
-    if not isinstance(document, dict):
-        raise ValueError("expected an object")
-    return {str(key): [float(each) for each in values] for key, values in document.items()}
+    document = parse_object(text)
+    return {
+        key: [max(0.0, number_field({key: each}, key)) for each in values] for key, values in document.items()
+    }

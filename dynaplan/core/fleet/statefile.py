@@ -9,12 +9,14 @@ next one. No secret and nothing of the inherited environment is in it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynaplan.core.fleet.allocation import worker_environment
+from dynaplan.domain.documents import LARGEST_WHOLE
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -171,8 +173,18 @@ def _checked(document: Any) -> Document:
             raise TypeError(f"{key} is not a string")
     components = {name: _normal_entry(name, entry) for name, entry in document["components"].items()}
     checked: Document = {**document, "components": components}
-    fleet_of(checked), inventory_of(checked), arbiter_of(checked)
+    for worker in fleet_of(checked):
+        _check_numbers(worker)
+    inventory_of(checked), arbiter_of(checked)
     return checked
+
+
+def _check_numbers(worker: Worker) -> None:
+    """Raise ValueError for a number that no process, lease or clock can have."""
+    counts = (worker.pid, worker.started_at, worker.instance_id, worker.failures, *worker.gpus)
+    times = (worker.since_s, worker.retry_at_s, worker.gpu_share, *worker.restarts_s)
+    if not all(0 <= count <= LARGEST_WHOLE for count in counts) or not all(map(math.isfinite, times)):
+        raise ValueError(f"{worker.name} has a number that is negative or beyond all bounds")
 
 
 def _normal_entry(name: str, entry: Mapping[str, Any]) -> Document:

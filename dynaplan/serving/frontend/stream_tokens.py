@@ -18,8 +18,8 @@ An event with such a mark may hold a token all the same; ``_TEXT`` tells.
 """
 
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')
-_NUMBER = re.compile(rb'"(prompt|completion|cached)_tokens":\s*(\d+)')
-_TIMINGS = re.compile(rb'"cache_n":(\d+),"prompt_n":(\d+),.*?"predicted_n":(\d+)')
+_NUMBER = re.compile(rb'"(prompt|completion|cached)_tokens":\s*(\d{1,15})(?!\d)')
+_TIMINGS = re.compile(rb'"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),.*?"predicted_n":(\d{1,15})(?!\d)')
 _USAGE_BYTES = 1024
 
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from dynaplan.domain.discovery import Instance
+from dynaplan.domain.documents import object_field, parse_object
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
 
@@ -82,9 +83,8 @@ class Reservations:
 
 def _read_fields(answer: bytes) -> Mapping[str, Any]:
     try:
-        fields = json.loads(answer)["fields"]
-    except (ValueError, KeyError, TypeError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise WorkerDied(f"reserving was answered with {answer[:200]!r}; expected: {{'fields': {{...}}}}")
-    return fields
+        return object_field(parse_object(answer), "fields")
+    except ValueError:
+        raise WorkerDied(
+            f"reserving was answered with {answer[:200]!r}; expected: {{'fields': {{...}}}}"
+        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import PermanentError, RequestRefused, TemporaryError
 
 if TYPE_CHECKING:
@@ -111,15 +112,10 @@ class ServerClient:
 
 
 def _object(text: str, path: str) -> dict[str, Any]:
-    import json
-
     try:
-        document = json.loads(text)
+        return parse_object(text)
     except ValueError as error:
-        raise TemporaryError(f"{path} of the engine is no JSON: {text[:MOST_OF_AN_ERROR]!r}") from error
-    if not isinstance(document, dict):
-        raise TemporaryError(f"{path} of the engine is no JSON object: {text[:MOST_OF_AN_ERROR]!r}")
-    return document
+        raise TemporaryError(f"{path} of the engine: {error} in {text[:MOST_OF_AN_ERROR]!r}") from None
 
 
 def _words(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.port_leases import PortLease, lease_ports
 from dynaplan.adapters.local.start_gate import start_gate
+from dynaplan.domain.documents import LARGEST_WHOLE
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.masking import mask_secrets
@@ -96,9 +97,9 @@ class ServerEngine:
         model = next((str(name) for name in names if name), "")
         return {
             "model": model,
-            "context_tokens": context if isinstance(context, int) else 0,
+            "context_tokens": _tokens(context),
             "tokenizer": str(options.get("tokenizer") or options.get("model")),
-            "kv_block_tokens": block if isinstance(block, int) else 0,
+            "kv_block_tokens": _tokens(block),
             "engine": kind.name,
             "role": self._context.role,
             **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
@@ -301,3 +302,8 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _tokens(value: Any) -> int:
+    """The number of tokens that an engine or an option states; 0 for what is none."""
+    return value if type(value) is int and 0 <= value <= LARGEST_WHOLE else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.llamacpp.slots import SlotFiles, SlotPool
+from dynaplan.domain.documents import flag_field, whole_field
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
 from dynaplan.ports import Clock
@@ -76,12 +77,9 @@ class SlotDesk:
         """Read the slots, for the pool too; raises TemporaryError when the engine cannot be asked."""
         text = await self._client.text("/slots", READ_TIMEOUT_S)
         try:
-            slots = [
-                Slot(each["id"], each["is_processing"], each["n_ctx"], each.get("n_prompt_tokens", 0))
-                for each in json.loads(text)
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TemporaryError(f"/slots of the engine: {error!r} in {text[:200]!r}") from error
+            slots = _slots(text)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise TemporaryError(f"/slots of the engine: {error} in {text[:200]!r}") from None
         self._pool.observe({slot.number for slot in slots if slot.is_computing})
         return slots
 
@@ -119,7 +117,7 @@ class SlotDesk:
         try:
             document = await http.json()
             request_id, hand_off = str(document["request_id"]), document.get("hand_off")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
         self.reserving += 1
         try:
@@ -147,7 +145,7 @@ class SlotDesk:
 
         try:
             request_id = str((await http.json())["request_id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
         self.give_back(request_id)
         return web.json_response({})
@@ -186,3 +184,16 @@ class SlotDesk:
         if not isinstance(tokens, int):
             raise TemporaryError(f"the engine's answer to {path} has no {MOVED[action]}: {dict(answer)!r}")
         return tokens
+
+
+def _slots(text: str) -> list[Slot]:
+    """Read the answer of ``/slots``; raises ValueError, TypeError, AttributeError or RecursionError."""
+    return [
+        Slot(
+            whole_field(each, "id"),
+            flag_field(each, "is_processing"),
+            whole_field(each, "n_ctx"),
+            whole_field(each, "n_prompt_tokens", 0),
+        )
+        for each in json.loads(text)
+    ]

@@ -141,7 +141,8 @@ def _remote_kv(params: object) -> RemoteKv | None:
     if not isinstance(params, Mapping) or params.get("do_remote_prefill") is not True:
         return None
     host, port, request_id = (params.get(f"remote_{key}") for key in ("host", "port", "request_id"))
-    if host not in LOOPBACK_HOSTS or type(port) is not int or not 0 < port < 65536:
+    is_here = isinstance(host, str) and host in LOOPBACK_HOSTS
+    if not is_here or type(port) is not int or not 0 < port < 65536:
         raise UserError("'kv_transfer_params' names no worker of this machine")
     tokens = params.get("remote_num_tokens")
     return RemoteKv(str(host), port, str(request_id), tokens if type(tokens) is int else 0)

@@ -17,10 +17,18 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
+
+UNREADABLE_ARCHIVE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError, RecursionError, SyntaxError, MemoryError),
+)
+"""The exceptions of numpy and zipfile for archives that are damaged, and of what is computed from them."""
 
 GENAI_PERF_RESULT = "profile_export_genai_perf.json"
 
@@ -46,7 +54,7 @@ def early_half(directory: Path, half: str, tensor_parallel_size: int) -> dict[st
     read = _prefill if half == "prefill" else _decode
     try:
         return read(by_size[size], size)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+    except UNREADABLE_ARCHIVE as error:
         raise ConfigError(
             f"profile '{by_size[size]}' cannot be read: {error!r}",
             hint="Expected the files of the first version of Dynamo's profiler.",
@@ -88,5 +96,5 @@ def _arrays(directory: Path) -> dict[str, list[float]]:
     archives = sorted(directory.glob("*_data.npz"))
     if not archives:
         raise ValueError("no *_data.npz")
-    with numpy.load(archives[0]) as archive:
+    with archives[0].open("rb") as file, numpy.load(file) as archive:
         return {key: archive[key].reshape(-1).tolist() for key in archive.files}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.engines.sim.early_profiles import early_half
+from dynaplan.adapters.engines.sim.early_profiles import UNREADABLE_ARCHIVE, early_half
 from dynaplan.core.engine.timing import (
     DECODE_KEYS,
     FITTED,
@@ -16,6 +15,7 @@ from dynaplan.core.engine.timing import (
     StepTiming,
     mocker_timing,
 )
+from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.worker import SimOptions
 
@@ -70,14 +70,11 @@ def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        return parse_object(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"profile '{path}' cannot be read: {error}", hint="Expected a JSON file."
+            f"profile '{path}' cannot be read: {error}", hint="Expected a JSON file with the profiler's keys."
         ) from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"profile '{path}' is not a JSON object", hint="Expected the profiler's keys.")
-    return document
 
 
 def _read_directory(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def _read_npz(path: Path, keys: tuple[str, ...], tensor_parallel_size: int) -> d
     import numpy  # only for archives: it costs 30 MiB and 0.1 s
 
     try:
-        with numpy.load(path) as archive:
+        with path.open("rb") as file, numpy.load(file) as archive:
             row = 0
             if "tp" in archive.files:
                 sizes = archive["tp"].reshape(-1).tolist()
@@ -114,10 +111,10 @@ def _read_npz(path: Path, keys: tuple[str, ...], tensor_parallel_size: int) -> d
                     )
                 row = sizes.index(tensor_parallel_size)
             document = {key: archive[key][row] if archive[key].ndim == 2 else archive[key] for key in keys}
-    except (OSError, ValueError, KeyError) as error:
+        if "max_kv_tokens" in document:
+            document["max_kv_tokens"] = int(document["max_kv_tokens"].reshape(-1)[0])
+    except UNREADABLE_ARCHIVE as error:
         raise ConfigError(
             f"profile '{path}' cannot be read: {error}", hint=f"Expected the arrays {', '.join(keys)}."
         ) from error
-    if "max_kv_tokens" in document:
-        document["max_kv_tokens"] = int(document["max_kv_tokens"].reshape(-1)[0])
     return document

@@ -412,3 +412,16 @@ def test_unknown_fields_pass_the_schema_at_every_depth_and_survive_a_rewrite() -
     )
     assert after["components"]["dynamo_VllmWorker"]["note"] == "mine"
     assert after["components"]["dynamo_VllmWorker"]["env"]["COLOUR"] == "blue"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pid": -1}, {"lease": 2**64}, {"since_s": float("inf")}, {"restarts_s": [float("nan")]}],
+    ids=str,
+)
+def test_a_number_that_no_process_or_clock_has_is_corrupt(change: dict[str, Any]) -> None:
+    document = json.loads((GOLDEN / "worker_added.json").read_text())
+    name = next(worker.name for worker in fleet_of(document))
+    document["components"][name] |= change
+    with pytest.raises(StatefileCorrupt, match="negative or beyond all bounds"):
+        from_json(json.dumps(document))
