@@ -48,9 +48,7 @@ READERS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "holds": (
         lambda text: RoleHolds.from_json(parse_object(text)),
         RoleHolds(
-            decode=Hold(
-                3, 3, "2026-11-22T12:00:00+00:00", "2026-11-22T14:00:00+00:00", "alice", 1000, 47, "h"
-            )
+            decode=Hold(3, 3, 1795348800.0, 1795356000.0, "2026-11-22 14:00", "alice", 1000, 47, "h")
         ).to_text(),
     ),
     "load": (
