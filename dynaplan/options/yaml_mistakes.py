@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Write sections such as 'VllmWorker:' with indented 'key: value' lines."
 
+MOST_CHARACTERS = 300
+"""The characters of a line that are looked at and shown."""
+
 ENTRY = re.compile(r"\s*(?P<key>[\w.-]+):\s+(?P<value>.*\S)\s*")
 """A line ``key: value``."""
 
@@ -25,7 +28,7 @@ def not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> ConfigError
     problem = str(error.problem or error.context)
     if mark is None:
         return ConfigError(f"{source}: {problem}", hint=EXAMPLE)
-    lines = text.splitlines()
+    lines = [line[:MOST_CHARACTERS] for line in text.splitlines()]
     number, fault, hint = _found(problem, error, lines, mark.line)
     shown = lines[number].strip() if number < len(lines) else ""
     where = f"{source}, line {number + 1}" + (f": {shown!r}" if shown else "")

@@ -77,7 +77,7 @@ def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int
     if not isinstance(body, Mapping):
         raise UserError("the request body must be a JSON object")
     if body.get("n") not in (None, 1):
-        raise UserError(f"'n' is {body['n']!r}: this engine gives one answer per request (n = 1)")
+        raise UserError(f"'n' is {shown(body['n'])}: this engine gives one answer per request (n = 1)")
     prompt = prompt_token_ids(body, is_chat=is_chat)
     room = context_tokens - len(prompt)
     if room < 1:
@@ -133,7 +133,7 @@ def _token_count(body: Mapping[str, Any], key: str, least: int) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < least:
-        raise UserError(f"'{key}' is {value!r}: expected a whole number, at least {least}")
+        raise UserError(f"'{key}' is {shown(value)}: expected a whole number, at least {least}")
     return value
 
 
