@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
+import stat
 from pathlib import Path
 
 LOWEST_PORT = 10000
@@ -40,7 +42,7 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
 
 
 def holding_socket(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket that never listens: it keeps the port for sockets that are bound as shared later.
+    """Bind a TCP socket that keeps the port: for processes that inherit it, and for sockets bound as shared.
 
     It is bound without sharing, so that another program's port, shared or not, is never joined by accident,
     and opened for sharing afterwards. Raises as ``bound_socket`` does.
@@ -49,6 +51,34 @@ def holding_socket(host: str, port: int) -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return holder
+
+
+def socket_of_stdin(port: int, stdin: int = 0) -> socket.socket | None:
+    """Take the socket that is this process's standard input, if it is a TCP socket bound to that port.
+
+    Nothing this process starts inherits it: standard input is empty afterwards. None for any other input.
+    """
+    try:
+        if not stat.S_ISSOCK(os.fstat(stdin).st_mode):
+            return None
+        found = socket.socket(fileno=os.dup(stdin))
+    except OSError:
+        return None
+    is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+    if not is_tcp or _is_connected(found) or found.getsockname()[1] != port:
+        found.close()
+        return None
+    with open(os.devnull) as empty:
+        os.dup2(empty.fileno(), stdin)
+    return found
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def quiet_ports() -> tuple[int, int]:

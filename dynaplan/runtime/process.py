@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,8 @@ class WorkerRuntime:
     ``url`` is the base address of this worker's own HTTP server, certain before it serves. ``settings``
     is the service's configuration, keys in kebab-case as written. ``discovery`` is started. ``ready`` is
     set once this worker serves and is registered. ``gpus`` is its ``resources.gpu``, ``scratch_dir`` the
-    deployment's directory in memory for files named ``{worker_name}.*``.
+    deployment's directory in memory for files named ``{worker_name}.*``. ``public_socket`` is bound to the
+    public port, and other processes listen on it too; None: this process is to bind the port itself.
     """
 
     namespace: str
@@ -45,6 +47,7 @@ class WorkerRuntime:
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
     gpus: float = 0
     scratch_dir: str = ""
+    public_socket: socket.socket | None = field(default=None, repr=False)
     is_draining: bool = False
     engine_url: str = field(default="", init=False)
     """The base address of the engine's OpenAI API, when that is a server of its own."""

@@ -2,9 +2,10 @@
 # (circus is not typed)
 """The circus arbiter inside the ``serve`` process.
 
-Four things differ from circus' own: a child's end is noticed at once (SIGCHLD) instead of at the next
-check; signals are the caller's business; ``circusctl quit`` takes the orderly way out; and a check that
-collides with a command is skipped in silence, because the next one comes anyway.
+Five things differ from circus' own: a child's end is noticed at once (SIGCHLD) instead of at the next
+check; signals are the caller's business; ``circusctl quit`` takes the orderly way out; a check that
+collides with a command is skipped in silence, because the next one comes anyway; and services that listen on
+the public port find its socket as their standard input.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +33,7 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
-from dynaplan.supervisor.watchers import WatcherSpec
+from dynaplan.supervisor.watchers import WatcherSpec, service_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ def worker_watchers(watchers: Iterable[Watcher]) -> list[str]:
 
 
 class ServeArbiter(Arbiter):
-    """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop."""
+    """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
+
+    Workers of the services called ``listeners`` get the ``public_socket`` as their standard input.
+    """
 
     def __init__(
         self,
@@ -97,8 +102,14 @@ class ServeArbiter(Arbiter):
         plugin: dict[str, Any],
         log_file: str,
         on_quit: Callable[[], Awaitable[None]],
+        public_socket: socket.socket | None = None,
+        listeners: Collection[str] = (),
     ) -> None:
+        self._public_socket = public_socket
+        self._listeners = listeners
         watchers = [Watcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        for watcher in watchers:
+            self._let_listen(watcher)
         self._on_quit = on_quit
         self._reap_timer: asyncio.TimerHandle | None = None
         self._reaped_s = 0.0
@@ -113,6 +124,21 @@ class ServeArbiter(Arbiter):
             loglevel="warning",
             logoutput=shlex.quote(log_file),
         )
+
+    def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
+        """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""
+        watcher = super().add_watcher(name, cmd, **options)
+        self._let_listen(watcher)
+        return watcher
+
+    def _let_listen(self, watcher: Any) -> None:
+        """Have the watcher's process find the public socket at descriptor 0, if its service listens.
+
+        circus has ``stdin_socket`` for this, but only for sockets that it has made and listens on itself. No
+        other descriptor survives ``close_fds``, which keeps this one from all other processes.
+        """
+        if self._public_socket and service_of(watcher.args) in self._listeners:
+            watcher._get_stdin_socket_fd = self._public_socket.fileno
 
     def _init_context(self, context: Any) -> None:
         self.context = zmq.Context()

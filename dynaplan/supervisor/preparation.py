@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,13 +96,17 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The result of preparing: deployment, first workers, servers; ``notes`` are for the user."""
+    """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
+
+    ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
+    """
 
     launch: Launch
     workers: tuple[Worker, ...]
     servers: tuple[ServerSpec, ...]
     is_simulated: bool
     notes: tuple[str, ...]
+    public_socket: socket.socket | None = None
 
 
 def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack) -> Preparation:
@@ -115,7 +120,8 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     arbiter = wiring.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.gpu_inventory(options.gpus)
     workers, left_out = _first_workers(graph, gpus, arbiter, options, stack, bool(notes))
-    port = _port(graph, options, stack)
+    public_socket = _public_socket(graph, options, stack)
+    port = public_socket.getsockname()[1] if public_socket else options.port
     log_dir = _log_dir(graph.namespace, options)
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
@@ -148,7 +154,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
-    return Preparation(launch, workers, servers, is_simulated, (*notes, *left_out))
+    return Preparation(launch, workers, servers, is_simulated, (*notes, *left_out), public_socket)
 
 
 def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
@@ -232,12 +238,17 @@ def _first_workers(
         unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
 
 
-def _port(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> int:
+def listening_services(graph: GraphSpec) -> frozenset[str]:
+    """Return the services whose workers may listen on the public port."""
+    listening = (Role.FRONTEND, Role.SERVICE)
+    return frozenset(service.name for service in graph.services if service.role in listening)
+
+
+def _public_socket(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> socket.socket | None:
     """Hold the port for as long as this process lives; a graph without a listening service needs none."""
-    if not any(service.role in (Role.FRONTEND, Role.SERVICE) for service in graph.services):
-        return options.port
-    holder = stack.enter_context(hold_port(options.host, options.port, port_holder))
-    return int(holder.getsockname()[1])
+    if not listening_services(graph):
+        return None
+    return stack.enter_context(hold_port(options.host, options.port, port_holder))
 
 
 def _log_dir(namespace: str, options: ServeOptions) -> Path:

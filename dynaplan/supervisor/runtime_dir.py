@@ -131,7 +131,7 @@ def new_token() -> str:
 
 
 def hold_port(host: str, port: int, holder_of: Callable[[int], str]) -> socket.socket:
-    """Bind a socket, not listening, that keeps the port for the Frontends, which share it (SO_REUSEPORT).
+    """Bind a socket that keeps the port for the Frontends, which inherit it and listen on it.
 
     Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
     that the kernel chooses. ``holder_of`` names the holder of a port; empty when it is not known.

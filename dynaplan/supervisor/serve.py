@@ -29,7 +29,13 @@ from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
 from dynaplan.supervisor.banner import banner
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.preparation import Config, Preparation, ServeOptions, prepare
+from dynaplan.supervisor.preparation import (
+    Config,
+    Preparation,
+    ServeOptions,
+    listening_services,
+    prepare,
+)
 from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
 from dynaplan.supervisor.upkeep.drain_display import show_drain
@@ -128,6 +134,7 @@ class Serving:
             wiring.processes(),
             self._launch.drain_timeout_s,
             say,
+            self._prepared.public_socket,
         )
         ready = asyncio.create_task(self._say_when_ready(begun_s))
         try:
@@ -203,7 +210,14 @@ class Serving:
         }
         log_file = str(launch.log_dir / "circus.log")
         return ServeArbiter(
-            specs, launch.circus_endpoint, launch.circus_events, plugin, log_file, self._on_quit
+            specs,
+            launch.circus_endpoint,
+            launch.circus_events,
+            plugin,
+            log_file,
+            self._on_quit,
+            self._prepared.public_socket,
+            listening_services(launch.graph),
         )
 
     def _server(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role
 from dynaplan.ports import Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
+from dynaplan.supervisor.watchers import service_of
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,8 @@ CLEAN_UP_S = 3.0
 class Shutdown:
     """Ends everything that this ``serve`` started.
 
-    ``killed`` holds the names of the processes that had to be killed.
+    ``killed`` holds the names of the processes that had to be killed. ``public_socket`` is this process's
+    copy of the socket that the Frontends listen on.
     """
 
     arbiter: ServeArbiter
@@ -50,6 +53,7 @@ class Shutdown:
     processes: Processes
     drain_timeout_s: float
     say: Callable[[str], None]
+    public_socket: socket.socket | None = None
     killed: list[str] = field(default_factory=list)
     is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,11 +68,17 @@ class Shutdown:
             (rest, deadline_s),
         ):
             self._signal(names, signal.SIGTERM)
+            self._stop_listening()
             await self._wait_gone(names, until_s)
         await self._wait_gone([*first, *rest], deadline_s)
         self._kill([*first, *rest])
         await self.arbiter.end()
         self._kill_strays()
+
+    def _stop_listening(self) -> None:
+        """Close our copy of the public socket: with the last Frontend's, connections are refused."""
+        if self.public_socket:
+            self.public_socket.close()
 
     async def _end_plugin(self) -> None:
         """Stop the fleet plugin, so that nothing is started any more; ``respawn`` would bring it back."""
@@ -87,13 +97,7 @@ class Shutdown:
 
     def _watchers_of(self, services: Collection[str]) -> list[str]:
         """The watchers of these services' workers, by the command line that they were started with."""
-        return [
-            watcher.name
-            for watcher in self.arbiter.watchers
-            if watcher.args
-            and "--service-name" in watcher.args
-            and watcher.args[list(watcher.args).index("--service-name") + 1] in services
-        ]
+        return [watcher.name for watcher in self.arbiter.watchers if service_of(watcher.args) in services]
 
     def _pids(self, names: Iterable[str]) -> dict[int, str]:
         """The processes of these watchers that still run."""

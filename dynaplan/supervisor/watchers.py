@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,12 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
         "env": worker_environment(worker, launch.gpus, service.envs if service else {}),
     }
     return WatcherSpec(worker.name, shlex.quote(sys.executable), args, options)
+
+
+def service_of(args: Sequence[str] | None) -> str:
+    """The service whose worker these arguments start; empty for an embedded server or the fleet plugin."""
+    named = list(args or ())
+    return named[named.index("--service-name") + 1] if "--service-name" in named else ""
 
 
 ONE_THREAD = {"GOMAXPROCS": "1"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
-from dynaplan.domain.lifecycle import EXIT_NEVER
+from dynaplan.domain.lifecycle import EXIT_NEVER, Role
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
@@ -106,22 +106,28 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
     import asyncio
 
     from dynaplan import wiring
-    from dynaplan.foundation.sockets import bound_socket
+    from dynaplan.foundation.sockets import bound_socket, socket_of_stdin
     from dynaplan.runtime.life import WorkerLife
     from dynaplan.runtime.server import WorkerServer
     from dynaplan.worker.hosting import Host
 
+    # First of all, so that nothing that this process starts inherits it.
+    inherited = socket_of_stdin(surroundings.port)
     service = _service(options)
+    if inherited and not _is_public(service):
+        inherited.close()
+        inherited = None
     server = WorkerServer(bound_socket("127.0.0.1", 0), surroundings.worker_token)
     store = wiring.connect_store()
     runtime = await _runtime(service, surroundings, server.url, store)
+    runtime.public_socket = inherited
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
     runtime.spawn(runtime.discovery.failed(), "discovery")
     _fill_context(service, runtime, options)
 
     def public() -> WorkerServer:
-        listen_on = bound_socket(surroundings.host, surroundings.port, is_shared=True)
+        listen_on = inherited or bound_socket(surroundings.host, surroundings.port, is_shared=True)
         return WorkerServer(listen_on, surroundings.api_key, leaves_port=True)
 
     host = Host(service, runtime)
@@ -135,6 +141,11 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
                 await runtime.close()
                 await runtime.discovery.close()
                 await store.close()
+
+
+def _is_public(service: Service[Any]) -> bool:
+    """Tell whether the service listens on the public port."""
+    return service.role is Role.FRONTEND or any(each.is_public for each in service.endpoints.values())
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:

@@ -409,7 +409,9 @@ async def test_a_drain_finishes_what_is_held_and_accepts_no_connection() -> None
         async with here.client.post(url + CHAT, json=body(CHAT, stream=True)) as response:
             await response.content.readany()
             draining = asyncio.create_task(here.frontend.drain())
-            await eventually(lambda: worker.in_flight == 1 and not draining.done())
+            await eventually(lambda: here.frontend._requests.is_draining)
+            assert worker.in_flight == 1
+            assert not draining.done()
             async with aiohttp.ClientSession() as other:
                 with pytest.raises(aiohttp.ClientConnectorError):
                     await other.get(url + "/live")

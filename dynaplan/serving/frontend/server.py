@@ -25,6 +25,7 @@ from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.named_requests import NamedRequest
+from dynaplan.runtime.acceptor import Acceptor
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.serving.frontend.forgiving import ForgivenCrashes
 from dynaplan.serving.frontend.forwarding import Forwarder
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 IDLE_CONNECTION_S = 75.0
 """Time for which a client's idle connection is kept open."""
-
-BACKLOG = 1024
-"""Connections that the kernel queues before the frontend accepts them."""
 
 DRAIN_POLL_S = 0.02
 """Time between two looks of a draining frontend whether its last answers have been sent."""
@@ -121,8 +119,8 @@ class FrontendServer:
             logger=http_logger(),
             keepalive_timeout=IDLE_CONNECTION_S,
         )
-        self._runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-        self._site: web.SockSite | None = None
+        self._server = server
+        self._acceptor: Acceptor | None = None
 
     @property
     def in_flight(self) -> int:
@@ -132,15 +130,18 @@ class FrontendServer:
     @property
     def port(self) -> int:
         """The port on which the public server listens."""
-        return int(self._runner.addresses[0][1])
+        assert self._acceptor
+        return self._acceptor.address[1]
 
     async def start(self) -> None:
         """Listen, register the public address, and begin to follow the store's keys."""
         self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
-        listen_on = bound_socket(self._settings.host, self._settings.port, is_shared=True)
-        await self._runner.setup()
-        self._site = web.SockSite(self._runner, listen_on, backlog=BACKLOG)
-        await self._site.start()
+        settings = self._settings
+        listen_on = self._runtime.public_socket
+        listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
+        is_alone = settings.shared_metrics is None
+        self._acceptor = Acceptor(listen_on, lambda connection: self._server(), is_alone=is_alone)
+        self._acceptor.start()
         self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
@@ -170,17 +171,19 @@ class FrontendServer:
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel."""
         self._requests.is_draining = True
-        if self._site:
-            await self._site.stop()
-        if self._runner.server:
-            self._runner.server.pre_shutdown()
+        if self._acceptor:
+            await self._acceptor.stop()
+        self._server.pre_shutdown()
         while self.in_flight or self._has_unsent_bytes():
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
         """Close every connection, after telling the prefill workers which hand-offs are not needed."""
         await self.prefill.close()
-        await self._runner.cleanup()
+        if self._acceptor:
+            await self._acceptor.stop()
+        self._server.pre_shutdown()
+        await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
         if self._recording:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
@@ -200,12 +203,13 @@ class FrontendServer:
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine."""
-        host, port = self._runner.addresses[0][:2]
+        assert self._acceptor
+        host, port = self._acceptor.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _has_unsent_bytes(self) -> bool:
-        connections = self._runner.server.connections if self._runner.server else []
+        connections = self._server.connections
         return any(each.transport and each.transport.get_write_buffer_size() for each in connections)
 
     def _new_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -13,6 +14,7 @@ from dynaplan.foundation.sockets import (
     holding_socket,
     is_free,
     quiet_ports,
+    socket_of_stdin,
 )
 
 
@@ -56,3 +58,40 @@ def test_a_machine_without_free_ports_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("dynaplan.foundation.sockets.is_free", lambda port: False)
     with pytest.raises(OSError, match="no free loopback port"):
         free_port()
+
+
+def descriptor_of(source: socket.socket) -> int:
+    """A descriptor that the function may take the place of, as it does with standard input."""
+    return os.dup(source.fileno())
+
+
+def test_a_socket_left_as_standard_input_is_taken_and_nobody_inherits_it() -> None:
+    with bound_socket("127.0.0.1", 0) as parents:
+        stdin = descriptor_of(parents)
+        taken = socket_of_stdin(parents.getsockname()[1], stdin)
+        assert taken
+        with taken:
+            assert taken.getsockname() == parents.getsockname()
+            assert not taken.get_inheritable()
+        assert os.readlink(f"/proc/self/fd/{stdin}") == "/dev/null"
+        os.close(stdin)
+
+
+def test_any_other_standard_input_is_left_alone() -> None:
+    with bound_socket("127.0.0.1", 0) as other_port:
+        port = other_port.getsockname()[1]
+        other_port.listen()
+        with (
+            socket.create_connection(("127.0.0.1", port)) as connected,
+            other_port.accept()[0] as accepted,
+            socket.socket(socket.AF_UNIX) as local,
+            open(os.devnull) as file,
+        ):
+            assert accepted.getsockname()[1] == port
+            for source, wanted in ((other_port, 1), (connected, port), (accepted, port), (local, port)):
+                stdin = descriptor_of(source)
+                assert socket_of_stdin(wanted, stdin) is None
+                assert os.readlink(f"/proc/self/fd/{stdin}").startswith("socket:")
+                os.close(stdin)
+            assert socket_of_stdin(port, file.fileno()) is None
+    assert socket_of_stdin(port, 10**6) is None
