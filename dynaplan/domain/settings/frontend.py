@@ -34,6 +34,22 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     body_timeout_s: float = option(
         60.0, "Seconds that a client may take to send its request's body", least=0.001
     )
+    head_timeout_s: float = option(
+        30.0, "Seconds that a client may take to send a request's line and headers", least=0.001
+    )
+    write_timeout_s: float = option(
+        60.0,
+        "Seconds after which a client that reads nothing of its answer loses its connection and its request",
+        least=0.001,
+    )
+    idle_timeout_s: float = option(
+        75.0, "Seconds for which a connection without a request is kept open", least=0.001
+    )
+    max_connections: int = option(
+        0,
+        "Connections that are held at most; 0 is half of the files that the process may open, up to 8192",
+        least=0,
+    )
     worker_wait_s: float = option(
         15.0, "Seconds that a request waits for a worker when there is none", least=0
     )

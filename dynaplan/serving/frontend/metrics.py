@@ -158,6 +158,10 @@ class FrontendMetrics:
         """Count a client that closed its connection before its answer was complete."""
         self._disconnected.labels(self.namespace).inc()
 
+    def connection_closed(self, reason: str) -> None:
+        """Count a client's connection that was closed, or refused, because of a limit."""
+        self._closed_connections.labels(self.namespace, reason).inc()
+
     def placed(self, model: str, place: str) -> None:
         """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
         self._prefills.labels(self.namespace, model, place).inc()
@@ -212,6 +216,9 @@ class FrontendMetrics:
         )
         self._disconnected = self._gauge(
             "disconnected_clients", "Clients that left before their answer's end"
+        )
+        self._closed_connections = self._counter(
+            "closed_connections", "Connections closed or refused because of a limit", "reason"
         )
         self.inflight = self._gauge("inflight_requests", "Requests accepted and not ended", "model")
         self.active = self._gauge("active_requests", "Requests accepted and not ended", "model")

@@ -26,6 +26,7 @@ from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.named_requests import NamedRequest
 from dynaplan.runtime.acceptor import Acceptor
+from dynaplan.runtime.connections import ClientServer, ConnectionLimits
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.serving.frontend.forgiving import ForgivenCrashes
 from dynaplan.serving.frontend.forwarding import Forwarder
@@ -42,9 +43,6 @@ from dynaplan.serving.routing.worker_router import WorkerRouter
 
 if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
-
-IDLE_CONNECTION_S = 75.0
-"""Time for which a client's idle connection is kept open."""
 
 DRAIN_POLL_S = 0.02
 """Time between two looks of a draining frontend whether its last answers have been sent."""
@@ -111,15 +109,7 @@ class FrontendServer:
             engine_api=wiring.engine_api,
         )
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
-        server = web.Server(
-            self._requests.handle,
-            request_factory=self._new_request,
-            handler_cancellation=True,
-            access_log=None,
-            logger=http_logger(),
-            keepalive_timeout=IDLE_CONNECTION_S,
-        )
-        self._server = server
+        self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
     @property
@@ -140,8 +130,9 @@ class FrontendServer:
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
-        self._acceptor = Acceptor(listen_on, lambda connection: self._server(), is_alone=is_alone)
+        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone)
         self._acceptor.start()
+        self._runtime.spawn(self._server.watch(), "watch connections")
         self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
@@ -200,6 +191,24 @@ class FrontendServer:
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
         return web.json_response({"in_flight": self._router.leaving(instance_id)})
+
+    def _client_server(self) -> ClientServer:
+        settings = self._settings
+        limits = ConnectionLimits(
+            settings.max_connections,
+            settings.idle_timeout_s,
+            settings.write_timeout_s,
+            settings.head_timeout_s,
+        )
+        return ClientServer(
+            self._requests.handle,
+            limits,
+            self._metrics.connection_closed,
+            request_factory=self._new_request,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger(),
+        )
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine."""

@@ -1,0 +1,74 @@
+"""The table of limits in docs/security.md says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dynaplan.domain.settings.fields import options_of
+from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.runtime.acceptor import BACKLOG
+from dynaplan.runtime.connections import (
+    LARGEST_HEAD_BYTES,
+    LARGEST_LINE_BYTES,
+    MOST_CONNECTIONS,
+    MOST_HEADERS,
+)
+from dynaplan.serving.frontend.bodies.budget import UNCOUNTED_BYTES
+from dynaplan.serving.frontend.bodies.process import READ_WITHIN_S
+from dynaplan.serving.frontend.bodies.process_main import DOCUMENT_BYTES
+from dynaplan.serving.frontend.bodies.reading import LARGE_BODY_BYTES
+from tests.unit.house.source import REPOSITORY
+
+PAGE = Path(REPOSITORY) / "docs" / "security.md"
+
+FIXED = {
+    "body that is read in the event loop; larger ones in a process with bounded memory": LARGE_BODY_BYTES,
+    "time to read a large body": READ_WITHIN_S,
+    "fields of a large body without prompt": DOCUMENT_BYTES,
+    "request line, one header": LARGEST_LINE_BYTES,
+    "line and headers together": LARGEST_HEAD_BYTES,
+    "headers": MOST_HEADERS,
+    "connections that wait to be accepted": BACKLOG,
+}
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """Limit -> (option, default)."""
+    _, _, table = PAGE.read_text().partition("**Limits.**")
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines[2:]]
+    return {limit: (option.strip("`"), default) for limit, option, default, _ in cells[: len(cells)]}
+
+
+def shown(name: str, value: float) -> str:
+    """The value as the table writes it."""
+    if "time" in name or name.endswith(("-timeout", "-wait")):
+        return f"{value:g} s"
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size and value % size == 0 and ("bytes" in name or "bod" in name or "together" in name):
+            return f"{value // size:g} {unit}"
+    return f"{value:g} bytes" if name == "request line, one header" else f"{value:g}"
+
+
+def test_the_options_stand_there_with_their_defaults() -> None:
+    options = options_of(FrontendSettings)
+    written = {option: default for option, default in rows().values() if option != "fixed"}
+    for option, default in written.items():
+        wanted = shown(option, options[option].default)
+        assert default == wanted or default.startswith(f"{wanted}: "), option
+
+
+def test_no_option_that_is_a_limit_is_missing() -> None:
+    limits = {
+        name for name in options_of(FrontendSettings) if name.startswith("max-") and "prefill" not in name
+    }
+    limits |= {name for name in options_of(FrontendSettings) if name.endswith(("-timeout", "-wait"))}
+    assert limits - {option for option, _ in rows().values()} == set()
+
+
+def test_the_fixed_limits_stand_there_with_their_values() -> None:
+    fixed = {limit: default for limit, (option, default) in rows().items() if option == "fixed"}
+    assert fixed == {limit: shown(limit, value) for limit, value in FIXED.items()}
+    text = PAGE.read_text()
+    assert f"all bodies of more than {UNCOUNTED_BYTES // 1024} KiB" in text
+    assert f"at most {MOST_CONNECTIONS}" in text
