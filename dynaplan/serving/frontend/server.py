@@ -24,9 +24,9 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
+from dynaplan.runtime.listening.acceptor import Acceptor
+from dynaplan.runtime.listening.connections import ClientServer, ConnectionLimits
 from dynaplan.runtime.named_requests import NamedRequest
-from dynaplan.runtime.acceptor import Acceptor
-from dynaplan.runtime.connections import ClientServer, ConnectionLimits
 from dynaplan.runtime.routers import ROUTES_TO
 from dynaplan.serving.frontend.forgiving import ForgivenCrashes
 from dynaplan.serving.frontend.forwarding import Forwarder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.runtime.acceptor import BACKLOG
-from dynaplan.runtime.connections import (
+from dynaplan.runtime.listening.acceptor import BACKLOG
+from dynaplan.runtime.listening.connections import (
     LARGEST_HEAD_BYTES,
     LARGEST_LINE_BYTES,
     MOST_CONNECTIONS,

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from dynaplan.runtime.connections import MOST_CONNECTIONS, ConnectionLimits, raw_answer
+from dynaplan.runtime.listening.connections import MOST_CONNECTIONS, ConnectionLimits, raw_answer
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from dynaplan.runtime.connections import MOST_CONNECTIONS, ConnectionLimits, raw
 def test_the_connections_leave_descriptors_for_their_requests(
     descriptors: int, most: int, expected: int
 ) -> None:
-    with mock.patch("dynaplan.runtime.connections.descriptor_limit", return_value=descriptors):
+    with mock.patch("dynaplan.runtime.listening.connections.descriptor_limit", return_value=descriptors):
         assert ConnectionLimits(most=most).most_connections == expected
 
 

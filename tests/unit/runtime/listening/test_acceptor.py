@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from unittest import mock
 
 from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.acceptor import Acceptor
+from dynaplan.runtime.listening.acceptor import Acceptor
 from tests.fakes.polling import eventually
 
 
@@ -76,7 +76,10 @@ async def test_without_resources_it_rests_and_goes_on() -> None:
     real = acceptor._socket
     failing = mock.Mock(wraps=real, fileno=real.fileno)
     failing.accept.side_effect = OSError(errno.EMFILE, "Too many open files")
-    with mock.patch("dynaplan.runtime.acceptor.PAUSE_S", 0.05), clients(acceptor.address[1], 1) as waiting:
+    with (
+        mock.patch("dynaplan.runtime.listening.acceptor.PAUSE_S", 0.05),
+        clients(acceptor.address[1], 1) as waiting,
+    ):
         acceptor._socket = failing
         await eventually(lambda: failing.accept.called)
         acceptor._socket = real
