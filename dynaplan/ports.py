@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
-from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import Closable
 
 if TYPE_CHECKING:

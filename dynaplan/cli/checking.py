@@ -62,7 +62,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         engine = real_engine(service, options)
         if not engine or not options.get("model"):
             continue
-        model, name = wiring.model_location(engine, options["model"], directory)
+        model, name = wiring.engines.model_location(engine, options["model"], directory)
         name = options.get("served-model-name") or _frontend_name(config) or name
         added = {"model": model} | ({"served-model-name": name} if name else {})
         written = {_spelling(key, config.get(service.name, {})): value for key, value in added.items()}
@@ -96,7 +96,7 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
     both = [section_options(config, each.name) for each in (decode, prefill)]
     engines = {engine_of(options) for options in both}
     real = sorted(engines - {SIMULATED})
-    if not real or not engines <= set(wiring.ENGINES):
+    if not real or not engines <= set(wiring.engines.ENGINES):
         return
     for key in agreed_with(real[0]):
         values = [engine_of(options) if key == "engine" else options.get(key) for options in both]
@@ -111,7 +111,7 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
 def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
     from dynaplan import wiring
 
-    return wiring.check_engine(engine_of(options), options, service.gpus)
+    return wiring.engines.check_engine(engine_of(options), options, service.gpus)
 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:

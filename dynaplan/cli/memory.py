@@ -54,7 +54,7 @@ def check_memory(
     ]
     if not found:
         return [], []
-    box = wiring.box_memory()
+    box = wiring.engines.box_memory()
     lines = [_line(each, box) for each in found]
     warnings = [text for each in found if each.gpu_bytes and (text := _judged(each))]
     return lines, warnings + _judged_together([each for each in found if not each.gpu_bytes], box)
@@ -65,7 +65,7 @@ def _service_memory(
 ) -> ServiceMemory | None:
     options = section_options(config, service.name)
     engine = engine_of(options)
-    need = wiring.memory_need(engine, options, service.gpus)
+    need = wiring.engines.memory_need(engine, options, service.gpus)
     if need is None:
         return None
     smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)

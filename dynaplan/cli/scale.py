@@ -101,7 +101,7 @@ async def _scale(
     from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, check_alive
 
     settings = planner_settings(found)
-    store = wiring.connect_store()
+    store = wiring.connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
 

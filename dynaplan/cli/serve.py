@@ -177,7 +177,7 @@ def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[st
     from dynaplan import wiring
     from dynaplan.cli.memory import check_memory
 
-    lines, warnings = check_memory(spec, config, *wiring.gpu_inventory(gpus))
+    lines, warnings = check_memory(spec, config, *wiring.box.gpu_inventory(gpus))
     warn(warnings)
     return lines
 

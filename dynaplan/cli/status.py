@@ -23,8 +23,8 @@ from dynaplan.foundation.tables import folded, text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
-    from dynaplan.domain.store import KeyValue
-    from dynaplan.domain.worker_load import WorkerLoad
+    from dynaplan.domain.wire.store import KeyValue
+    from dynaplan.domain.wire.worker_load import WorkerLoad
     from dynaplan.supervisor.deployments import RunningDeployment
 
 ANSWER_S = 1.0
@@ -186,13 +186,13 @@ def _is_alive(worker: Worker) -> bool | None:
     """Tell whether the worker's process runs; None for a worker that has none."""
     from dynaplan import wiring
 
-    return wiring.processes().identify(worker.pid) == worker.started_at if worker.pid else None
+    return wiring.box.processes().identify(worker.pid) == worker.started_at if worker.pid else None
 
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
     from dynaplan import wiring
-    from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE
+    from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
 
     hints = {
         SERVE_PULSE: (
@@ -204,7 +204,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     for worker in found.workers:
         if worker.role.value == "planner":
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
-    heartbeats = wiring.heartbeats(found.runtime_dir)
+    heartbeats = wiring.box.heartbeats(found.runtime_dir)
     pulses = {name: heartbeats.read(name) for name in hints}
     return [
         f"{trouble}. {hints[name][1]}."
@@ -233,7 +233,7 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
-    times = wiring.startup_times(found.statefile).read()
+    times = wiring.box.startup_times(found.statefile).read()
     return {
         worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers
@@ -250,11 +250,11 @@ async def _asked(
     when etcd does not answer, and the holds None.
     """
     from dynaplan import wiring
-    from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
     from dynaplan.domain.errors import StoreUnavailable
+    from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
     from dynaplan.runtime.unreadable import prefixes, unreadable
 
-    store = wiring.connect_store()
+    store = wiring.connections.connect_store()
     try:
         async with asyncio.timeout(2 * ANSWER_S):
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
@@ -270,7 +270,7 @@ async def _asked(
         if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored
     ]
     urls = {instance.worker: instance.url for instance in registered}
-    metrics = wiring.worker_metrics()
+    metrics = wiring.planning.worker_metrics()
     try:
         loads = await metrics.loads(tuple(urls.values()))
     finally:
@@ -283,8 +283,8 @@ async def _asked(
 
 def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:
     """Return what the fleet plugin publishes of workers that wait for GPUs: name -> why."""
-    from dynaplan.domain.documents import parse_object
     from dynaplan.domain.planning.scaling import fleet_key
+    from dynaplan.domain.wire.documents import parse_object
 
     texts = [item.value for item in items if item.key == fleet_key(namespace) and item.key not in ignored]
     waiting = parse_object(texts[0]).get("waiting") if texts else None

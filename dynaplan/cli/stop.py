@@ -30,7 +30,7 @@ def command(namespace: str | None, now: bool, timeout: float) -> None:
     from dynaplan.supervisor.deployments import find_deployment
 
     found = find_deployment(namespace)
-    processes = wiring.processes()
+    processes = wiring.box.processes()
     os.kill(found.arbiter.pid, signal.SIGTERM)
     if now:
         time.sleep(BETWEEN_SIGNALS_S)

@@ -38,7 +38,7 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
     from dynaplan import wiring
 
-    store = wiring.connect_store()
+    store = wiring.connections.connect_store()
     begun_s = time.monotonic()
     try:
         asleep = {
@@ -65,8 +65,8 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
-    from dynaplan.domain.instance_keys import ASLEEP
-    from dynaplan.domain.store import Transaction
+    from dynaplan.domain.wire.instance_keys import ASLEEP
+    from dynaplan.domain.wire.store import Transaction
     from dynaplan.serving.routing.sleepers import wish_awake
 
     for instance_id, _ in asleep.values():
@@ -78,8 +78,8 @@ async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]])
 
 async def _asleep(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
-    from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
-    from dynaplan.domain.instance_keys import ASLEEP
+    from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+    from dynaplan.domain.wire.instance_keys import ASLEEP
 
     items = await store.list(ASLEEP.prefix(namespace))
     reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}

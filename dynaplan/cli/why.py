@@ -21,7 +21,7 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     from dynaplan.core.planning.explaining import explain, is_change
 
     found = connect(namespace)
-    records = wiring.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
+    records = wiring.planning.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
     if changes:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:

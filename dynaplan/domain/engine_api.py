@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.domain.documents import shown
 from dynaplan.domain.errors import nearest
+from dynaplan.domain.wire.documents import shown
 
 REPETITIONS = frozenset(
     {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains"}

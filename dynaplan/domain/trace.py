@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.domain.documents import shown
+from dynaplan.domain.wire.documents import shown
 
 
 @dataclass(frozen=True, slots=True)

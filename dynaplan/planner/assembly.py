@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.domain.discovery import public_urls
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
@@ -52,7 +52,7 @@ def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
-    heartbeats = wiring.heartbeats(Path(runtime_dir))
+    heartbeats = wiring.box.heartbeats(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
 
 
@@ -63,9 +63,9 @@ def check_sources(settings: PlannerSettings) -> None:
     """
     if settings.is_by_targets:
         if settings.prometheus_endpoint:
-            wiring.prometheus_traffic(settings.prometheus_endpoint, settings)
-        wiring.sla_model(settings, {})
-        wiring.make_forecaster(settings, settings.adjustment_interval_s)
+            wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
+        wiring.planning.sla_model(settings, {})
+        wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
         _warm_up(settings)
 
 
@@ -74,14 +74,14 @@ async def run_planner(settings: PlannerSettings) -> None:
     from dynaplan.runtime.discovery import Discovery
 
     async with AsyncExitStack() as stack:
-        store = wiring.connect_store()
+        store = wiring.connections.connect_store()
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace)
         stack.push_async_callback(discovery.close)
         await _announced(discovery.start(), "the key-value store that ETCD_ENDPOINTS names to answer")
-        messenger = OnFirstUse(wiring.connect_messenger)
+        messenger = OnFirstUse(wiring.connections.connect_messenger)
         stack.push_async_callback(messenger.close)
-        planner = make_planner(settings, store, discovery, messenger, wiring.system_clock())
+        planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())
         stack.push_async_callback(planner.close)
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
@@ -140,19 +140,19 @@ def make_planner(
     beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
-    observer = Observer(settings, discovery.instances, wiring.worker_metrics(), messenger, clock)
-    connector = wiring.planner_connector(store, settings.namespace, observer.registered)
+    observer = Observer(settings, discovery.instances, wiring.planning.worker_metrics(), messenger, clock)
+    connector = wiring.planning.planner_connector(store, settings.namespace, observer.registered)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
-    gauges = wiring.planner_gauges(settings)
-    recorders = (*wiring.planner_recorders(log_dir, settings), gauges)
+    gauges = wiring.planning.planner_gauges(settings)
+    recorders = (*wiring.planning.planner_recorders(log_dir, settings), gauges)
     try:
-        wiring.announce_log_dir(planner_log_root(), log_dir)
+        wiring.planning.announce_log_dir(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
     if settings.is_by_targets:
-        model = wiring.sla_model(settings, {})
+        model = wiring.planning.sla_model(settings, {})
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(
         settings, observer, connector, recorders, clock, model=model, traffic=traffic, beat=beat
@@ -163,17 +163,19 @@ def make_planner(
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source = wiring.prometheus_traffic(settings.prometheus_endpoint, settings)
+        source = wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
     else:
-        source = wiring.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
-    return TrafficWatch(settings, source, wiring.make_forecaster(settings, interval_s), clock, before)
+        source = wiring.planning.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
+    return TrafficWatch(
+        settings, source, wiring.planning.make_forecaster(settings, interval_s), clock, before
+    )
 
 
 def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
     trace = settings.load_predictor_warmup_trace
     if not trace:
         return []
-    before = interval_history(wiring.read_requests(trace, 1.0, 0), settings.adjustment_interval_s)
+    before = interval_history(wiring.planning.read_requests(trace, 1.0, 0), settings.adjustment_interval_s)
     log.info("the history begins with %d intervals of %s", len(before), trace)
     return before
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaplan.core.planning.load_policy import kv_pressure
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
-from dynaplan.domain.prefill import prefill_stream
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.prefill import prefill_stream
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings

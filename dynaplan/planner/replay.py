@@ -72,12 +72,14 @@ class _Replayer:
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
         self._settings = settings = _replayed_settings(first.settings, options)
-        self._model: SlaModel | None = wiring.sla_model(settings, {}) if settings.is_by_targets else None
+        self._model: SlaModel | None = (
+            wiring.planning.sla_model(settings, {}) if settings.is_by_targets else None
+        )
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
         if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
-            self._forecaster = wiring.make_forecaster(settings, settings.adjustment_interval_s)
+            self._forecaster = wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> Replayed:
         """Decide the next interval."""
@@ -135,7 +137,7 @@ def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
 
 
 def _records(path: Path) -> Iterator[DecisionRecord]:
-    for number, document in wiring.recorded_decisions(path):
+    for number, document in wiring.planning.recorded_decisions(path):
         try:
             yield DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

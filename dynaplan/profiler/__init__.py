@@ -2,7 +2,7 @@
 
 Words of the subject, and their homes:
 
-- a *measurement* is one point of one engine (``domain.measurements``);
+- a *measurement* is one point of one engine (``domain.profiles.measurements``);
 - a *sweep* is all measurements of one output directory (``session``, made of ``stage``s);
 - a *profile* is the curves of one engine made of measurements (``core.engine.timing.MeasuredProfile``);
 - ``core.profiling`` decides, without doing anything: loads to measure, choice of sizes, thresholds, plots;

@@ -156,7 +156,7 @@ class MeasuredDeployment:
         """Read the statefile; None when it is not of this process: a killed one has left an older one."""
         path = self._plan.state_dir / f"{self._plan.namespace}.json"
         try:
-            document = wiring.open_statefile(path).read()
+            document = wiring.box.open_statefile(path).read()
         except StatefileCorrupt:
             return None
         arbiter = arbiter_of(document) if document else None

@@ -71,7 +71,7 @@ async def engine_facts(
     model = await served_model(url)
     gauges = await _model_gauges(url, model)
     block_tokens = 1 if engine in KV_TOTAL_IN_TOKENS else gauges.get(BLOCK_METRIC, 0)
-    metrics = wiring.worker_metrics()
+    metrics = wiring.planning.worker_metrics()
     deadline_s = monotonic() + LATE_S
     try:
         while True:

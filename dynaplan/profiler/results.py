@@ -13,7 +13,7 @@ from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.profiling.recommended_config import with_recommendation
 from dynaplan.core.profiling.selection import Goal
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import Measurements
+from dynaplan.domain.profiles.measurements import Measurements
 from dynaplan.profiler import pictures
 
 HALVES = {"prefill": (PREFILL_DIRECTORY, PREFILL_KEYS), "decode": (DECODE_DIRECTORY, DECODE_KEYS)}

@@ -26,13 +26,13 @@ from dynaplan.core.profiling.selection import (
     prefill_choices,
 )
 from dynaplan.domain.errors import ConfigError, DynaplanError
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from dynaplan.options.overrides import Sections
 from dynaplan.options.service_config import section_options
 from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart, Plan
 from dynaplan.profiler.engine_facts import EngineFacts
 from dynaplan.profiler.journal import Journal, fingerprint
-from dynaplan.profiler.load_generator import AIPERF, OWN, aiperf_program
+from dynaplan.profiler.load.load_generator import AIPERF, OWN, aiperf_program
 from dynaplan.profiler.measured_config import (
     WORKER,
     Phase,
@@ -103,7 +103,7 @@ class _Profiler:
         self._progress = progress
         self._aiperf = aiperf_program(options.load_generator)
         _check_writable(options.output_dir)
-        gpus, _ = wiring.gpu_inventory(options.gpus)
+        gpus, _ = wiring.box.gpu_inventory(options.gpus)
         self._gpu_names = [gpu.name for gpu in gpus]
         self._sizes = _sizes(options, len(gpus))
         self._journal = Journal(options.output_dir)

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.domain.settings.worker import SIMULATED
 from dynaplan.options.overrides import Sections
-from dynaplan.profiler.aiperf import Aiperf
-from dynaplan.profiler.completions import CompletionClient
 from dynaplan.profiler.deployment import MeasuredDeployment, Plan
 from dynaplan.profiler.engine_facts import EngineFacts, engine_facts, served_model
 from dynaplan.profiler.journal import Journal
-from dynaplan.profiler.load_generator import LoadGenerator
+from dynaplan.profiler.load.aiperf import Aiperf
+from dynaplan.profiler.load.completions import CompletionClient
+from dynaplan.profiler.load.load_generator import LoadGenerator
+from dynaplan.profiler.load.meters import DecodeMeter, measure_prefill, warm_up
 from dynaplan.profiler.measured_config import Phase, engine_name
-from dynaplan.profiler.meters import DecodeMeter, measure_prefill, warm_up
 
 LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
 """Plans the loads for an engine with these facts."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, TemporaryError
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, items_of, plain

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
-from dynaplan.domain.store import Deleted, KeyValue, Put, Snapshot, WatchEvent
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, WatchEvent
 from dynaplan.ports import KeyValueStore
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.routes import Route
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime import metrics
 from dynaplan.runtime.drain import FAILED_STOP_S, close, drain
 from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.metric_help import help_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.domain.routes import Route
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger

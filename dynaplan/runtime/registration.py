@@ -23,9 +23,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery

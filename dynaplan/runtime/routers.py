@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.client import worker_session
 from dynaplan.runtime.process import WorkerRuntime
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
-from dynaplan.domain.documents import parse_object, shown, whole_number
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_prefix
-from dynaplan.domain.store import KeyValue
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.documents import parse_object, shown, whole_number
+from dynaplan.domain.wire.store import KeyValue
 
 NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
 

@@ -31,7 +31,7 @@ from circus.watcher import Watcher
 from tornado.ioloop import IOLoop
 
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
-from dynaplan.domain.documents import object_field, parse_object, text_field
+from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.supervisor.watchers import WatcherSpec, service_of
 

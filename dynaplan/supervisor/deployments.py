@@ -108,24 +108,24 @@ def port_holder(port: int) -> str:
     for each in filter(None, map(_read, _statefiles())):
         if each.port == port:
             return f"pid {each.arbiter.pid} (dynaplan serve, namespace {each.namespace})"
-    return wiring.port_holder(port)
+    return wiring.box.port_holder(port)
 
 
 def _state_dir() -> Path:
-    return wiring.statefile_path("any").parent
+    return wiring.box.statefile_path("any").parent
 
 
 def _statefiles(namespace: str | None = None) -> list[Path]:
     """Return the statefile of that namespace, or all that are there but dynaplan's own notes."""
     if namespace:
-        return [wiring.statefile_path(namespace)]
+        return [wiring.box.statefile_path(namespace)]
     return [path for path in sorted(_state_dir().glob("*.json")) if not path.name.startswith(".")]
 
 
 def _remains(path: Path) -> str:
     """Return what comes of a statefile that cannot be read, or has outlived its deployment; or nothing."""
     try:
-        document = wiring.open_statefile(path).read()
+        document = wiring.box.open_statefile(path).read()
     except StatefileCorrupt as error:
         return (
             f"{error.args[0]}. A deployment that runs writes it anew at its next change, as by "
@@ -144,7 +144,7 @@ def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
     own = {each.arbiter.pid for each in filter(None, map(_read, _statefiles()))}
     lines = []
-    for pid, (which, state_dir) in wiring.deployments_of_machine().items():
+    for pid, (which, state_dir) in wiring.box.deployments_of_machine().items():
         where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""
         lines += [] if pid in own else [f"There is {which} (serve pid {pid}){where}."]
     return lines
@@ -163,10 +163,10 @@ def tail(path: Path, lines: int) -> Iterator[str]:
 def _read(path: Path) -> RunningDeployment | None:
     """Return the deployment of a statefile; None when there is none, or its arbiter does not run."""
     try:
-        document = wiring.open_statefile(path).read()
+        document = wiring.box.open_statefile(path).read()
     except StatefileCorrupt:
         return None
     arbiter = arbiter_of(document) if document else None
     if document is None or arbiter is None or "addresses" not in document:
         return None
-    return RunningDeployment(path, document, arbiter) if wiring.processes().is_alive(arbiter) else None
+    return RunningDeployment(path, document, arbiter) if wiring.box.processes().is_alive(arbiter) else None

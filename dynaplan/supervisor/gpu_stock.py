@@ -20,7 +20,7 @@ def in_use(gpus: Sequence[Gpu], claimed: Iterable[int], waits_s: float = 0.0) ->
 
     ``claimed`` are left out: other deployments have them. Waits ``waits_s`` seconds for memory to be freed.
     """
-    read = wiring.gpu_uses(gpus)
+    read = wiring.box.gpu_uses(gpus)
     unclaimed = [gpu for gpu in gpus if gpu.index not in set(claimed)]
     until_s = time.monotonic() + waits_s
     while (busy := busy_gpus(unclaimed, read())) and time.monotonic() < until_s:

@@ -37,12 +37,12 @@ from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.log_lines import LogLines
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.deployments import port_holder
-from dynaplan.supervisor.embedded import (
+from dynaplan.supervisor.embedded_servers import (
     ServerSpec,
     check_external_etcd,
     check_external_nats,
@@ -113,12 +113,12 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     """Check everything and take hold of everything. Raises a UserError that says what is in the way."""
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
-    statefile = wiring.statefile_path(graph.namespace)
+    statefile = wiring.box.statefile_path(graph.namespace)
     with _as_deployment_error():
-        stack.enter_context(wiring.namespace_lock(statefile))
-        notes = clear_leftovers(wiring.open_statefile(statefile), wiring.processes())
-    arbiter = wiring.processes().identity_of(os.getpid())
-    gpus, is_simulated = wiring.gpu_inventory(options.gpus)
+        stack.enter_context(wiring.box.namespace_lock(statefile))
+        notes = clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes())
+    arbiter = wiring.box.processes().identity_of(os.getpid())
+    gpus, is_simulated = wiring.box.gpu_inventory(options.gpus)
     workers, left_out = _first_workers(graph, gpus, arbiter, options, stack, bool(notes))
     public_socket = _public_socket(graph, options, stack)
     port = public_socket.getsockname()[1] if public_socket else options.port
@@ -175,7 +175,7 @@ def _forget_decisions(namespace: str) -> None:
     """Delete the decisions from an etcd that outlives us: the next deployment follows its configuration."""
 
     async def forget() -> None:
-        store = wiring.connect_store()
+        store = wiring.connections.connect_store()
         try:
             keys = tuple(item.key for item in await store.list(planner_prefix(namespace)))
             await store.commit(Transaction(deletes=(*keys, fleet_key(namespace))))
@@ -222,9 +222,9 @@ def _first_workers(
     ``has_killed``: leftovers were killed a moment ago, whose memory may not be free yet. Raises CapacityError
     when the workers do not fit.
     """
-    claims = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus)
+    claims = GpuClaims(wiring.box.gpu_claims(arbiter, graph.namespace), gpus)
     # Not by ``claims``: the fleet plugin has claimed more in our name.
-    stack.callback(GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
+    stack.callback(GpuClaims(wiring.box.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
     foreign = claims.foreign()
     busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
     notes = gpu_stock.notes(gpus, foreign, busy, options.use_busy_gpus)
@@ -343,7 +343,7 @@ def _clients_environment() -> dict[str, str]:
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
     """Write the document with its first workers, about to start; from here on the fleet plugin writes it."""
-    store = wiring.open_statefile(launch.statefile)
+    store = wiring.box.open_statefile(launch.statefile)
     stack.callback(store.remove)
     with _as_deployment_error():
         store.write(with_fleet(new_document(launch), workers))

@@ -89,9 +89,9 @@ def _clear_up_in_peace() -> None:
 
 def gpu_map(graph: GraphSpec, config: Config, gpus: int | None, use_busy_gpus: bool = False) -> str:
     """Return tables of the workers and the GPUs, for ``--dry-run``; CapacityError when they do not fit."""
-    inventory, _ = wiring.gpu_inventory(gpus)
-    arbiter = wiring.processes().identity_of(os.getpid())
-    foreign = GpuClaims(wiring.gpu_claims(arbiter, graph.namespace), inventory).foreign()
+    inventory, _ = wiring.box.gpu_inventory(gpus)
+    arbiter = wiring.box.processes().identity_of(os.getpid())
+    foreign = GpuClaims(wiring.box.gpu_claims(arbiter, graph.namespace), inventory).foreign()
     busy = gpu_stock.in_use(inventory, foreign)
     notes = gpu_stock.notes(inventory, foreign, busy, use_busy_gpus)
     unusable = foreign if use_busy_gpus else {**busy, **foreign}
@@ -131,7 +131,7 @@ class Serving:
             arbiter,
             self._launch.graph,
             self._launch.plugin_name,
-            wiring.processes(),
+            wiring.box.processes(),
             self._launch.drain_timeout_s,
             say,
             self._prepared.public_socket,
@@ -179,8 +179,10 @@ class Serving:
         arbiter.notice_ends_at_once()
 
     def _vigil(self, arbiter: ServeArbiter) -> Vigil:
-        clock, heartbeats = wiring.system_clock(), wiring.heartbeats(self._launch.runtime_dir)
-        plugin = PluginWatch(arbiter, self._launch.plugin_name, heartbeats, wiring.processes(), clock, say)
+        clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(self._launch.runtime_dir)
+        plugin = PluginWatch(
+            arbiter, self._launch.plugin_name, heartbeats, wiring.box.processes(), clock, say
+        )
         directories = DirectoryWatch(self._launch, self._prepared.servers, arbiter, say)
         failures = FailureWatch(self._workers, self._launch.log_dir, say, self._end_by_failure)
         servers = server_watches(self._launch, self._prepared.servers, arbiter, say)
@@ -277,7 +279,7 @@ class Serving:
     def _workers(self) -> tuple[Worker, ...]:
         """Return the workers as the fleet plugin has written them down."""
         try:
-            document = wiring.open_statefile(self._launch.statefile).read()
+            document = wiring.box.open_statefile(self._launch.statefile).read()
         except StatefileCorrupt:
             return ()  # the fleet plugin writes it anew at its next change
         return fleet_of(document) if document else ()

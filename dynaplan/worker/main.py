@@ -118,7 +118,7 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
         inherited.close()
         inherited = None
     server = WorkerServer(bound_socket("127.0.0.1", 0), surroundings.worker_token)
-    store = wiring.connect_store()
+    store = wiring.connections.connect_store()
     runtime = await _runtime(service, surroundings, server.url, store)
     runtime.public_socket = inherited
     if log_file:
@@ -172,10 +172,10 @@ async def _runtime(
         url=url,
         store=store,
         leases=store,
-        clock=wiring.system_clock(),
+        clock=wiring.connections.system_clock(),
         discovery=discovery,
         settings=section_options(ServiceConfig.get_instance(), service.name),
-        connect_messenger=wiring.connect_messenger,
+        connect_messenger=wiring.connections.connect_messenger,
         gpus=surroundings.gpus,
         scratch_dir=surroundings.scratch_dir,
     )

@@ -23,12 +23,12 @@ from dynaplan.adapters.engines.sglang import SIGNALS as SGLANG
 from dynaplan.adapters.engines.sim.api import read_request
 from dynaplan.adapters.engines.vllm import ASK_TO_HOLD, SIGNALS, make
 from dynaplan.adapters.metrics.exposition import Exposition, increase, traffic_of
-from dynaplan.domain.discovery import Instance
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import TemporaryError, UserError
-from dynaplan.domain.prefill import RemotePrefillRequest
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.documents import parse_object
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.serving.frontend.stream_events import failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import tokens_in, usage_in
 from dynaplan.serving.frontend.upstream import WorkerDied

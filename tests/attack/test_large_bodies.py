@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.serving.frontend.bodies.reading import LARGE_BODY_BYTES
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynaplan.core.routing.disaggregation import DisaggregationSettings, with_live_settings
-from dynaplan.domain.discovery import PUBLIC_URL, Instance
-from dynaplan.domain.documents import parse_object, whole_number
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
-from dynaplan.domain.store import KeyValue
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance
+from dynaplan.domain.wire.documents import parse_object, whole_number
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest
+from dynaplan.domain.wire.store import KeyValue
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.unreadable import unreadable
 
 EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 300

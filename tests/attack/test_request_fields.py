@@ -125,6 +125,6 @@ async def test_what_ends_or_halts_an_engine_does_not_reach_it(name: str, fields:
 
 
 def test_every_engine_has_a_list_and_an_unknown_one_none() -> None:
-    assert all(wiring.engine_api(name).fields for name in wiring.ENGINES if name != "sim")
-    assert not wiring.engine_api("sim").fields
-    assert not wiring.engine_api("../x").fields
+    assert all(wiring.engines.engine_api(name).fields for name in wiring.engines.ENGINES if name != "sim")
+    assert not wiring.engines.engine_api("sim").fields
+    assert not wiring.engines.engine_api("../x").fields

@@ -49,7 +49,7 @@ def rows(repeats: int) -> Iterator[Row]:
 
 def _oracle() -> Result:
     schedule = [(float(at_s), Targets(prefill, decode)) for at_s, prefill, decode in ORACLE]
-    trace = wiring.read_requests(HOUR.trace, HOUR.rate_scale, HOUR.seed)
+    trace = wiring.planning.read_requests(HOUR.trace, HOUR.rate_scale, HOUR.seed)
     return simulate(trace, service_settings(HOUR), schedule[0][1], SchedulePolicy("oracle", schedule))
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import aiohttp
 
-from dynaplan.domain.discovery import SERVICES_PREFIX
 from dynaplan.domain.planning.scaling import planner_prefix
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX
+from dynaplan.domain.wire.store import Transaction
 from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL, Deployment

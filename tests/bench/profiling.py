@@ -10,8 +10,8 @@ import uvloop
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.domain.settings.worker import SimOptions
-from dynaplan.profiler.completions import CompletionClient
-from dynaplan.profiler.meters import DecodeMeter
+from dynaplan.profiler.load.completions import CompletionClient
+from dynaplan.profiler.load.meters import DecodeMeter
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL

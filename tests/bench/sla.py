@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.settings import EngineSettings
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.worker import SimOptions

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.ports import Engine
 
 TOKEN = "secret"
@@ -117,7 +117,7 @@ async def starting(scratch_dir: Path) -> AsyncIterator[StartWorker]:
         context = EngineContext(
             f"ns_Worker_{len(cleanups)}", role, address, token=TOKEN, scratch_dir=str(scratch_dir)
         )
-        engine = wiring.make_engine(name, options, context)
+        engine = wiring.engines.make_engine(name, options, context)
         session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
 
         async def stop() -> None:

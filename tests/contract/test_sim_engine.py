@@ -16,7 +16,7 @@ from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts
 from dynaplan.core.engine.tokens import count_tokens
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError, RequestRefused
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.contract.engine_workers import Worker, raw_post, starting
 from tests.fakes.polling import eventually
 
@@ -344,10 +344,10 @@ async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:
 
 
 def test_wiring_names_the_engines() -> None:
-    engine = wiring.make_engine("sim", {}, EngineContext("w"))
+    engine = wiring.engines.make_engine("sim", {}, EngineContext("w"))
     assert engine.card()["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
     with pytest.raises(ConfigError, match="sim"):
-        wiring.make_engine("vlmm", {}, EngineContext("w"))
+        wiring.engines.make_engine("vlmm", {}, EngineContext("w"))
 
 
 def test_held_prompts_need_no_event_loop_before_the_first() -> None:

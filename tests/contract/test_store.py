@@ -15,7 +15,7 @@ from dynaplan.adapters.stores.gateway import Gateway, endpoints_of
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.adapters.stores.watch import Watch
 from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
-from dynaplan.domain.store import Deleted, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.domain.wire.store import Deleted, Put, Snapshot, Transaction, WatchEvent
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_etcd
 

@@ -13,7 +13,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from tests.e2e.deployment import Deployment
 
 QUIET = ("--Planner.no-operation=true",)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.adapters.messaging.nats import NatsMessenger
-from dynaplan.domain.prefill import prefill_stream
+from dynaplan.domain.wire.prefill import prefill_stream
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import IS_TORTURE, files_of, processes_of

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dynaplan.core.profiling.loads import DecodeLoad
-from dynaplan.profiler.aiperf import Aiperf
-from dynaplan.profiler.completions import CompletionClient
 from dynaplan.profiler.engine_facts import served_model
-from dynaplan.profiler.meters import DecodeMeter, measure_prefill
-from dynaplan.profiler.programs import find_program
+from dynaplan.profiler.load.aiperf import Aiperf
+from dynaplan.profiler.load.completions import CompletionClient
+from dynaplan.profiler.load.meters import DecodeMeter, measure_prefill
+from dynaplan.profiler.load.programs import find_program
 from tests.e2e.deployment import Deployment
 
 LOAD = DecodeLoad(isl_tokens=300, osl_tokens=60, concurrency=3)

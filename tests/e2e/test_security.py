@@ -231,7 +231,8 @@ def test_no_secret_is_on_a_command_line_in_a_file_or_in_a_metric(running: Deploy
 
 
 def shown_to_others(deployment: Deployment) -> dict[str, str]:
-    """What leaves the private directory: command lines, statefile, logs, metrics, what the tools print."""
+    """What leaves the runtime directory: command lines, statefile, logs, metrics, what the tools print."""
+    private = Path(deployment.statefile()["addresses"]["runtime_dir"])
     workers = ("VllmWorker", "PrefillWorker", "Frontend", "Planner")
     urls = [deployment.url, *(url_of(deployment, f"dynamo_{each}") for each in workers)]
     pages = {f"{url}/{page}": get(f"{url}/{page}") for url in urls for page in ("metrics", "health")}
@@ -242,7 +243,7 @@ def shown_to_others(deployment: Deployment) -> dict[str, str]:
         **{
             str(path): path.read_text(errors="replace")
             for path in deployment.directory.rglob("*")
-            if path.is_file()
+            if path.is_file() and not path.is_relative_to(private)
         },
         **pages,
         **{" ".join(tool): deployment.run(*tool).stdout for tool in tools},

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from tests.e2e.deployment import Deployment
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import wait_until

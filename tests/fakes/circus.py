@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.supervisor.circus_client import CommandRefused
 
 

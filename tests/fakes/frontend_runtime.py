@@ -13,8 +13,8 @@ import aiohttp
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.options.frontend import read_settings
 from dynaplan.ports import Messenger
 from dynaplan.runtime.discovery import Discovery

@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.ports import KeyValueStore
 
 TOKEN = "worker-token"

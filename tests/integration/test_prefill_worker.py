@@ -12,7 +12,7 @@ import pytest
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.ports import WorkQueue
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from tests.fakes.polling import eventually
 from tests.integration.worker_child import TOKEN, Worker, Workers
 

@@ -10,10 +10,10 @@ import pytest
 
 from dynaplan.adapters.metrics.frontends import FrontendsTraffic
 from dynaplan.core.engine.tokens import count_tokens
-from dynaplan.domain.discovery import Instance, public_urls
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.wiring import frontend_traffic, read_requests
+from dynaplan.domain.wire.discovery import Instance, public_urls
+from dynaplan.wiring.planning import frontend_traffic, read_requests
 from tests.fakes.clock import ManualClock
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.frontend_runtime import body, stage

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.runtime.client import DependencyClient, worker_session
 from dynaplan.runtime.discovery import Discovery

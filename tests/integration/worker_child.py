@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from tests.fakes.load import Outcome, stream_one
 from tests.fakes.polling import PATIENCE_S, eventually
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.store import Deleted, Put, Snapshot, WatchEvent
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 from tests.interop.conftest import Etcd3

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing_model import ServiceModel
-from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
-from tests.unit.core.sizing.test_queueing_model_against_engine import FITTED, H200, kind
+from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
 
 counts = st.integers(0, 40)
 widths = st.sampled_from([1, 2, 3, 4, 8])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import WORKER, is_ready, model_of
 from tests.fakes.load import Load

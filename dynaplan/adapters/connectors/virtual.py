@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.store import KeyValue, Transaction
+from dynaplan.domain.wire.documents import parse_object
+from dynaplan.domain.wire.store import KeyValue, Transaction
 from dynaplan.ports import KeyValueStore
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.options.engine_flags import (
     engine_flags,
     flag_style,

@@ -25,9 +25,9 @@ from dynaplan.adapters.local.node_directory import HINT, open_node_directory
 from dynaplan.adapters.local.port_holders import user_name
 from dynaplan.adapters.local.processes import environment_of, is_alive
 from dynaplan.adapters.local.statefile import state_dir
-from dynaplan.domain.documents import parse_object, text_field, whole_field
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.wire.documents import parse_object, text_field, whole_field
 
 DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
 

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from dynaplan.adapters.local import processes
-from dynaplan.domain.documents import number_field, parse_object, text_field, whole_field
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.pulse import Pulse
+from dynaplan.domain.wire.documents import number_field, parse_object, text_field, whole_field
+from dynaplan.domain.wire.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

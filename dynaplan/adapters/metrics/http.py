@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from dynaplan.domain.documents import parse_object
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.documents import parse_object
+from dynaplan.domain.wire.worker_load import WorkerLoad
 
 log = logging.getLogger(__name__)
 

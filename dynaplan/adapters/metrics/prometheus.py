@@ -24,9 +24,9 @@ from dynaplan.adapters.metrics.exposition import (
     is_bound,
     traffic_of,
 )
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.domain.wire.documents import parse_object
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import FITTED
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.core.sizing.formula import Formula
-from dynaplan.core.sizing.queueing_model import ServiceModel
-from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.domain.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.profile_tables import DecodeTable, Piece, PrefillTable, ProfileTables
+from dynaplan.domain.profiles.profile_tables import DecodeTable, Piece, PrefillTable, ProfileTables
 
 RESOLUTION = 100
 """The number of grid points in either direction of the decode table, as in the original."""

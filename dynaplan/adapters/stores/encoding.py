@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from dynaplan.domain.store import KeyValue
+from dynaplan.domain.wire.store import KeyValue
 
 Document = dict[str, Any]
 

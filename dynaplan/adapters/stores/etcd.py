@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.adapters.stores.encoding import encoded, key_range, key_values
 from dynaplan.adapters.stores.gateway import NOT_FOUND, Gateway, Refused, endpoints_of, tls_of
 from dynaplan.adapters.stores.watch import Watch
-from dynaplan.domain.store import KeyValue, Transaction, WatchEvent
+from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
 
 Document = dict[str, Any]
 

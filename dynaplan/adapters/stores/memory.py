@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
 from dynaplan.ports import Clock
 
 

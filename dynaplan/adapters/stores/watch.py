@@ -11,7 +11,7 @@ from typing import Any
 from dynaplan.adapters.stores.encoding import decoded, key_value, key_values
 from dynaplan.adapters.stores.gateway import Gateway
 from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.domain.store import Deleted, Put, Snapshot, WatchEvent
+from dynaplan.domain.wire.store import Deleted, Put, Snapshot, WatchEvent
 from dynaplan.foundation.backoff import Backoff
 
 Document = dict[str, Any]

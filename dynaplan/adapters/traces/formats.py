@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dynaplan.domain.documents import shown
 from dynaplan.domain.trace import TracedRequest, seconds, tokens
+from dynaplan.domain.wire.documents import shown
 
 MOONCAKE_BLOCK_TOKENS = 512
 """The tokens of a block in Mooncake's traces, as their paper states."""

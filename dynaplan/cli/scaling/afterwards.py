@@ -74,7 +74,7 @@ def _when(settings: PlannerSettings, last: DecisionRecord | None, *, is_decision
 def _last_record(found: RunningDeployment) -> DecisionRecord | None:
     from dynaplan import wiring
 
-    for document in wiring.recent_decisions(found.log_dir / "planner", 1):
+    for document in wiring.planning.recent_decisions(found.log_dir / "planner", 1):
         try:
             record = DecisionRecord.from_json(document)
             datetime.fromisoformat(record.wall_time)
@@ -87,4 +87,4 @@ def _last_record(found: RunningDeployment) -> DecisionRecord | None:
 def _model(last: DecisionRecord) -> SlaModel | None:
     from dynaplan import wiring
 
-    return wiring.sla_model(last.settings, {}) if last.settings.is_by_targets else None
+    return wiring.planning.sla_model(last.settings, {}) if last.settings.is_by_targets else None

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynaplan.core.fleet.statefile import Document, planner_keys_of
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.documents import parse_object
+from dynaplan.domain.wire.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports import KeyValueStore

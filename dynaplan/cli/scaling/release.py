@@ -50,7 +50,7 @@ async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> Written
             holds = holds.replaced(role, None)
         return {}, holds
 
-    store = wiring.connect_store()
+    store = wiring.connections.connect_store()
     try:
         return await write_counts(store, found.namespace, without)
     finally:

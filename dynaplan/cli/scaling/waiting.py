@@ -59,7 +59,7 @@ def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes
         launch = Launch.from_json((found.runtime_dir / LAUNCH_FILE).read_text())
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return ScaleTimes(None, ProcessSettings.drain_deadline_s)
-    learnt = wiring.startup_times(found.statefile).read()
+    learnt = wiring.box.startup_times(found.statefile).read()
     own = [worker for worker in found.workers if worker.role in wanted]
     keys = {startup_key(worker, launch.settings_of(worker.component)) for worker in own}
     usual = [seconds for key in keys if (seconds := usual_s(learnt, key)) is not None]

@@ -22,7 +22,7 @@ from dynaplan.core.engine.kv_blocks import KvBlocks
 from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult, Totals
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 
 ADMISSION_RESERVE = 0.01
 """The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""

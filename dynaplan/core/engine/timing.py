@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dynaplan.domain.documents import shown
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.wire.documents import shown
 
 PrefillMs = Callable[[int], float]
 """Prompt tokens -> TTFT in ms of such a prompt alone; at 0 its fixed cost."""

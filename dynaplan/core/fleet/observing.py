@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan.core.fleet.restarting import after_exit, exit_reason
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.domain.wire.discovery import Instance
 
 Workers = Mapping[str, Worker]
 """The workers of one deployment by their watchers' names."""

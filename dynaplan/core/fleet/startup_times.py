@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from dynaplan.domain.documents import number_field, parse_object
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.settings.worker import engine_of
+from dynaplan.domain.wire.documents import number_field, parse_object
 
 Times = dict[str, list[float]]
 """The last durations, in seconds, oldest first, of every key that was met."""

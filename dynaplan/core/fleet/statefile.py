@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dynaplan.core.fleet.allocation import worker_environment
-from dynaplan.domain.documents import LARGEST_WHOLE
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
@@ -24,6 +23,7 @@ from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.domain.masking import mask_all, mask_secrets
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.domain.wire.documents import LARGEST_WHOLE
 
 VERSION = 1
 """The version of the fields that we add; a document without a version is the original's."""

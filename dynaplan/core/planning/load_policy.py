@@ -22,7 +22,7 @@ from dynaplan.domain.settings.planner import (
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
     PlannerSettings,
 )
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 
 
 def kv_pressure(load: WorkerLoad) -> float:

@@ -42,7 +42,7 @@ from itertools import pairwise
 
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.measured_load import measured_steady_state
-from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation

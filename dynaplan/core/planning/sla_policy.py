@@ -29,7 +29,7 @@ from dynaplan.core.sizing.corrections import updated_corrections
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.look_ahead import Sizer, lookahead, size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 NEAR_STEPS = 0.25
 """The part of the mean distance below which two prompt lengths are one: noise would bend a curve."""

@@ -9,7 +9,7 @@ from dynaplan.core.drawing.plots import Curve, Plot
 from dynaplan.core.engine.timing import MeasuredProfile
 from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.profiling.selection import DecodeChoice, Goal, decode_choices, prefill_choices
-from dynaplan.domain.measurements import Measurements
+from dynaplan.domain.profiles.measurements import Measurements
 
 PREFILL_DIRECTORY, DECODE_DIRECTORY = "selected_prefill_interpolation", "selected_decode_interpolation"
 """The directories of the chosen size's curves, as in Dynamo's profiler; so are the names of the plots."""

@@ -19,7 +19,7 @@ from dynaplan.core.profiling.selection import (
     prefill_choices,
     queue_bounds,
 )
-from dynaplan.domain.measurements import Measurements
+from dynaplan.domain.profiles.measurements import Measurements
 
 LEAST_PREFILL_POINTS = 4
 """The number of prompt lengths that cubic interpolation needs."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 NEARLY = 0.05
 """The largest difference at which a measured length counts as that of the target, a part of it."""

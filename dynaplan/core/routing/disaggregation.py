@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dynaplan.domain.documents import whole_number
 from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.wire.documents import whole_number
 
 
 class PrefillPlace(Enum):

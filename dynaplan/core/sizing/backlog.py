@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.traffic import Demand
 

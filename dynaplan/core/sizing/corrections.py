@@ -45,7 +45,7 @@ import math
 from dataclasses import dataclass
 
 from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.sizing import Corrections, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic

@@ -51,7 +51,7 @@ import math
 from dataclasses import replace
 
 from dynaplan.core.sizing.measured_load import measured_steady_state
-from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.planning.sizing import ErrorBudget, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic

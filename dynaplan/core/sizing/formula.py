@@ -57,7 +57,7 @@ from dynaplan.core.sizing.search import MOST_WORKERS, smallest_enough
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
-from dynaplan.domain.profile_tables import DecodePoint, ProfileTables
+from dynaplan.domain.profiles.profile_tables import DecodePoint, ProfileTables
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from dynaplan.domain.profile_tables import DecodePoint, DecodeTable, Piece, PrefillTable
+from dynaplan.domain.profiles.profile_tables import DecodePoint, DecodeTable, Piece, PrefillTable
 
 
 class PrefillInterpolator:

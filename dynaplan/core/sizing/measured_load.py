@@ -6,7 +6,7 @@ rate is that of the requests that arrived, its lengths are those of the requests
 
 from __future__ import annotations
 
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
 

@@ -25,7 +25,7 @@ import math
 from dataclasses import replace
 
 from dynaplan.core.sizing.gpu_budget import at_least, within_limits
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.search import smallest_enough
 from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets

@@ -15,10 +15,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dynaplan.domain.documents import number_field, object_field, parse_object, shown, text_field, whole_field
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.wire.documents import (
+    number_field,
+    object_field,
+    parse_object,
+    shown,
+    text_field,
+    whole_field,
+)
 
 HOLDS = "holds"
 """The key of the holds, below ``planner_prefix``."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dynaplan.domain.documents import number_field, object_field
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.traffic import Foresight, Traffic
+from dynaplan.domain.wire.documents import number_field, object_field
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynaplan.domain.documents import whole_number
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.wire.documents import whole_number
 
 COUNT_KEYS: Mapping[Role, str] = {Role.PREFILL: "num_prefill_workers", Role.DECODE: "num_decode_workers"}
 """The key of each role's desired count."""

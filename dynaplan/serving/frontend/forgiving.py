@@ -7,8 +7,8 @@ import logging
 from collections import OrderedDict
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.instance_keys import FORGIVEN_CRASHES
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
+from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import KeyValueStore, LeaseKeeper

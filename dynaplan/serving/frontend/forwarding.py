@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.engine_api import EngineApi
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials

@@ -15,12 +15,12 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
 from dynaplan import wiring
-from dynaplan.domain.discovery import PUBLIC_URL
-from dynaplan.domain.documents import object_field, parse_object, text_field
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.wire.discovery import PUBLIC_URL
+from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
@@ -106,7 +106,7 @@ class FrontendServer:
             forgive=ForgivenCrashes(
                 runtime.store, runtime.leases, runtime.namespace, self._background
             ).forgive,
-            engine_api=wiring.engine_api,
+            engine_api=wiring.engines.engine_api,
         )
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
         self._server = self._client_server()

@@ -5,7 +5,7 @@ The way of one remote prefill, with module names in ``serving/prefill`` unless a
 1. ``remote_prefill`` (in the frontend's process) asks ``core/routing/disaggregation.py`` for the place of
    the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
    worker is registered and the queue is short; ``depth`` reads the queue's length in the background.
-2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``domain/prefill.py``) on the NATS JetStream queue
+2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``domain/wire/prefill.py``) on the NATS JetStream queue
    ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
    seconds.
 3. ``puller`` (in a prefill worker's process) pulls it and has its engine compute the KV entries. Meanwhile it

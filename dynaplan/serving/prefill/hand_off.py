@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaplan.domain.errors import DynaplanError
-from dynaplan.domain.prefill import PrefillAnswer
+from dynaplan.domain.wire.prefill import PrefillAnswer
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger
 

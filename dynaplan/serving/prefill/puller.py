@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.domain.settings.worker import WorkerSettings
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue

@@ -19,8 +19,8 @@ from dynaplan.core.routing.disaggregation import (
     with_live_settings,
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dynaplan.domain.store import values_after
+from dynaplan.domain.wire.store import values_after
 from dynaplan.ports import KeyValueStore
 
 

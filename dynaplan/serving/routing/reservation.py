@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dynaplan.domain.discovery import Instance
-from dynaplan.domain.documents import object_field, parse_object
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.documents import object_field, parse_object
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
 

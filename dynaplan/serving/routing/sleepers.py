@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.instance_keys import ASLEEP, WAKE
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.instance_keys import ASLEEP, WAKE
+from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import KeyValueStore, LeaseKeeper
 

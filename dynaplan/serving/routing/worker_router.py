@@ -16,7 +16,7 @@ from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.routing.booking import BookEntry, WorkerBook
 from dynaplan.core.routing.choosing import MODES, Inputs
 from dynaplan.core.routing.prefix_index import PrefixIndex
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
 from dynaplan.serving.routing.sleepers import Sleepers

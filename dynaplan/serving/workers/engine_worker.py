@@ -90,7 +90,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         gpus=runtime.gpus,
         scratch_dir=runtime.scratch_dir,
     )
-    engine = wiring.make_engine(engine_of(runtime.settings), runtime.settings, context)
+    engine = wiring.engines.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     await engine.start()
     runtime.add_routes(engine.routes())

@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.instance_keys import ASLEEP, WAKE
-from dynaplan.domain.store import Transaction
+from dynaplan.domain.wire.instance_keys import ASLEEP, WAKE
+from dynaplan.domain.wire.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports import Engine

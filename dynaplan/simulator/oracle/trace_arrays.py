@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynaplan.core.engine.hand_off import hand_off_s
-from dynaplan.core.sizing.queueing_model import FIRST_TOKEN_STEPS
+from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.service import ServiceSettings

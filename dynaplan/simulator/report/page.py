@@ -66,7 +66,7 @@ def _file(name: str) -> str:
 
 def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     workers = "prefill and decode workers" if options.is_disaggregated else "aggregated workers"
-    profile = wiring.engine_profile(SimOptions.from_options(options.engine))
+    profile = wiring.engines.engine_profile(SimOptions.from_options(options.engine))
     yield "Trace", options.trace + (f", {options.rate_scale:g} times" if options.rate_scale != 1 else "")
     yield "Profile", profile
     yield "GPUs", f"{options.gpus}, {workers}"

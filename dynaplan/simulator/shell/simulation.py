@@ -150,7 +150,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
             f"startup-time of the engine is {checked.startup_time_s:g}",
             hint="Expected it as --startup-time here: the whole time until a worker is ready.",
         )
-    timing, kv_tokens = wiring.engine_timing(checked)
+    timing, kv_tokens = wiring.engines.engine_timing(checked)
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="Expected more: without delays there is nothing to see.")
     return EngineSettings.of(checked, kv_tokens), timing.sped_up(checked.speedup_ratio)
@@ -158,7 +158,7 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
 
 def _trace(options: SimulateOptions) -> Trace:
     def requests() -> Iterator[TracedRequest]:
-        return wiring.read_requests(options.trace, options.rate_scale, options.seed)
+        return wiring.planning.read_requests(options.trace, options.rate_scale, options.seed)
 
     return requests
 
@@ -183,7 +183,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         model = None
         if planner.is_by_targets:
             prefill = options.engine_of(Role.PREFILL)
-            model = wiring.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
+            model = wiring.planning.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
         return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
     roles = settings.gpus_per_worker
     if kind == "hpa":
@@ -205,7 +205,7 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     trace = planner.load_predictor_warmup_trace
     if not planner.is_by_targets or not trace:
         return []
-    return interval_history(wiring.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
+    return interval_history(wiring.planning.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
 
 
 def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
@@ -219,7 +219,7 @@ class OutsideMethod:
 
     def __init__(self, planner: PlannerSettings) -> None:
         patient = replace(planner, load_predictor_deadline_s=PATIENCE_S)
-        self._forecaster = wiring.make_forecaster(patient, planner.adjustment_interval_s)
+        self._forecaster = wiring.planning.make_forecaster(patient, planner.adjustment_interval_s)
         self._runner = asyncio.Runner()
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
@@ -250,7 +250,7 @@ def _planner_settings(
 ) -> PlannerSettings:
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
-    profile = {"profile-results-dir": wiring.engine_profile(SimOptions.from_options(options.engine))}
+    profile = {"profile-results-dir": wiring.engines.engine_profile(SimOptions.from_options(options.engine))}
     known = {key.replace("_", "-"): value for key, value in given.items()}
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo})
 

@@ -19,7 +19,7 @@ from dynaplan.domain.errors import (
 )
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
 from dynaplan.ports import KeyValueStore
 from dynaplan.supervisor.deployments import RunningDeployment
 
@@ -80,9 +80,9 @@ async def carried_out(
 
 def check_alive(found: RunningDeployment) -> None:
     """Raise PermanentError unless ``serve`` and its fleet plugin go on, DeploymentError when it has ended."""
-    if not wiring.processes().is_alive(found.arbiter):
+    if not wiring.box.processes().is_alive(found.arbiter):
         raise DeploymentError(f"{found.namespace} has ended", hint="Start it with `dynaplan serve GRAPH`.")
-    heartbeats = wiring.heartbeats(found.runtime_dir)
+    heartbeats = wiring.box.heartbeats(found.runtime_dir)
     for name, words in ((SERVE_PULSE, "`dynaplan serve`"), (PLUGIN_PULSE, "the fleet plugin")):
         pulse = heartbeats.read(name)
         if pulse and pulse.silent_s > GIVE_UP_S:
@@ -96,7 +96,7 @@ def check_alive(found: RunningDeployment) -> None:
 def _progress(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleProgress | None:
     """The progress by the statefile; None while it cannot be read."""
     try:
-        document = wiring.open_statefile(found.statefile).read()
+        document = wiring.box.open_statefile(found.statefile).read()
     except StatefileCorrupt:
         return None
     return scale_progress(wanted, fleet_of(document)) if document else None

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dynaplan.domain.documents import whole_number
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.scaling import COUNT_KEYS
+from dynaplan.domain.wire.documents import whole_number
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.fleet.document import Statefile

@@ -16,7 +16,7 @@ from typing import Any
 from circus.plugins import CircusPlugin
 
 from dynaplan import wiring
-from dynaplan.domain.pulse import PLUGIN_PULSE
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.runtime.logfile import LogFile, configure_logging
@@ -74,14 +74,14 @@ class FleetPlugin(CircusPlugin):
     async def _keep(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
         terminal = Terminal(launch.log_dir / f"{launch.plugin_name}.log")
-        circus, processes = CircusClient(launch.circus_endpoint), wiring.processes()
-        store = wiring.open_statefile(launch.statefile)
+        circus, processes = CircusClient(launch.circus_endpoint), wiring.box.processes()
+        store = wiring.box.open_statefile(launch.statefile)
         statefile = await Statefile.open(store, launch, circus, processes)
-        link = StoreLink(wiring.connect_store(), launch.namespace, self._wake)
+        link = StoreLink(wiring.connections.connect_store(), launch.namespace, self._wake)
         link.start()
-        claims = GpuClaims(wiring.gpu_claims(launch.arbiter, launch.namespace), launch.gpus)
+        claims = GpuClaims(wiring.box.gpu_claims(launch.arbiter, launch.namespace), launch.gpus)
         memory = self._gpu_memory(launch)
-        clock, heartbeats = wiring.system_clock(), wiring.heartbeats(launch.runtime_dir)
+        clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(launch.runtime_dir)
         departures = Departures(
             launch,
             circus=circus,
@@ -90,7 +90,7 @@ class FleetPlugin(CircusPlugin):
             link=link,
             health=HealthWatch(link.is_answering, self._wake),
             standstill=StandstillWatch(heartbeats.read, clock),
-            oom_kills=wiring.oom_kills,
+            oom_kills=wiring.box.oom_kills,
             say=terminal.say,
         )
         self._keeper = keeper = FleetKeeper(
@@ -104,7 +104,7 @@ class FleetPlugin(CircusPlugin):
             gpus=FleetGpus(launch.gpus, claims, memory),
             record=statefile.record,
             say=terminal.say,
-            learn=wiring.startup_times(launch.statefile).learn,
+            learn=wiring.box.startup_times(launch.statefile).learn,
             beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
             kept=lambda: statefile.planner_keys,
             wake=self._wake,
@@ -117,7 +117,9 @@ class FleetPlugin(CircusPlugin):
         """Begin to follow the memory of the GPUs, unless what others use does not count."""
         if launch.uses_busy_gpus or not launch.gpus:
             return None
-        memory = GpuMemory(launch.gpus, wiring.gpu_uses(launch.gpus), wiring.system_clock(), self._wake)
+        memory = GpuMemory(
+            launch.gpus, wiring.box.gpu_uses(launch.gpus), wiring.connections.system_clock(), self._wake
+        )
         self._tasks.spawn(memory.run(), "GPU memory")
         return memory
 

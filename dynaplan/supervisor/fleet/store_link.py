@@ -12,9 +12,9 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.domain.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.store import KeyValue, Snapshot, Transaction, values_after
+from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
+from dynaplan.domain.wire.store import KeyValue, Snapshot, Transaction, values_after
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Store
 from dynaplan.runtime.discovery import Discovery

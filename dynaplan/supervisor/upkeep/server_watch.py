@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from dynaplan.supervisor.arbiter import ServeArbiter
-from dynaplan.supervisor.embedded import ServerSpec
+from dynaplan.supervisor.embedded_servers import ServerSpec
 from dynaplan.supervisor.launch import Launch
 
 log = logging.getLogger(__name__)

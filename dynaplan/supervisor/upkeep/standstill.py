@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynaplan.domain.pulse import Pulse
+from dynaplan.domain.wire.pulse import Pulse
 from dynaplan.ports import Clock
 
 LONGEST_STEP_S = 2.0

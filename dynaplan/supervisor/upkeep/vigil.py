@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE, Heartbeats
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE, Heartbeats
 from dynaplan.ports import Clock, Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch

@@ -32,7 +32,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, float]]:
         asked.append((name, options.get("model"), gpus))
         return [f"{name} is only looked at"]
 
-    monkeypatch.setattr(wiring, "check_engine", check)
+    monkeypatch.setattr(wiring.engines, "check_engine", check)
     return asked
 
 

@@ -31,8 +31,8 @@ def found(
     **options: Any,
 ) -> tuple[list[str], list[str]]:
     """The lines and warnings about one service on a box of 24 GB, 20 of them free."""
-    monkeypatch.setattr(wiring, "memory_need", lambda *_: need)
-    monkeypatch.setattr(wiring, "box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
+    monkeypatch.setattr(wiring.engines, "memory_need", lambda *_: need)
+    monkeypatch.setattr(wiring.engines, "box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
     spec = GraphSpec("g:S", "/", "ns", (ServiceSpec("VllmWorker", Role.DECODE, workers, 1),))
     config = {"VllmWorker": {"engine": engine, "model": "m", **options}}
     return check_memory(spec, config, gpus, is_simulated=not gpus)

@@ -33,7 +33,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest() -> None:
 def test_a_pull_tells_licence_path_and_the_command_that_serves_the_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(wiring, "pull_model", lambda name: tmp_path / name)
+    monkeypatch.setattr(wiring.engines, "pull_model", lambda name: tmp_path / name)
     result = CliRunner().invoke(group, ["pull", "smollm2"])
     assert result.exit_code == 0
     assert "Apache-2.0" in result.output

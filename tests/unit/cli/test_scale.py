@@ -56,7 +56,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     monkeypatch.setattr(store, "close", closed)
     for module in (scale, release):
         monkeypatch.setattr(module, "connect", lambda _: found)
-    monkeypatch.setattr(wiring, "connect_store", lambda: store)
+    monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
     monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
     return store
 

@@ -12,8 +12,8 @@ import pytest
 from dynaplan.cli import status
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.domain.pulse import Pulse
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.pulse import Pulse
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from tests.unit.core.fleet.graphs import DRAINING, READY, STARTING, worker
 
 
@@ -80,7 +80,7 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
         "fleet-plugin": Pulse(me, 0.0, 40.0, 1.0, True),
         "ns_Planner": Pulse(me, 0.0, 0.0, 1.0, False),
     }
-    monkeypatch.setattr(wiring, "heartbeats", lambda _: SimpleNamespace(read=pulses.get))
+    monkeypatch.setattr(wiring.box, "heartbeats", lambda _: SimpleNamespace(read=pulses.get))
     planner = Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)
     found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,))
     assert [each.partition(".")[0] for each in status._troubles(found)] == [

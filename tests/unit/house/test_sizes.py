@@ -22,9 +22,6 @@ MOST_MODULES_OF_A_FOLDER = 14
 
 LARGER_FOLDERS = {
     "dynaplan/cli": "one command a file",
-    "dynaplan/core/sizing": "one model, its parts and its inputs, which are read together",
-    "dynaplan/domain": "one noun or wire form a file",
-    "dynaplan/profiler": "one step of a profile a file",
 }
 """Folders that may have more modules, and why."""
 

@@ -41,6 +41,8 @@ TESTED_ELSEWHERE = {
         "supervisor/fleet/store_link",
         "supervisor/preparation",
         "supervisor/shutdown",
+        "wiring/box",
+        "wiring/connections",
     ],
     "integration/test_worker_process.py": ["runtime/life"],
     "unit/adapters/engines/common/test_server_engine.py": ["adapters/engines/common/server_client"],

@@ -36,7 +36,7 @@ def served(monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None = Non
 
 
 def planned_decode_workers(settings: PlannerSettings) -> int:
-    model: SlaModel = wiring.sla_model(settings, {})
+    model: SlaModel = wiring.planning.sla_model(settings, {})
     load = {"traffic": traffic(12.0), "foresight": foreseen([12.0] * 4)}
     now = replace(interval(prefill=2, decode=2), **load)  # type: ignore[arg-type]  # told by their names
     _, decision = decide(settings, PlannerState(), now, model)
@@ -73,7 +73,7 @@ def test_common_options_and_other_services_are_read_as_the_workers_read_them(
     assert (settings.max_model_len, settings.decode_kv_total_tokens) == (4096, 16_000)
     assert (settings.prefill_step_limit_tokens, settings.max_concurrent_prefills) == (2048, 7)
     assert settings.router == "least-loaded", "the Router's own word is stronger than the Processor's"
-    service = wiring.sla_model(settings, {}).service
+    service = wiring.planning.sla_model(settings, {}).service
     assert not service.is_evenly_routed
     assert service.decode.kv_tokens == 16_000
     assert service.prefill is not None
@@ -115,7 +115,7 @@ def test_no_option_that_an_engine_takes_ends_the_planner(
     settings = served(
         monkeypatch, {"profile-results-dir": profile}, VllmWorker=worker, PrefillWorker=dict(worker)
     )
-    assert wiring.sla_model(settings, {}).service.decode.settings.context_tokens >= 1
+    assert wiring.planning.sla_model(settings, {}).service.decode.settings.context_tokens >= 1
 
 
 def test_a_planner_without_a_graph_plans_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

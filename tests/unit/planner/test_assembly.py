@@ -75,7 +75,7 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     await asyncio.sleep(0)
     assert [task.done() for task in runtime.tasks] == [False]
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
-    assert wiring.recent_decisions(planner_log_root(), 3) == []
+    assert wiring.planning.recent_decisions(planner_log_root(), 3) == []
     await runtime.end()
 
 
@@ -89,7 +89,7 @@ class SilentStore(MemoryStore):
 
 @pytest.mark.looptime
 async def test_without_a_store_it_says_at_once_and_every_30_s_what_it_waits_for(monkeypatch, caplog):
-    monkeypatch.setattr(wiring, "connect_store", lambda: SilentStore(LoopClock()))
+    monkeypatch.setattr(wiring.connections, "connect_store", lambda: SilentStore(LoopClock()))
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
         async with asyncio.timeout(62):
             await run_planner(PlannerSettings())

@@ -45,7 +45,7 @@ class TargetsWorld(World):
         options = {"policy": "sla", "profile-results-dir": H200, "itl": 20, **options}
         super().__init__(1, 1, **options)
         self.source = Source(self.clock)
-        forecaster = wiring.make_forecaster(self.settings, self.settings.adjustment_interval_s)
+        forecaster = wiring.planning.make_forecaster(self.settings, self.settings.adjustment_interval_s)
         self.watch = TrafficWatch(self.settings, self.source, forecaster, self.clock)
         self.loop = PlannerLoop(
             self.settings,

@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.observer import Observer
 from tests.fakes.clock import ManualClock

@@ -21,7 +21,7 @@ RATES = (2.0, 2.0, 20.0, 40.0, 40.0, 5.0, 2.0)
 
 def recorded(log_dir, settings: PlannerSettings, observations: list[Observation]):
     """What a planner of those settings would have written of these intervals; where."""
-    recorder, *others = wiring.planner_recorders(log_dir, settings)
+    recorder, *others = wiring.planning.planner_recorders(log_dir, settings)
     state, known = PlannerState(), model(settings) if settings.is_by_targets else None
     for number, observation in enumerate(observations):
         after, decision = decide(settings, state, observation, known)

@@ -17,7 +17,7 @@ from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.profiling.recommendation import Recommendation
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import Measurements
+from dynaplan.domain.profiles.measurements import Measurements
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.profiler.results import write_results
 from tests.unit.core.profiling.known import TIMINGS, recommended, swept

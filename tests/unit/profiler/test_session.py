@@ -13,7 +13,7 @@ import pytest
 from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.core.profiling.selection import Goal
 from dynaplan.domain.errors import CapacityError, ConfigError, DynaplanError
-from dynaplan.domain.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, PrefillMeasurement
 from dynaplan.profiler.deployment import DeploymentRefused, EngineDidNotStart
 from dynaplan.profiler.engine_facts import EngineFacts
 from dynaplan.profiler.journal import Journal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaplan.core.profiling.loads import DecodeLoad
-from dynaplan.domain.measurements import DecodeMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement
 from dynaplan.profiler import stage as stages
 from dynaplan.profiler.deployment import Plan
 from dynaplan.profiler.engine_facts import EngineFacts

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from tests.fakes.store import FakeStore
 

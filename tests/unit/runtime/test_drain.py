@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.drain import HOOKS_S, Proof, drain
 from dynaplan.runtime.process import WorkerRuntime

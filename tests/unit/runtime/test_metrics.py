@@ -13,7 +13,7 @@ from dynaplan.adapters.recorders.gauges import GaugesRecorder
 from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Sample
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.metric_help import HELP, help_of
 from dynaplan.runtime.metrics import load_gauges, render
 from tests.fakes.promlint import faults

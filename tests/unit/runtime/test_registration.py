@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.registration import LEASE_TTL_S, Registration
 from tests.fakes.store import FakeStore

@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.runtime.routers import SILENT_S, RoutedRequests, RoutersWatch

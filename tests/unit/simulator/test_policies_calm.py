@@ -73,7 +73,9 @@ def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
             "itl": SLO.itl_ms,
         }
     )
-    planner = PlannerPolicy(policy, settings, wiring.sla_model(settings, ENGINE), on_decision=decided)
+    planner = PlannerPolicy(
+        policy, settings, wiring.planning.sla_model(settings, ENGINE), on_decision=decided
+    )
     simulate(noisy(requests_per_s), service_settings(options), first, planner)
     return late
 

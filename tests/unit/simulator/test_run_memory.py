@@ -25,7 +25,7 @@ def planned(policy: str) -> PlannerPolicy:
     planner = settings_of(
         {"policy": policy, "adjustment-interval": 20, "profile-results-dir": "h200-fp8-fit"}
     )
-    model = wiring.sla_model(planner, {}, "round-robin") if planner.is_by_targets else None
+    model = wiring.planning.sla_model(planner, {}, "round-robin") if planner.is_by_targets else None
     return PlannerPolicy(policy, planner, model)
 
 
@@ -33,7 +33,7 @@ def peak_bytes(policy: Policy, requests: int) -> int:
     """The most that a simulation of so many requests, within the same time, has held at once."""
     settings = replace(service_settings(SimulateOptions("")), gpus=4)
     load = f"constant:rate={requests / SECONDS},duration={SECONDS},isl=20,osl=2,noise=0"
-    trace = wiring.read_requests(load, 1.0, 1)
+    trace = wiring.planning.read_requests(load, 1.0, 1)
     tracemalloc.start()
     try:
         result = simulate(trace, settings, workers(1, 1), policy)

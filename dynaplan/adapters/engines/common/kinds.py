@@ -12,8 +12,8 @@ from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.parallelism import DATA
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.settings.worker import WorkerSettings
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.ports import HandOver
 
 EXIT_USAGE = 2

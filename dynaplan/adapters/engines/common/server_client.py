@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import PermanentError, RequestRefused, TemporaryError
+from dynaplan.domain.wire.documents import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

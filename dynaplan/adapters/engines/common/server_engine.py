@@ -20,14 +20,14 @@ from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.port_leases import PortLease, lease_ports
 from dynaplan.adapters.local.start_gate import start_gate
-from dynaplan.domain.documents import LARGEST_WHOLE
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.worker import WorkerSettings
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.documents import LARGEST_WHOLE
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.ports import HandOver
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.llamacpp.slots import SlotFiles, SlotPool
-from dynaplan.domain.documents import flag_field, whole_field
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
+from dynaplan.domain.wire.documents import flag_field, whole_field
 from dynaplan.ports import Clock
 
 if TYPE_CHECKING:

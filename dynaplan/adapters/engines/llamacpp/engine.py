@@ -17,9 +17,9 @@ from dynaplan.adapters.engines.llamacpp.options import check_fields, read_option
 from dynaplan.adapters.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.ports import Engine, HandOver
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
-from dynaplan.domain.documents import shown
 from dynaplan.domain.errors import UserError
+from dynaplan.domain.wire.documents import shown
 
 INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
 FILLER_TEXT = (

@@ -29,10 +29,10 @@ from dynaplan.core.engine.request import EngineRequest, RequestState
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, RequestRefused, UserError
-from dynaplan.domain.prefill import RemotePrefillRequest
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.worker import SimOptions
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.ports import Engine, HandOver
 
 log = logging.getLogger(__name__)

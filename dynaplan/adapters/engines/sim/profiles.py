@@ -15,9 +15,9 @@ from dynaplan.core.engine.timing import (
     StepTiming,
     mocker_timing,
 )
-from dynaplan.domain.documents import parse_object
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.worker import SimOptions
+from dynaplan.domain.wire.documents import parse_object
 
 SHIPPED_DIR = Path(__file__).parents[3] / "data" / "profiles"
 DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"

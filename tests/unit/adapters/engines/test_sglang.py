@@ -20,7 +20,7 @@ from dynaplan.adapters.engines.common.child import EngineChild
 from dynaplan.adapters.engines.common.signals import read_signals
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.fakes.engine_server import COMMAND
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "sglang"

@@ -17,7 +17,7 @@ from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.common.watch import EngineWatch
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.fakes.clock import ManualClock
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "engines" / "trtllm"

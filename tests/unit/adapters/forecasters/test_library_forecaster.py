@@ -22,7 +22,7 @@ from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster
 from dynaplan.adapters.local.processes import group_members
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.forecasting import Forecast, ForecastSettings
-from dynaplan.wiring import make_forecaster
+from dynaplan.wiring.planning import make_forecaster
 from tests.unit.core.forecasting.curves import curve, wave
 
 FAKE = """

@@ -38,7 +38,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(wiring, "recent_decisions", lambda directory, last: documents)
+        monkeypatch.setattr(wiring.planning, "recent_decisions", lambda directory, last: documents)
         found: Any = SimpleNamespace(log_dir=tmp_path)
         return planners_part(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 

@@ -76,7 +76,7 @@ def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
     (tmp_path / "launch.json").write_text("{}")
     monkeypatch.setattr(Launch, "from_json", lambda _: launch)
     monkeypatch.setattr(
-        wiring, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
+        wiring.box, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
     )
     deployment = found(ONE)
     deployment.runtime_dir = tmp_path

@@ -3,7 +3,7 @@
 import pytest
 
 from dynaplan.core.engine.hand_off import hand_off_s
-from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 
 
 def test_a_hand_off_takes_1_ms_and_2_us_for_each_token() -> None:

@@ -91,9 +91,9 @@ def _simulate(scenario: Scenario, decided: OnDecision) -> None:
             **scenario.planner,
         }
     )
-    model = wiring.sla_model(settings, engine) if settings.is_by_targets else None
+    model = wiring.planning.sla_model(settings, engine) if settings.is_by_targets else None
     policy = PlannerPolicy(scenario.policy, settings, model, on_decision=decided)
-    simulate(wiring.read_requests(scenario.load, 1.0, 1), service, scenario.first, policy)
+    simulate(wiring.planning.read_requests(scenario.load, 1.0, 1), service, scenario.first, policy)
 
 
 def fixture(name: str) -> Path:

@@ -26,7 +26,7 @@ SETTINGS = PlannerSettings(
 
 
 def model(settings: PlannerSettings = SETTINGS) -> SlaModel:
-    return wiring.sla_model(settings, {})
+    return wiring.planning.sla_model(settings, {})
 
 
 def lengths(tokens: float, bounds: Sequence[float]) -> Lengths:

@@ -14,7 +14,7 @@ from dynaplan.domain.planning.observation import FleetCounts, Observation, Sampl
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from tests.unit.core.planning.situations import SEEDS, interval, outcome, story, with_fleet
 
 GUARDED = replace(SEEDS, consolidation_guard=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.planning.scale_down import late_roles
-from dynaplan.core.sizing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation

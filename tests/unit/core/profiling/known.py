@@ -12,7 +12,7 @@ from dynaplan.core.profiling.loads import (
     selection_concurrencies,
 )
 from dynaplan.core.profiling.recommendation import Recommendation, recommend
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 
 CONTEXT_TOKENS = 16_384
 KV_TOKENS = 400_000

@@ -10,7 +10,7 @@ from dynaplan.core.engine.timing import MeasuredProfile, StepTiming
 from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.core.profiling.measured_profile import measured_profile
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from tests.unit.core.profiling.known import CONTEXT_TOKENS, KV_TOKENS, SLOTS, TIMINGS, measurements, swept
 
 LENGTHS = range(70, CONTEXT_TOKENS, 211)

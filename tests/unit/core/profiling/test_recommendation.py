@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dynaplan.core.profiling.selection import Bounds, kv_bounds, queue_bounds
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
+from dynaplan.domain.profiles.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
 from tests.unit.core.profiling.known import LARGE_KV_TOKENS, of_sizes, recommended
 
 TTFTS = {1: 150.0, 2: 80.0, 4: 48.37077}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
-from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.domain.planning.traffic import Demand, Lengths
 from dynaplan.simulator.engines import SimulatedEngine
 

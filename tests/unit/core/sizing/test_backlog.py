@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.sizing.backlog import with_backlog
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
 from dynaplan.domain.planning.traffic import Demand, Lengths
-from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
+from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
 DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
 INTERVAL_S = 10.0

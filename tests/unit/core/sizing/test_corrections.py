@@ -7,12 +7,12 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.core.sizing.corrections import FEWEST_REQUESTS, GAIN, LEAST, MOST, updated_corrections
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.sizing import Corrections, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
 from tests.unit.core.planning import targets as situations
-from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
+from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
 DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
 AGGREGATED = ServiceModel(kind(H200))

@@ -10,14 +10,14 @@ import pytest
 from dynaplan.core.planning.sla_policy import plan_for_targets
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.error_budget import MOST, budget_after, in_words, missed_shares, targets_with_spare
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.sizing import ErrorBudget, Sizing, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
 from tests.unit.core.planning import targets as situations
-from tests.unit.core.sizing.test_queueing_model_against_engine import H200, kind
+from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import H200, kind
 
 DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
 AGGREGATED = ServiceModel(kind(H200))

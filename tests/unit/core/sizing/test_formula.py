@@ -15,11 +15,11 @@ from dynaplan.adapters.engines.sim.profiles import load_profile, timing_for
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.sizing.formula import Formula
-from dynaplan.core.sizing.workload import WorkerKind
+from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.domain.planning.sizing import Corrections, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Traffic
-from dynaplan.domain.profile_tables import DecodePoint
+from dynaplan.domain.profiles.profile_tables import DecodePoint
 from dynaplan.domain.settings.worker import SimOptions
 from tests.unit.core.sizing.engine_pools import Shape, arrivals, decode_times_ms
 

@@ -14,7 +14,7 @@ from dynaplan.adapters.profiles.lookup import open_profile
 from dynaplan.adapters.profiles.tables import tables_of
 from dynaplan.core.sizing.interpolation import DecodeInterpolator, PrefillInterpolator
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.profile_tables import DecodeTable, ProfileTables
+from dynaplan.domain.profiles.profile_tables import DecodeTable, ProfileTables
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 H100 = "h100_sxm-Llama-3.3-70B-Instruct-FP8"

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.sizing import Prediction, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Lengths
 from tests.unit.core.sizing.engine_pools import Shape, arrivals, demand_of
-from tests.unit.core.sizing.test_queueing_model_against_engine import FITTED, H200, kind
+from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
 
 DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
 AGGREGATED = ServiceModel(kind(H200))

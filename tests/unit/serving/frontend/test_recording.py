@@ -17,7 +17,7 @@ from dynaplan.serving.frontend import recording
 from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.stream_tokens import Usage
 from dynaplan.serving.openai_api import PromptBlocks
-from dynaplan.wiring import read_requests
+from dynaplan.wiring.planning import read_requests
 
 
 def exchange(begun_s: float, streamed: int = 5, blocks: PromptBlocks | None = None) -> Any:

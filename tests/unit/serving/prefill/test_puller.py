@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest
 from dynaplan.ports import HandOver
 from dynaplan.serving.prefill.puller import MOST_DELIVERIES, PrefillPuller, release_subject
 from tests.fakes.clock import LoopClock

@@ -13,9 +13,9 @@ import pytest
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.discovery import Instance
-from dynaplan.domain.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dynaplan import wiring
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError, PermanentError
 from dynaplan.domain.routes import Route
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
@@ -73,7 +73,7 @@ class PatientEngine(Engine):
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: made)
+    monkeypatch.setattr(wiring.engines, "make_engine", lambda *_, **__: made)
     return made
 
 
@@ -121,7 +121,7 @@ async def test_an_engine_with_a_port_of_its_own_is_told_of_and_asked_before_it_i
         contexts.append(context)
         return ServingEngine()
 
-    monkeypatch.setattr(wiring, "make_engine", make)
+    monkeypatch.setattr(wiring.engines, "make_engine", make)
     runtime.gpus, runtime.scratch_dir = 2, "/dev/shm/x"
     await start_decode_worker(runtime)
     assert contexts == [EngineContext("ns_VllmWorker", "decode", runtime.url, "token", 2, "/dev/shm/x")]
@@ -185,7 +185,7 @@ async def test_a_prefill_worker_does_not_wait_for_hand_offs_that_nobody_is_left_
     runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = PatientEngine()
-    monkeypatch.setattr(wiring, "make_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(wiring.engines, "make_engine", lambda *_, **__: engine)
     await runtime.discovery.start()
     frontend = Instance("ns", "Frontend", "health", 7, "http://127.0.0.1:3", card={"routes_to": "VllmWorker"})
     await runtime.store.put(frontend.key, frontend.to_json())

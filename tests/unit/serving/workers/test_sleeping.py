@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.discovery import Instance
-from dynaplan.domain.instance_keys import ASLEEP, WAKE
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.instance_keys import ASLEEP, WAKE
+from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.routing.sleepers import Sleepers, wish_awake
 from dynaplan.serving.workers.sleeping import SleepNotice

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dynaplan.domain.discovery import Instance
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims

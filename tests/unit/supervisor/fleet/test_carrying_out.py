@@ -16,7 +16,7 @@ from dynaplan.domain.errors import DeploymentError, DynaplanError, PermanentErro
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import planner_prefix
-from dynaplan.domain.pulse import PLUGIN_PULSE, Pulse
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE, Pulse
 from dynaplan.supervisor.fleet import carrying_out
 from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, carried_out
 from tests.fakes.clock import LoopClock
@@ -33,10 +33,10 @@ class Box:
         self.is_alive, self.plugin_silent_s = True, 0.0
         self.store = MemoryStore(LoopClock())
         processes = SimpleNamespace(is_alive=lambda _: self.is_alive)
-        monkeypatch.setattr(wiring, "processes", lambda: processes)
-        monkeypatch.setattr(wiring, "heartbeats", lambda _: SimpleNamespace(read=self.pulse))
+        monkeypatch.setattr(wiring.box, "processes", lambda: processes)
+        monkeypatch.setattr(wiring.box, "heartbeats", lambda _: SimpleNamespace(read=self.pulse))
         statefile = SimpleNamespace(read=lambda: {"any": "document"})
-        monkeypatch.setattr(wiring, "open_statefile", lambda _: statefile)
+        monkeypatch.setattr(wiring.box, "open_statefile", lambda _: statefile)
         monkeypatch.setattr(carrying_out, "fleet_of", lambda _: self.workers)
         monkeypatch.setattr(carrying_out, "POLL_S", 0.001)
 

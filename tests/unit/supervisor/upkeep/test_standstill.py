@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.pulse import Pulse
+from dynaplan.domain.wire.pulse import Pulse
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 from tests.fakes.clock import ManualClock
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.pulse import PLUGIN_PULSE, SERVE_PULSE, Pulse
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE, Pulse
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from tests.fakes.clock import ManualClock
 

@@ -26,7 +26,7 @@ from dynaplan.domain.errors import (
     TemporaryError,
     WorkerStartFailed,
 )
-from dynaplan.domain.prefill import RemotePrefillRequest
+from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import eventually
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynaplan.adapters.engines.common.signals import SignalNames, Signals, read_signals
 from dynaplan.adapters.engines.vllm import SIGNALS
-from dynaplan.domain.worker_load import WorkerLoad
+from dynaplan.domain.wire.worker_load import WorkerLoad
 
 FIXTURES = Path(__file__).resolve().parents[4] / "fixtures" / "engines" / "vllm"
 NAMES = SignalNames(

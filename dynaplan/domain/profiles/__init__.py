@@ -1,0 +1,1 @@
+"""Profiles: the measurements of an engine, and their tables."""

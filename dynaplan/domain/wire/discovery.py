@@ -1,0 +1,107 @@
+"""Registrations: instances of endpoints, put into the key-value store under their workers' leases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.domain.wire.documents import flag_field, object_field, parse_object, text_field, whole_field
+
+SERVICES_PREFIX = "/services/"
+
+PUBLIC_URL = "public_url"
+"""The key of a frontend's card that holds the base address of its public server; ``/metrics`` is there."""
+
+
+CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
+    "model": text_field,
+    "tokenizer": text_field,
+    "context_tokens": whole_field,
+    "kv_block_tokens": whole_field,
+    "reserves": flag_field,
+    "needs_hand_off": flag_field,
+    "keep_alive": flag_field,
+    "routes_to": text_field,
+    PUBLIC_URL: text_field,
+}
+"""The fields of a card that dynaplan reads, each with the reader of its type."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One endpoint of one worker.
+
+    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the
+    id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
+    (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
+    address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
+    adds about itself (the model's name, its context length ...).
+    """
+
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    url: str
+    worker: str = ""
+    pid: int = 0
+    card: Mapping[str, Any] = field(default_factory=dict)
+    engine_url: str = ""
+
+    @property
+    def openai_url(self) -> str:
+        """The base address for requests for tokens."""
+        return self.engine_url or self.url
+
+    @property
+    def key(self) -> str:
+        """The registration's key."""
+        return f"{SERVICES_PREFIX}{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+    def to_json(self) -> str:
+        """The registration's value."""
+        return json.dumps(
+            {
+                "namespace": self.namespace,
+                "component": self.component,
+                "endpoint": self.endpoint,
+                "instance_id": self.instance_id,
+                "transport": {"http": self.url} | ({"openai": self.engine_url} if self.engine_url else {}),
+                "worker": self.worker,
+                "pid": self.pid,
+                "card": dict(self.card),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Instance:
+        """Read a registration's value; raises ValueError, and nothing else, when it is not one."""
+        document = parse_object(text)
+        transport = object_field(document, "transport")
+        return cls(
+            namespace=text_field(document, "namespace"),
+            component=text_field(document, "component"),
+            endpoint=text_field(document, "endpoint"),
+            instance_id=whole_field(document, "instance_id"),
+            url=text_field(transport, "http", ""),
+            worker=text_field(document, "worker", ""),
+            pid=whole_field(document, "pid", 0),
+            card=_checked_card(object_field(document, "card", {})),
+            engine_url=text_field(transport, "openai", ""),
+        )
+
+
+def _checked_card(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The card, once the fields that dynaplan itself reads have their types; others may be anything."""
+    for name in CARD_FIELDS.keys() & card.keys():
+        CARD_FIELDS[name](card, name)
+    return card
+
+
+def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:
+    """The public addresses of the frontends among these, each once: several processes may share one."""
+    urls = (instance.card.get(PUBLIC_URL) for instance in instances)
+    return tuple(dict.fromkeys(url for url in urls if isinstance(url, str)))

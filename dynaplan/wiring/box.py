@@ -1,0 +1,107 @@
+"""The box: its GPUs, ports and processes, and the files that describe a deployment there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from dynaplan.domain.gpus import Gpu, GpuUse
+    from dynaplan.domain.identity import ProcessIdentity
+    from dynaplan.domain.wire.pulse import Heartbeats
+    from dynaplan.ports import (
+        Claims,
+        DocumentStore,
+        Processes,
+        StartupTimes,
+    )
+
+
+def statefile_path(namespace: str) -> Path:
+    """Return the path of a namespace's statefile, for this user."""
+    from dynaplan.adapters.local import statefile
+
+    return statefile.statefile_path(os.environ, namespace)
+
+
+def open_statefile(path: Path) -> DocumentStore:
+    """Return the statefile at that path."""
+    from dynaplan.adapters.local.statefile import StatefileStore
+
+    return StatefileStore(path)
+
+
+def heartbeats(runtime_dir: Path) -> Heartbeats:
+    """Return the heartbeats of the deployment with that directory."""
+    from dynaplan.adapters.local.heartbeats import HeartbeatFiles
+
+    return HeartbeatFiles(runtime_dir / "heartbeats")
+
+
+def oom_kills() -> tuple[int, str]:
+    """Return how many processes the kernel's out-of-memory killer has ended so far, and where."""
+    from dynaplan.adapters.local.out_of_memory import oom_kills
+
+    return oom_kills()
+
+
+def startup_times(statefile: Path) -> StartupTimes:
+    """Return the start-up times that deployments with statefiles beside this one have learnt."""
+    from dynaplan.adapters.local.startup_times import StartupTimesFile
+
+    return StartupTimesFile(statefile.parent)
+
+
+def namespace_lock(path: Path) -> AbstractContextManager[object]:
+    """Return the right to run the namespace of that statefile: held inside a ``with`` block."""
+    from dynaplan.adapters.local.statefile import NamespaceLock
+
+    return NamespaceLock(path)
+
+
+def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
+    """Return the GPUs that a deployment may use, and whether they are simulated."""
+    from dynaplan.adapters.local.gpu_uses import busy_now
+    from dynaplan.adapters.local.gpus import inventory
+
+    return inventory(number, os.environ, busy=busy_now)
+
+
+def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
+    """Return the reader of these GPUs' memory in use, real or simulated; it may block, and never raises."""
+    from dynaplan.adapters.local.claims import node_dir
+    from dynaplan.adapters.local.gpu_uses import uses_reader
+
+    return uses_reader(gpus, node_dir(os.environ))
+
+
+def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:
+    """Return this arbiter's claims, which keep the arbiters of the machine off each other's GPUs."""
+    from dynaplan.adapters.local.claims import NodeClaims, node_dir
+
+    return NodeClaims(arbiter, namespace, node_dir(os.environ))
+
+
+def port_holder(port: int) -> str:
+    """Return the process that listens on that TCP port, in words; empty when none is seen."""
+    from dynaplan.adapters.local import port_holders
+
+    return port_holders.port_holder(port)
+
+
+def deployments_of_machine() -> dict[int, tuple[str, Path | None]]:
+    """Return all users' deployments that hold GPUs: pid of ``serve`` -> words, and where its statefile is."""
+    from dynaplan.adapters.local.claims import claimants, node_dir
+
+    return claimants(node_dir(os.environ))
+
+
+def processes() -> Processes:
+    """Return the processes of this machine."""
+    from dynaplan.adapters.local import processes
+
+    return processes

@@ -1,0 +1,143 @@
+"""Engines by name: made, checked, and described; and the models that they load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.domain.errors import ConfigError, nearest
+from dynaplan.domain.model_catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from dynaplan.core.engine.kv_memory import MemoryNeed
+    from dynaplan.core.engine.timing import StepTiming
+    from dynaplan.domain.engine import EngineContext
+    from dynaplan.domain.engine_api import EngineApi
+    from dynaplan.domain.memory import BoxMemory
+    from dynaplan.domain.settings.worker import SimOptions
+    from dynaplan.ports import (
+        Engine,
+    )
+
+ENGINES: Mapping[str, str] = {
+    "sim": "sim.engine",
+    "llamacpp": "llamacpp.engine",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "trtllm",
+}
+"""The values of ``engine:``, and the module of ``adapters/engines`` that makes and checks each."""
+
+ENGINE_APIS = frozenset(ENGINES) - {"sim"}
+"""The engines whose API a module of ``adapters/engines/apis`` describes; the simulated one checks all."""
+
+
+def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -> Engine:
+    """The inference engine of that name, not started; ConfigError for an unknown one or a wrong option.
+
+    The keys of ``options`` are in kebab-case.
+    """
+    engine: Engine = _engine_module(name).make(options, context)
+    return engine
+
+
+def engine_api(name: str) -> EngineApi:
+    """The part of that engine's API that frontends must know; one without bounds for an unknown engine."""
+    from dynaplan.domain.engine_api import EngineApi
+
+    if name not in ENGINE_APIS:
+        return EngineApi()
+    api: EngineApi = import_module(f"dynaplan.adapters.engines.apis.{name}").API
+    return api
+
+
+def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:
+    """Raise the ConfigError that making and starting this engine would; nothing is made. The warnings.
+
+    ``gpus`` is the ``resources.gpu`` of one worker. Also looks at the model's files, and whether the engine
+    is installed.
+    """
+    module = _engine_module(name)
+    from dynaplan.adapters.engines.common.model_files import check_model
+    from dynaplan.adapters.engines.common.requirements import check_installed
+
+    warnings = check_model(name, options.get("model"))
+    module.check(options, gpus)
+    check_installed(name, options)
+    return warnings
+
+
+def memory_need(name: str, options: Mapping[str, Any], gpus: float) -> MemoryNeed | None:
+    """Return the memory that one worker of this engine takes; None when its model's files do not tell it."""
+    from dynaplan.adapters.engines.common import memory_needs
+
+    return memory_needs.memory_need(name, options, gpus)
+
+
+def box_memory() -> BoxMemory:
+    """Return the memory of this box."""
+    from dynaplan.adapters.local import box_memory
+
+    return box_memory.box_memory()
+
+
+def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
+    """The model as workers of this engine must be told it, and what clients may call it.
+
+    A path in ``directory`` becomes absolute; the public name is empty when the model has one already. A
+    pulled model is told by its path and called by its name. ConfigError for one that was never pulled.
+    """
+    from dynaplan.adapters.engines.common.model_files import absolute_path, public_name
+    from dynaplan.adapters.local.pulled_models import pulled_file
+
+    pulled = pulled_file(model, directory, os.environ) if name == "llamacpp" else None
+    if pulled:
+        return str(pulled), model
+    location = absolute_path(name, model, directory)
+    return location, public_name(name, location)
+
+
+def package_of(engine: str) -> str:
+    """Return what pip installs for that engine."""
+    from dynaplan.adapters.engines.common.requirements import REQUIREMENTS
+
+    return REQUIREMENTS[engine].package
+
+
+def pull_model(name: str) -> Path:
+    """Fetch a model of the catalogue into the user's cache unless it is there; return its path."""
+    from dynaplan.adapters.local.pulled_models import models_dir, pull
+
+    return pull(CATALOGUE[name], models_dir(os.environ))
+
+
+def is_pulled(name: str) -> bool:
+    """Tell whether the file of that model is in the user's cache."""
+    from dynaplan.adapters.local.pulled_models import models_dir
+
+    return (models_dir(os.environ) / CATALOGUE[name].file).is_file()
+
+
+def _engine_module(name: str) -> Any:
+    if name not in ENGINES:
+        known, meant = f"expected one of: {', '.join(ENGINES)}", nearest(name, ENGINES)
+        hint = f"{meant} ({known})" if meant.startswith("Did") else known
+        raise ConfigError(f"engine is {name!r}, which is unknown", hint=hint)
+    return import_module(f"dynaplan.adapters.engines.{ENGINES[name]}")
+
+
+def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
+    """Return the step times of the simulated engine, and the number of KV tokens in its profile."""
+    from dynaplan.adapters.engines.sim.profiles import timing_for
+
+    return timing_for(options)
+
+
+def engine_profile(options: SimOptions) -> str:
+    """The name of the profile that times the simulated engine."""
+    from dynaplan.adapters.engines.sim.profiles import profile_name
+
+    return profile_name(options)

@@ -1,0 +1,148 @@
+"""The inputs and outputs of planning: metrics, traffic, traces, forecasts, profiles, recordings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynaplan.core.planning.sla_policy import SlaModel
+    from dynaplan.domain.planning.observation import FleetCounts
+    from dynaplan.domain.settings.forecasting import ForecastSettings
+    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.domain.trace import TracedRequest
+    from dynaplan.ports import (
+        Clock,
+        Connector,
+        Forecaster,
+        GaugeRecorder,
+        KeyValueStore,
+        MetricsSource,
+        Recorder,
+        TrafficSource,
+    )
+
+
+def planner_connector(
+    store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]
+) -> Connector:
+    """Return the connector for decisions; ``registered`` counts the workers where no supervisor does."""
+    from dynaplan.adapters.connectors.virtual import VirtualConnector
+
+    return VirtualConnector(store, namespace, registered)
+
+
+def worker_metrics() -> MetricsSource:
+    """Return the source of the load of workers, read over HTTP."""
+    from dynaplan.adapters.metrics.http import HttpMetrics
+
+    return HttpMetrics()
+
+
+def planner_recorders(log_dir: Path, settings: PlannerSettings) -> Sequence[Recorder]:
+    """Return the recorders that write the planner's decisions and curves into that directory."""
+    from dynaplan.adapters.recorders.jsonl import JsonLinesRecorder
+    from dynaplan.adapters.recorders.tensorboard import TensorBoardRecorder
+
+    return JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings)
+
+
+def planner_gauges(settings: PlannerSettings) -> GaugeRecorder:
+    """Return the recorder that keeps the planner's numbers for its ``/metrics``."""
+    from dynaplan.adapters.recorders.gauges import GaugesRecorder
+
+    return GaugesRecorder(settings)
+
+
+def announce_log_dir(planner_dir: Path, log_dir: Path) -> None:
+    """Leave word in ``planner_dir`` where the newest planner logs; raises OSError when it cannot."""
+    from dynaplan.adapters.recorders.jsonl import point_to
+
+    point_to(planner_dir, log_dir)
+
+
+def recent_decisions(planner_dir: Path, last: int) -> list[dict[str, Any]]:
+    """The last records of the planners that left word there, oldest first, for ``explain``."""
+    from dynaplan.adapters.recorders.jsonl import recent_records
+
+    return recent_records(planner_dir, last)
+
+
+def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every record of a ``decisions.jsonl``, with the number of its line; of a directory, the newest one's.
+
+    Raises ConfigError for a path that leads to none.
+    """
+    from dynaplan.adapters.recorders.jsonl import find_recording, read_all
+
+    return read_all(find_recording(path))
+
+
+def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
+    """Yield the requests of a trace file, or of made-up load, at ``rate_scale`` times their rate."""
+    from dynaplan.adapters.traces.reading import read_trace
+    from dynaplan.adapters.traces.shaping import scaled
+    from dynaplan.adapters.traces.synthetic import is_synthetic, synthetic
+
+    requests = synthetic(trace) if is_synthetic(trace) else read_trace(Path(trace))
+    return scaled(requests, rate_scale, seed=seed)
+
+
+def make_forecaster(settings: ForecastSettings, interval_s: float) -> Forecaster:
+    """The forecaster that ``load_predictor`` names; ``interval_s`` lies between two values of a history.
+
+    ConfigError when the library that ``load_predictor`` needs is not installed.
+    """
+    from dynaplan.domain.settings.forecasting import OUTSIDE_PREDICTORS
+
+    if settings.load_predictor in OUTSIDE_PREDICTORS:
+        from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster, check_installed
+
+        check_installed(settings.load_predictor)
+        return LibraryForecaster(settings, interval_s)
+    from dynaplan.adapters.forecasters.core_forecaster import CoreForecaster
+
+    return CoreForecaster(settings)
+
+
+def sla_model(
+    settings: PlannerSettings,
+    engine: Mapping[str, Any],
+    router: str = "round-robin",
+    *,
+    prefill_engine: Mapping[str, Any] | None = None,
+) -> SlaModel:
+    """Return the model that the SLA policy plans with, by the settings' profile; raises ConfigError."""
+    from dynaplan.adapters.profiles.sla_model import model_of
+
+    return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
+
+
+def frontend_traffic(
+    urls: Callable[[], Iterable[str]], settings: PlannerSettings, clock: Clock
+) -> TrafficSource:
+    """The traffic of the planner's namespace and model as the frontends at these addresses count it."""
+    from dynaplan.adapters.metrics.frontends import FrontendsTraffic
+
+    model = settings.served_model_name or ""
+    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=_metrics_prefix())
+
+
+def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSource:
+    """The traffic of the planner's namespace and model as a Prometheus server has it.
+
+    Raises ConfigError when ``endpoint`` is not the address of one.
+    """
+    from dynaplan.adapters.metrics.prometheus import PrometheusTraffic
+
+    model = settings.served_model_name or ""
+    return PrometheusTraffic(endpoint, settings.namespace, model=model, prefix=_metrics_prefix())
+
+
+def _metrics_prefix() -> str:
+    """Return the prefix of the names of the frontends' metrics."""
+    from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX
+
+    return os.environ.get("DYN_METRICS_PREFIX") or DEFAULT_PREFIX

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.domain.planning.targets import Targets
+from tests.unit.core.sizing.queueing.test_decode_model import DEMAND, KIND
+
+
+def test_a_pool_at_the_edge_of_its_capacity_has_a_percentile_beyond_every_time() -> None:
+    service, workers = ServiceModel(KIND, KIND), Targets(1, 1000)
+    used = SteadyState(service, DEMAND).prefill_waiting(1).utilisation
+    edge = replace(DEMAND, requests_per_s=DEMAND.requests_per_s / used * (1 - 1e-9))
+    prediction = SteadyState(service, edge).predict(workers, SlaTargets())
+    assert not prediction.overload
+    assert prediction.ttft_ms == math.inf
