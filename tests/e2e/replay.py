@@ -86,6 +86,10 @@ class _Pool:
             connection.transport.close()
 
 
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""The end of a chunked answer. Without the first line end, a head whose last header ends in 0 looks like it."""
+
+
 class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
@@ -106,14 +110,14 @@ class _Connection(asyncio.Protocol):
         self.last_s = self._loop.time()
         self.first_s = self.first_s or self.last_s  # no header comes before the first token
         self.received += data
-        if data.endswith(b"0\r\n\r\n") or not self.received.startswith(b"HTTP/1.1 200"):
+        if self.received.endswith(LAST_CHUNK) or not self.received.startswith(b"HTTP/1.1 200"):
             self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end()
 
     def is_whole(self, tokens: int) -> bool:
-        is_ended = b"data: [DONE]" in self.received and self.received.endswith(b"0\r\n\r\n")
+        is_ended = b"data: [DONE]" in self.received and self.received.endswith(LAST_CHUNK)
         return is_ended and self.received.count(b"data: {") == tokens
 
     def _end(self) -> None:

@@ -99,4 +99,15 @@ _CHAT: dict[str, FieldRule] = {
     "input_suffix": text(1_000_000),
 }
 
-API = EngineApi({**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT}, is_complete=True)
+_PASSED_OVER: dict[str, FieldRule] = {
+    name: anything()
+    for name in (
+        *("min_tokens", "repetition_penalty", "length_penalty", "early_stopping", "stop_token_ids"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"),
+        *("include_stop_str_in_output", "return_token_ids", "priority", "request_id"),
+    )
+}
+"""vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so that they
+cannot harm it; fields that would change what an answer is (``guided_json``) are refused and not passed over."""
+
+API = EngineApi({**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER}, is_complete=True)
