@@ -83,8 +83,13 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 
 EXTRA_BODY: dict[str, dict[str, Any]] = {
     "llamacpp": {
-        **{"grammar": 'root ::= "a"', "top_k": 40, "min_p": 0.05, "cache_prompt": True, "mirostat": 2},
-        **{"min_tokens": 8, "skip_special_tokens": True},  # a load generator's, for vLLM
+        "grammar": 'root ::= "a"',
+        "top_k": 40,
+        "min_p": 0.05,
+        "cache_prompt": True,
+        "mirostat": 2,
+        "min_tokens": 8,  # a load generator's, for vLLM
+        "skip_special_tokens": True,
     },
     "vllm": {"guided_json": {"type": "object"}, "ignore_eos": True, "vllm_xargs": {"a": 1}, "priority": 0},
     "sglang": {"regex": "a+", "separate_reasoning": True, "top_k": -1, "lora_path": "x"},

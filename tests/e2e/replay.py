@@ -87,7 +87,7 @@ class _Pool:
 
 
 LAST_CHUNK = b"\r\n0\r\n\r\n"
-"""The end of a chunked answer. Without the first line end, a head whose last header ends in 0 looks like it."""
+"""The end of a chunked answer. Without the first line end, a head that ends in 0 looks like it."""
 
 
 class _Connection(asyncio.Protocol):

@@ -107,7 +107,7 @@ _PASSED_OVER: dict[str, FieldRule] = {
         *("include_stop_str_in_output", "return_token_ids", "priority", "request_id"),
     )
 }
-"""vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so that they
-cannot harm it; fields that would change what an answer is (``guided_json``) are refused and not passed over."""
+"""vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so
+they cannot harm it; fields that would change what an answer is (``guided_json``) are refused instead."""
 
 API = EngineApi({**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER}, is_complete=True)
