@@ -7,7 +7,7 @@ import time
 
 
 class SystemClock:
-    """Monotonic time of the machine; see ``dynaplan.ports.Clock``."""
+    """Monotonic time of the machine; see ``dynaplan.ports.box.Clock``."""
 
     def now_s(self) -> float:
         """Return seconds since an arbitrary moment; they never go back."""

@@ -31,7 +31,7 @@ from dynaplan.foundation.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports import KeyValueStore
+    from dynaplan.ports.stores import KeyValueStore
     from dynaplan.supervisor.deployments import RunningDeployment
     from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
 

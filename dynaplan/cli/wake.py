@@ -12,7 +12,7 @@ from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.domain.errors import ConfigError, TemporaryError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.ports import Store
+    from dynaplan.ports.stores import Store
 
 POLL_S = 0.1
 """Seconds between two looks whether the workers are awake."""

@@ -22,7 +22,10 @@ from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
 
 if TYPE_CHECKING:
-    from dynaplan.ports import Clock, KeyValueStore, Messenger, Recorder
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.messaging import Messenger
+    from dynaplan.ports.planning import Recorder
+    from dynaplan.ports.stores import KeyValueStore
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 

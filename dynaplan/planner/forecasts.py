@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from dynaplan.core.forecasting.warm_start import IntervalLoad
     from dynaplan.domain.planning.traffic import Foresight, Traffic
     from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports import Clock, Forecaster, TrafficSource
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.planning import Forecaster, TrafficSource
 
 log = logging.getLogger(__name__)
 

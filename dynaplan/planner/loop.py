@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.planner.forecasts import TrafficWatch
     from dynaplan.planner.observer import Observer
-    from dynaplan.ports import Clock, Connector, Recorder
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.planning import Connector, Recorder
 
 log = logging.getLogger(__name__)
 

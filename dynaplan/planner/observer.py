@@ -18,7 +18,9 @@ from dynaplan.domain.wire.prefill import prefill_stream
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports import Clock, Messenger, MetricsSource, WorkQueue
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.messaging import Messenger, WorkQueue
+    from dynaplan.ports.planning import MetricsSource
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, WatchEvent
-from dynaplan.ports import KeyValueStore
+from dynaplan.ports.stores import KeyValueStore
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dynaplan.foundation.log_lines import LogLines
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 LARGEST_BYTES = 10 * 1024 * 1024
 KEPT = 3

@@ -12,7 +12,9 @@ from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
-from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper, Messenger
+from dynaplan.ports.box import Clock
+from dynaplan.ports.messaging import Messenger
+from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
 EXIT_DRAINED = 0

@@ -27,7 +27,8 @@ from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.backoff import Backoff
-from dynaplan.ports import Clock, KeyValueStore, LeaseKeeper
+from dynaplan.ports.box import Clock
+from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import os
 
 from dynaplan.core.fleet.statefile import Document, arbiter_of
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt
-from dynaplan.ports import DocumentStore, Processes
+from dynaplan.ports.box import DocumentStore, Processes
 
 TRACKERS_WITHIN_S = 3.0
 """Longest wait per session: Python's resource trackers remove the shared memory of killed engines."""

@@ -20,7 +20,7 @@ from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role
-from dynaplan.ports import Processes
+from dynaplan.ports.box import Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.watchers import service_of
 

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.gpus import Gpu, GpuUse
     from dynaplan.domain.identity import ProcessIdentity
     from dynaplan.domain.wire.pulse import Heartbeats
-    from dynaplan.ports import (
-        Claims,
-        DocumentStore,
-        Processes,
-        StartupTimes,
-    )
+    from dynaplan.ports.box import Claims, DocumentStore, Processes, StartupTimes
 
 
 def statefile_path(namespace: str) -> Path:

@@ -6,11 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynaplan.ports import (
-        Clock,
-        Messenger,
-        Store,
-    )
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.messaging import Messenger
+    from dynaplan.ports.stores import Store
 
 
 def system_clock() -> Clock:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.engine_api import EngineApi
     from dynaplan.domain.memory import BoxMemory
     from dynaplan.domain.settings.worker import SimOptions
-    from dynaplan.ports import (
-        Engine,
-    )
+    from dynaplan.ports.engines import Engine
 
 ENGINES: Mapping[str, str] = {
     "sim": "sim.engine",

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.domain.trace import TracedRequest
-    from dynaplan.ports import (
-        Clock,
+    from dynaplan.ports.box import Clock
+    from dynaplan.ports.planning import (
         Connector,
         Forecaster,
         GaugeRecorder,
-        KeyValueStore,
         MetricsSource,
         Recorder,
         TrafficSource,
     )
+    from dynaplan.ports.stores import KeyValueStore
 
 
 def planner_connector(

@@ -21,7 +21,7 @@ from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
 
 if TYPE_CHECKING:
-    from dynaplan.ports import Store
+    from dynaplan.ports.stores import Store
     from dynaplan.runtime.process import WorkerRuntime
     from dynaplan.sdk.service import Service
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
-from dynaplan.ports import Engine
+from dynaplan.ports.engines import Engine
 
 TOKEN = "secret"
 

@@ -13,7 +13,7 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.messaging.memory import MemoryMessenger, matches
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
-from dynaplan.ports import Messenger, WorkItem, WorkQueue
+from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 

@@ -16,7 +16,7 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.options.frontend import read_settings
-from dynaplan.ports import Messenger
+from dynaplan.ports.messaging import Messenger
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.serving.frontend.server import FrontendServer

@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from dynaplan.domain.wire.discovery import Instance
-from dynaplan.ports import KeyValueStore
+from dynaplan.ports.stores import KeyValueStore
 
 TOKEN = "worker-token"
 MODEL = "sim-8b"

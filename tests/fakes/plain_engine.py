@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports import HandOver
+from dynaplan.ports.engines import HandOver
 
 
 class PlainEngine:

@@ -13,7 +13,7 @@ from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.ports import WorkQueue
+from dynaplan.ports.messaging import WorkQueue
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 from tests.integration.worker_child import Worker, Workers, workers_of

@@ -19,7 +19,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_p
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.wire.documents import parse_object
 from dynaplan.domain.wire.store import KeyValue, Transaction
-from dynaplan.ports import KeyValueStore
+from dynaplan.ports.stores import KeyValueStore
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ LOST_FOR_S = 120.0
 
 
 class VirtualConnector:
-    """Writes desired counts into the key-value store; see ``dynaplan.ports.Connector``.
+    """Writes desired counts into the key-value store; see ``dynaplan.ports.planning.Connector``.
 
     ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
     publish its fleet. ``unix_time_s`` is the wall clock that ends holds. Holds that were there and are

@@ -1,1 +1,1 @@
-"""The inference engines behind ``dynaplan.ports.Engine``; so far the simulated one."""
+"""The inference engines behind ``dynaplan.ports.engines.Engine``."""

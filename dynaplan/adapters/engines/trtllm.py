@@ -39,7 +39,7 @@ from dynaplan.options.engine_flags import (
     gone_options,
     memory_fraction,
 )
-from dynaplan.ports import Engine, HandOver
+from dynaplan.ports.engines import Engine, HandOver
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from dynaplan.options.engine_flags import (
     memory_fraction,
 )
 from dynaplan.options.stock import WORKER
-from dynaplan.ports import Engine
+from dynaplan.ports.engines import Engine
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dynaplan.domain.settings.forecasting import Forecast, ForecastSettings
 
 
 class CoreForecaster:
-    """See ``dynaplan.ports.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
+    """See ``dynaplan.ports.planning.Forecaster``; for ``constant``, ``kalman`` and ``auto``."""
 
     def __init__(self, settings: ForecastSettings) -> None:
         self._settings = settings

@@ -37,7 +37,7 @@ def check_installed(method: str) -> None:
 
 
 class LibraryForecaster:
-    """See ``dynaplan.ports.Forecaster``. The first forecast that needs the process starts it.
+    """See ``dynaplan.ports.planning.Forecaster``. The first forecast that needs the process starts it.
 
     When the process fails, or takes longer than ``load_predictor_deadline_s``, the last value is forecast.
     A process that computes past its deadline is killed, since nothing else stops it, and the next forecast

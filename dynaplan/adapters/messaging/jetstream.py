@@ -42,7 +42,7 @@ EMPTY_STATUSES = frozenset({"404", "408"})
 
 
 class NatsWorkItem:
-    """One delivery of one piece of work; see ``dynaplan.ports.WorkItem``."""
+    """One delivery of one piece of work; see ``dynaplan.ports.messaging.WorkItem``."""
 
     def __init__(self, messenger: NatsMessenger, message: Msg, queue: JetStreamQueue) -> None:
         self.payload: bytes = message.data
@@ -83,7 +83,7 @@ class NatsWorkItem:
 
 
 class JetStreamQueue:
-    """A ``dynaplan.ports.WorkQueue`` on one stream; made by ``opened``.
+    """A ``dynaplan.ports.messaging.WorkQueue`` on one stream; made by ``opened``.
 
     Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of the
     original, for its own workers. A delivery whose ``get`` was cancelled goes back at once, and does not

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dynaplan.domain.errors import QueueUnavailable
-from dynaplan.ports import Clock, WorkQueue
+from dynaplan.ports.box import Clock
+from dynaplan.ports.messaging import WorkQueue
 
 ACK_WAIT_S = 3.0
 
@@ -166,7 +167,7 @@ class MemoryQueue:
 
 
 class MemoryWorkItem:
-    """One delivery of one piece of work; see ``dynaplan.ports.WorkItem``."""
+    """One delivery of one piece of work; see ``dynaplan.ports.messaging.WorkItem``."""
 
     def __init__(self, queue: MemoryQueue, sequence: int, work: _Work) -> None:
         self.payload = work.payload

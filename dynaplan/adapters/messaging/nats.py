@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import WorkQueue
+from dynaplan.ports.messaging import WorkQueue
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -30,7 +30,7 @@ Receive = Callable[[str, bytes], None]
 
 
 class NatsMessenger:
-    """``dynaplan.ports.Messenger`` on NATS; made by ``from_environment``.
+    """``dynaplan.ports.messaging.Messenger`` on NATS; made by ``from_environment``.
 
     After an outage it connects again by itself, for ever, and its subscriptions and queues go on. While
     the server is away, calls raise QueueUnavailable at once; when it is frozen, within two seconds.

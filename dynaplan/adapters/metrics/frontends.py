@@ -21,7 +21,7 @@ from dynaplan.adapters.metrics.exposition import (
     traffic_of,
 )
 from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Frontend:
 
 
 class FrontendsTraffic:
-    """``GET {url}/metrics`` of every frontend at once; see ``dynaplan.ports.TrafficSource``.
+    """``GET {url}/metrics`` of every frontend at once; see ``dynaplan.ports.planning.TrafficSource``.
 
     ``urls`` gives the addresses of the frontends at this moment; several processes behind one address add up
     their counts themselves, and are one frontend here. The growth of the counts between two answers of a

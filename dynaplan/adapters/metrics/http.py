@@ -18,7 +18,7 @@ TIMEOUT_S = 1.0
 
 
 class HttpMetrics:
-    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.ports.MetricsSource``."""
+    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.ports.planning.MetricsSource``."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)

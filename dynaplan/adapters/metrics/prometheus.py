@@ -50,7 +50,7 @@ NAMESPACE = "dynamo_namespace"
 
 
 class PrometheusTraffic:
-    """Asks ``{endpoint}/api/v1/query`` once for each interval; see ``dynaplan.ports.TrafficSource``.
+    """Asks ``{endpoint}/api/v1/query`` once for each interval; see ``dynaplan.ports.planning.TrafficSource``.
 
     The counts are ``increase()`` over the interval, added up over all series of the namespace, so that means
     are over requests. Series without a ``dynamo_namespace`` count too, since Dynamo's own frontends have no

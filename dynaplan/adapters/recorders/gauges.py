@@ -14,7 +14,7 @@ PREFIX = "dynamo_planner_"
 
 
 class GaugesRecorder:
-    """Keeps the newest value of each gauge; see ``dynaplan.ports.Recorder``.
+    """Keeps the newest value of each gauge; see ``dynaplan.ports.planning.Recorder``.
 
     A gauge without a value in the newest interval is left out. GPU hours are added up from pull to pull.
     """

@@ -24,7 +24,7 @@ TAIL_BYTES = 1 << 20
 
 
 class JsonLinesRecorder:
-    """Appends each record to ``log_dir/decisions.jsonl``; see ``dynaplan.ports.Recorder``."""
+    """Appends each record to ``log_dir/decisions.jsonl``; see ``dynaplan.ports.planning.Recorder``."""
 
     def __init__(self, log_dir: Path) -> None:
         path = log_dir / FILE_NAME

@@ -17,7 +17,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 
 class TensorBoardRecorder:
-    """Writes one event file into ``log_dir``; see ``dynaplan.ports.Recorder``.
+    """Writes one event file into ``log_dir``; see ``dynaplan.ports.planning.Recorder``.
 
     The step of every scalar is whole seconds since the planner began. A pull without data leaves a gap.
     """

@@ -17,7 +17,7 @@ IDENTITY_KEY = "/dynaplan/identity"
 
 
 class EtcdStore:
-    """etcd as ``dynaplan.ports.KeyValueStore`` and ``LeaseKeeper``.
+    """etcd as ``dynaplan.ports.stores.KeyValueStore`` and ``LeaseKeeper``.
 
     Every call ends within three seconds; connections are made when they are first needed.
     """

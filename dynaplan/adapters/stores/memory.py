@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 
 @dataclass

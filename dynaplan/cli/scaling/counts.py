@@ -17,7 +17,7 @@ from dynaplan.domain.wire.documents import parse_object
 from dynaplan.domain.wire.store import Transaction
 
 if TYPE_CHECKING:
-    from dynaplan.ports import KeyValueStore
+    from dynaplan.ports.stores import KeyValueStore
 
 ATTEMPTS = 5
 """Attempts to write the counts while others write them too."""

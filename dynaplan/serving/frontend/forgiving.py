@@ -11,7 +11,7 @@ from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import KeyValueStore, LeaseKeeper
+from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dynaplan.core.routing.disaggregation import QueueReading
 from dynaplan.domain.errors import DynaplanError
-from dynaplan.ports import WorkQueue
+from dynaplan.ports.messaging import WorkQueue
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from dynaplan.domain.errors import DynaplanError
 from dynaplan.domain.wire.prefill import PrefillAnswer
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import Messenger
+from dynaplan.ports.messaging import Messenger
 
 log = logging.getLogger(__name__)
 

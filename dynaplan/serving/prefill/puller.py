@@ -13,7 +13,9 @@ from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import Clock, Messenger, PrefillingEngine, WorkItem, WorkQueue
+from dynaplan.ports.box import Clock
+from dynaplan.ports.engines import PrefillingEngine
+from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import Messenger, WorkQueue
+from dynaplan.ports.messaging import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import ApiError, Call, worker_failed
 from dynaplan.serving.prefill.depth import PrefillDepth

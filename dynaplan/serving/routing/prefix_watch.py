@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dynaplan.domain.wire.store import values_after
-from dynaplan.ports import KeyValueStore
+from dynaplan.ports.stores import KeyValueStore
 
 
 async def follow_prefix(

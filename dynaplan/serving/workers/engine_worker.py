@@ -13,7 +13,7 @@ from dynaplan.serving.prefill.puller import PrefillPuller
 from dynaplan.serving.workers.sleeping import SleepNotice
 
 if TYPE_CHECKING:
-    from dynaplan.ports import Engine
+    from dynaplan.ports.engines import Engine
     from dynaplan.runtime.process import WorkerRuntime
 
 

@@ -11,7 +11,7 @@ from dynaplan.domain.wire.instance_keys import ASLEEP, WAKE
 from dynaplan.domain.wire.store import Transaction
 
 if TYPE_CHECKING:
-    from dynaplan.ports import Engine
+    from dynaplan.ports.engines import Engine
     from dynaplan.runtime.process import WorkerRuntime
 
 log = logging.getLogger(__name__)

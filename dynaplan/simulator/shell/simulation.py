@@ -223,7 +223,7 @@ class OutsideMethod:
         self._runner = asyncio.Runner()
 
     def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
-        """Forecast as ``dynaplan.ports.Forecaster``."""
+        """Forecast as ``dynaplan.ports.planning.Forecaster``."""
         return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
 
     def close(self) -> None:

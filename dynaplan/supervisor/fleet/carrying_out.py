@@ -20,7 +20,7 @@ from dynaplan.domain.errors import (
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
-from dynaplan.ports import KeyValueStore
+from dynaplan.ports.stores import KeyValueStore
 from dynaplan.supervisor.deployments import RunningDeployment
 
 POLL_S = 0.1

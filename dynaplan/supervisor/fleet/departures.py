@@ -10,7 +10,7 @@ from signal import SIGTERM
 from dynaplan.core.fleet.observing import Exit, hung, suspects
 from dynaplan.core.fleet.restarting import out_of_memory
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.ports import Clock, Processes
+from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.deployments import tail
 from dynaplan.supervisor.fleet.health import HealthWatch

@@ -20,7 +20,7 @@ from dynaplan.core.fleet.statefile import (
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Worker
-from dynaplan.ports import DocumentStore, Processes
+from dynaplan.ports.box import DocumentStore, Processes
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.watchers import worker_watcher

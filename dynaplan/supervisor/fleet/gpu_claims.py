@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker
-from dynaplan.ports import Claims
+from dynaplan.ports.box import Claims
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dynaplan.core.fleet.busy_gpus import busy_gpus
 from dynaplan.domain.gpus import Gpu, GpuUse
 from dynaplan.domain.lifecycle import Worker
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
-from dynaplan.ports import Clock, Processes
+from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus

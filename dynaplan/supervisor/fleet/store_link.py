@@ -16,7 +16,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_p
 from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
 from dynaplan.domain.wire.store import KeyValue, Snapshot, Transaction, values_after
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import Store
+from dynaplan.ports.stores import Store
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.unreadable import unreadable
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynaplan.domain.wire.pulse import Pulse
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 LONGEST_STEP_S = 2.0
 """The most that one look adds to a silence, in seconds: a watcher that stood still itself accuses nobody."""

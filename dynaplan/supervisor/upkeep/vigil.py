@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE, Heartbeats
-from dynaplan.ports import Clock, Processes
+from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 

@@ -18,7 +18,7 @@ from dynaplan.adapters.engines.common.model_files import MODEL_KINDS
 from dynaplan.adapters.engines.common.requirements import REQUIREMENTS, check_installed
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.ports import Engine
+from dynaplan.ports.engines import Engine
 
 CONTEXT = EngineContext("ns_VllmWorker")
 

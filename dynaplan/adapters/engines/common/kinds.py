@@ -14,7 +14,7 @@ from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.parallelism import DATA
 from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
-from dynaplan.ports import HandOver
+from dynaplan.ports.engines import HandOver
 
 EXIT_USAGE = 2
 """The exit code for a wrong command line, of argparse and click alike; another start cannot help."""

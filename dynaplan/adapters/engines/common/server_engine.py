@@ -28,7 +28,7 @@ from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.wire.documents import LARGEST_WHOLE
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports import HandOver
+from dynaplan.ports.engines import HandOver
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ LAST_LOOK_S = 1.0
 
 
 class ServerEngine:
-    """``dynaplan.ports.Engine`` for an engine with an HTTP server of its own, on a port of 127.0.0.1.
+    """``dynaplan.ports.engines.Engine`` for an engine with an HTTP server of its own, on a port of 127.0.0.1.
 
     Raises ConfigError for an option that is wrong.
     """
@@ -121,7 +121,7 @@ class ServerEngine:
         return await self._watch.requests()
 
     async def wake(self) -> str:
-        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.ports.AnsweringEngine``."""
+        """Wake a sleeping engine, let a paused one go on; see ``dynaplan.ports.engines.AnsweringEngine``."""
         reason = await self._sleep.wake(self._watch.signals)
         await self._watch.poll()
         return reason
@@ -151,7 +151,7 @@ class ServerEngine:
         return f"has lost a process: {await child.lost_part(self._kind.parts)}"
 
     async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
-        """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.PrefillingEngine``.
+        """Compute the prompt, by the engine's own protocol; see ``dynaplan.ports.engines.PrefillingEngine``.
 
         Raises PermanentError when the engine refuses the request (4xx), TemporaryError when it fails.
         """

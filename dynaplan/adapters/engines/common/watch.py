@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dynaplan.adapters.engines.common.signals import Signals
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 log = logging.getLogger(__name__)
 

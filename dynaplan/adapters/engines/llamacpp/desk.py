@@ -15,7 +15,7 @@ from dynaplan.adapters.engines.llamacpp.slots import SlotFiles, SlotPool
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.documents import flag_field, whole_field
-from dynaplan.ports import Clock
+from dynaplan.ports.box import Clock
 
 if TYPE_CHECKING:
     from aiohttp import web

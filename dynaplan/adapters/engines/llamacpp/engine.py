@@ -20,7 +20,7 @@ from dynaplan.domain.errors import PermanentError
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports import Engine, HandOver
+from dynaplan.ports.engines import Engine, HandOver
 
 
 def make(options: Options, context: EngineContext) -> Engine:

@@ -33,7 +33,7 @@ from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports import Engine, HandOver
+from dynaplan.ports.engines import Engine, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _Answer:
 
 
 class SimEngine:
-    """``dynaplan.ports.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+    """``ports.engines.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
 
     Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
     ConfigError for a wrong option.

@@ -8,7 +8,7 @@ import pytest
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable, RequestRefused
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest
-from dynaplan.ports import HandOver
+from dynaplan.ports.engines import HandOver
 from dynaplan.serving.prefill.puller import MOST_DELIVERIES, PrefillPuller, release_subject
 from tests.fakes.clock import LoopClock
 from tests.fakes.plain_engine import PlainEngine

@@ -17,7 +17,7 @@ from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports import Messenger, WorkItem, WorkQueue
+from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
 from dynaplan.serving.prefill import remote_prefill

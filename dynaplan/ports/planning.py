@@ -1,0 +1,106 @@
+"""Ports of the planner: what it measures by, forecasts with, acts through and records to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.foundation.connection import Closable
+
+if TYPE_CHECKING:
+    from dynaplan.domain.planning.decisions import Decision, DecisionRecord
+    from dynaplan.domain.planning.holds import RoleHolds
+    from dynaplan.domain.planning.observation import FleetCounts, Sample
+    from dynaplan.domain.planning.scaling import DesiredCounts
+    from dynaplan.domain.planning.traffic import Traffic
+    from dynaplan.domain.settings.forecasting import Forecast
+
+
+class MetricsSource(Closable, Protocol):
+    """The load of workers, read from the workers."""
+
+    async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
+        """The load of the worker at each base address, asked at once; None for one that does not answer."""
+        ...
+
+
+class Connector(Protocol):
+    """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
+
+    Methods raise StoreUnavailable when it cannot be reached now.
+    """
+
+    async def fleet(self) -> FleetCounts:
+        """Return the present numbers of workers, by role and state."""
+        ...
+
+    async def desired(self) -> DesiredCounts:
+        """Return the counts asked for now, by any planner or user, and whether they are carried out."""
+        ...
+
+    async def holds(self) -> RoleHolds:
+        """Return the bounds that persons have set and that are in force now."""
+        ...
+
+    async def apply(self, decision: Decision) -> int:
+        """Ask for the decision's desired counts; return the decision's id, above every id in use.
+
+        All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
+        counts since the decision was made, or made a hold that does not allow it.
+        """
+        ...
+
+
+class Recorder(Protocol):
+    """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
+
+    def pulled(self, sample: Sample) -> None:
+        """Write down one metric pull."""
+        ...
+
+    def decided(self, record: DecisionRecord) -> None:
+        """Write down the decision of one adjustment interval."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class GaugeRecorder(Recorder, Protocol):
+    """A recorder that keeps the newest numbers, for a page of metrics."""
+
+    def read(self) -> dict[str, float]:
+        """Return the newest numbers by their names."""
+        ...
+
+
+class Forecaster(Closable, Protocol):
+    """Forecasts a series of the load, such as requests per interval, from its past."""
+
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
+        """Forecast the value ``steps`` intervals after the newest value of the history.
+
+        One value per adjustment interval, the newest last; None is "no data", which is not 0. ``is_count``:
+        the values are numbers of requests, whose variation by chance is known (Poisson). Never raises: where
+        a method fails or is late, the last value stands in, and the forecast says so.
+        """
+        ...
+
+
+class TrafficSource(Closable, Protocol):
+    """The requests of clients and the latencies of their answers, over all frontends of a deployment."""
+
+    async def pull(self) -> None:
+        """Read the counters, every ``metric-pulling-interval``. Never raises."""
+        ...
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """Return the traffic since the last call, ``interval_s`` seconds ago.
+
+        Never raises: without data the Traffic has no number of requests and says why; no request is 0.
+        """
+        ...
