@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, DeploymentError
+from dynaplan.domain.settings.servers import (
+    BACKEND_VARIABLE,
+    PATHS,
+    says_where,
+    shared_backend,
+    store_backend,
+)
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import RunningDeployment
@@ -19,6 +26,32 @@ if TYPE_CHECKING:
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
 )
+
+
+def _choose_store(ctx: click.Context, parameter: click.Parameter, word: str | None) -> str | None:
+    """Have the environment say what ``--store`` says; raises ConfigError for what no deployment can use."""
+    is_option = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    if word:
+        backend = shared_backend({BACKEND_VARIABLE: word}, "--store" if is_option else BACKEND_VARIABLE)
+        os.environ[BACKEND_VARIABLE] = backend
+    return word
+
+
+store_option = click.option(
+    "--store",
+    envvar=BACKEND_VARIABLE,
+    metavar="STORE",
+    expose_value=False,
+    callback=_choose_store,
+    help="Key-value store: etcd (the default), nats, or file, which needs no server.",
+)
+
+
+def settle_paths() -> None:
+    """Make the paths in the environment absolute, for a command that goes to another directory."""
+    for name in PATHS:
+        if path := os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.path.expanduser(path))
 
 
 def namespace_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,4 +94,30 @@ def connect(namespace: str | None) -> RunningDeployment:
 
     found = find_deployment(namespace)
     os.environ.update(found.environment())
+    return found
+
+
+def join(namespace: str | None) -> RunningDeployment | None:
+    """Have the environment say how to reach the deployment's store and servers.
+
+    Where the store is named, the environment does: None. Otherwise the running deployment is found as by
+    ``connect``; when there is none, ``--store`` means the store at its usual place: None, too. Raises
+    ConfigError when ``--store`` is another store than the deployment's.
+    """
+    asked = store_backend(os.environ)
+    source = click.get_current_context().get_parameter_source("store")
+    is_asked = source is ParameterSource.COMMANDLINE
+    if says_where(os.environ):
+        return None
+    try:
+        found = connect(namespace)
+    except DeploymentError:
+        if is_asked:
+            return None
+        raise
+    if is_asked and store_backend(os.environ) != asked:
+        raise ConfigError(
+            f"--store {asked}: {found.namespace}, which runs here, uses {store_backend(os.environ)}",
+            hint="Leave --store out.",
+        )
     return found

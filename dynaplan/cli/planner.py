@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from dynaplan.cli.deployment import join, store_option
 from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.planner import PlannerSettings
 
@@ -25,15 +26,17 @@ def _with_options(command: click.Command) -> click.Command:
 
 
 @click.command(name="planner", short_help="Run the planner on its own.")
+@store_option
 def command(**options: Any) -> None:
-    """Plan for a deployment: the one that runs here, or the one that ETCD_ENDPOINTS and NATS_SERVER name."""
-    from dynaplan.cli.deployment import connect
+    """Plan for a deployment: the one whose store ETCD_ENDPOINTS names, or the one that runs here.
+
+    With --store nats or file, NATS_SERVER or DYN_FILE_KV names the store.
+    """
     from dynaplan.planner.assembly import run_planner
     from dynaplan.runtime.logfile import configure_logging
 
     settings = PlannerSettings.from_options(options)
-    if "ETCD_ENDPOINTS" not in os.environ:
-        found = connect(settings.namespace)
+    if found := join(settings.namespace):
         os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))
     configure_logging()
     asyncio.run(_until_told(run_planner(settings)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.deployment import settle_paths, store_option
 from dynaplan.cli.overriding import (
     GRAPH_OF_A_MODEL,
     ServeCommand,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 @click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo."
 )
+@store_option
 @click.option(
     "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
 )
@@ -129,6 +131,7 @@ def command(
     directory = (working_dir or default_working_dir(graph)).resolve()
     if not directory.is_dir():
         raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
+    settle_paths()
     os.chdir(directory)
     loaded = load_graph(graph, directory)
     path = find_config_file(config_file, directory, loaded) if config_file else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import RunningDeployment
 
 ANSWER_S = 1.0
-"""Half of the time in which etcd must list the workers."""
+"""Half of the time in which the store must list the workers."""
 
 ENGINE_ROLES = ("decode", "prefill")
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
@@ -247,7 +247,7 @@ async def _asked(
 
     Return loads by worker name, what waits for GPUs and why by the worker's or service's name, faults of
     unreadable keys by key, and holds. A worker that has no load or does not answer is left out; all are empty
-    when etcd does not answer, and the holds None.
+    when the store does not answer, and the holds None.
     """
     from dynaplan import wiring
     from dynaplan.domain.errors import StoreUnavailable
@@ -259,7 +259,7 @@ async def _asked(
         async with asyncio.timeout(2 * ANSWER_S):
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
-        click.echo("etcd does not answer: loads are not known", err=True)
+        click.echo("the key-value store does not answer: loads are not known", err=True)
         return {}, {}, {}, None
     finally:
         await store.close()

@@ -73,7 +73,7 @@ async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]])
         key = ASLEEP.key(namespace, instance_id)
         await store.commit(Transaction(puts={key: ""}, lease=instance_id))
         if not await wish_awake(store, store, namespace, instance_id):
-            raise TemporaryError("etcd does not answer", hint="Try again.")
+            raise TemporaryError("the key-value store does not answer", hint="Try again.")
 
 
 async def _asleep(store: Store, namespace: str) -> dict[str, tuple[int, str]]:

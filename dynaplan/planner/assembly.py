@@ -81,7 +81,7 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace)
         stack.push_async_callback(discovery.close)
-        await _announced(discovery.start(), "the key-value store that ETCD_ENDPOINTS names to answer")
+        await _announced(discovery.start(), "the key-value store to answer")
         messenger = OnFirstUse(wiring.connections.connect_messenger)
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())

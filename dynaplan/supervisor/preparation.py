@@ -36,19 +36,13 @@ from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.settings.servers import clients_variables
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.log_lines import LogLines
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.deployments import port_holder
-from dynaplan.supervisor.embedded_servers import (
-    ServerSpec,
-    check_external_etcd,
-    check_external_nats,
-    embedded_etcd,
-    embedded_nats,
-)
 from dynaplan.supervisor.fleet.document import new_document
 from dynaplan.supervisor.fleet.fleet_gpus import TAKEN_MEANWHILE
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
@@ -66,6 +60,8 @@ from dynaplan.supervisor.runtime_dir import (
     write_private,
 )
 from dynaplan.supervisor.scratch import scratch_directory
+from dynaplan.supervisor.servers.embedded import ServerSpec
+from dynaplan.supervisor.servers.needed import SharedServers, shared_servers
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +122,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
-        servers = _servers(runtime_dir, address_dir)
+        servers = shared_servers(graph, config, runtime_dir, address_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
     launch = Launch(
         graph,
@@ -147,14 +143,14 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         options.use_busy_gpus,
         address_dir,
     )
-    if not any(server.name == "etcd" for server in servers):
+    if servers.store_outlives:
         stack.callback(_forget_decisions, graph.namespace)
     os.environ.update(_environment(launch, servers, options.api_key))
     with _usable(runtime_dir):
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
-    return Preparation(launch, workers, servers, is_simulated, (*notes, *left_out), public_socket)
+    return Preparation(launch, workers, servers.started, is_simulated, (*notes, *left_out), public_socket)
 
 
 def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
@@ -172,7 +168,7 @@ def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
 
 
 def _forget_decisions(namespace: str) -> None:
-    """Delete the decisions from an etcd that outlives us: the next deployment follows its configuration."""
+    """Delete the decisions from a store that outlives us: the next deployment follows its configuration."""
 
     async def forget() -> None:
         store = wiring.connections.connect_store()
@@ -185,7 +181,7 @@ def _forget_decisions(namespace: str) -> None:
     try:
         asyncio.run(forget())
     except (TemporaryError, PermanentError) as error:
-        log.warning("the decisions stay in etcd: %s", error)
+        log.warning("the decisions stay in the key-value store: %s", error)
 
 
 @contextmanager
@@ -291,25 +287,10 @@ def _circus_endpoints(address_dir: Path, is_tcp: bool) -> tuple[str, str]:
     return f"ipc://{address_dir / ENDPOINT_SOCKET}", f"ipc://{address_dir / EVENTS_SOCKET}"
 
 
-def _servers(runtime_dir: Path, address_dir: Path) -> tuple[ServerSpec, ...]:
-    """Return the servers to bring along; a server that the environment names must answer instead."""
-    servers = []
-    if endpoints := os.environ.get("ETCD_ENDPOINTS"):
-        asyncio.run(check_external_etcd(endpoints))
-    else:
-        servers.append(embedded_etcd(runtime_dir, address_dir))
-    if server := os.environ.get("NATS_SERVER"):
-        asyncio.run(check_external_nats(server))
-    else:
-        servers.append(embedded_nats(runtime_dir))
-    return tuple(servers)
-
-
-def _environment(launch: Launch, servers: tuple[ServerSpec, ...], api_key: str | None) -> Mapping[str, str]:
+def _environment(launch: Launch, servers: SharedServers, api_key: str | None) -> Mapping[str, str]:
     """Return the variables that every process of the deployment gets beyond this one's."""
-    of_servers = {name: value for server in servers for name, value in server.environment.items()}
     return {
-        **of_servers,
+        **servers.environment,
         "DYNAMO_SERVICE_CONFIG": json.dumps(launch.config),
         "DYN_NAMESPACE": launch.namespace,
         "DYNAMO_HOST": launch.host,
@@ -334,11 +315,8 @@ def _clients_environment() -> dict[str, str]:
         "DYNAPLAN_RUNTIME_DIR",
         "DYNAPLAN_LOG_DIR",
     )
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in names or name.startswith(("ETCD_ENDPOINTS", "ETCD_AUTH_", "NATS_SERVER", "NATS_AUTH_"))
-    }
+    own = {name: os.environ[name] for name in names if name in os.environ}
+    return own | clients_variables(os.environ)
 
 
 def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:

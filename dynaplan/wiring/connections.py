@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dynaplan.domain.errors import ConfigError, QueueUnavailable
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD, is_without_nats, store_backend
+
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
     from dynaplan.ports.messaging import Messenger
@@ -19,14 +22,27 @@ def system_clock() -> Clock:
 
 
 def connect_store() -> Store:
-    """Return a connection to the key-value store that ``ETCD_ENDPOINTS`` names."""
-    from dynaplan.adapters.stores.etcd import EtcdStore
+    """Return a connection to the key-value store that ``DYN_DISCOVERY_BACKEND`` chooses; etcd by default.
 
-    return EtcdStore.from_environment(os.environ)
+    Raises ConfigError for a word that is no store, and for what says wrongly where the store is.
+    """
+    backend = store_backend(os.environ)
+    if backend == ETCD:
+        from dynaplan.adapters.stores.etcd import EtcdStore
+
+        return EtcdStore.from_environment(os.environ)
+    raise ConfigError(
+        f"{BACKEND_VARIABLE} is {backend!r}: that store is not there yet", hint="Use etcd for now."
+    )
 
 
 async def connect_messenger() -> Messenger:
-    """Return a connection to the messaging server that ``NATS_SERVER`` names."""
+    """Return a connection to the messaging server that ``NATS_SERVER`` names; ``nats://localhost:4222``.
+
+    Raises QueueUnavailable when it does not answer, and in a deployment that has none.
+    """
+    if is_without_nats(os.environ):
+        raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
     return await NatsMessenger.from_environment(os.environ)

@@ -23,7 +23,9 @@ from tests.fakes.polling import eventually, wait_until
 
 DRAIN_S = 2.0
 OPTIONS = ("--Planner.no-operation=true", "--drain-timeout", f"{DRAIN_S:g}")
-AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", *OPTIONS)
+AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", "--VllmWorker.remote-prefill=true", *OPTIONS)
+"""With the prefill queue, though without workers for it: so NATS runs."""
+
 WORKER = "dynamo_VllmWorker"
 
 STUBBORN_GRAPH = """

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.foundation.guard import guarded
-from dynaplan.supervisor.embedded_servers import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.supervisor.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
 from tests.fakes.polling import wait_until
 
 

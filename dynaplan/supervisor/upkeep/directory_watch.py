@@ -16,9 +16,9 @@ from pathlib import Path
 
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.supervisor.arbiter import ServeArbiter
-from dynaplan.supervisor.embedded_servers import ServerSpec
 from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.runtime_dir import ensure_link, make_private_directory, write_private
+from dynaplan.supervisor.servers.embedded import ServerSpec
 
 log = logging.getLogger(__name__)
 

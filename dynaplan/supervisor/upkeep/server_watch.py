@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from dynaplan.supervisor.arbiter import ServeArbiter
-from dynaplan.supervisor.embedded_servers import ServerSpec
 from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.servers.embedded import ServerSpec
 
 log = logging.getLogger(__name__)
 

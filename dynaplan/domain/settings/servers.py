@@ -1,0 +1,84 @@
+"""The servers that the processes of a deployment share, as their environment names them.
+
+``DYN_DISCOVERY_BACKEND`` chooses the key-value store, and other variables say where it is: ``ETCD_ENDPOINTS``
+and ``ETCD_AUTH_*``, ``NATS_SERVER`` and ``NATS_AUTH_*``, or ``DYN_FILE_KV``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dynaplan.domain.errors import ConfigError, nearest
+
+BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
+ETCD_VARIABLE = "ETCD_ENDPOINTS"
+NATS_VARIABLE = "NATS_SERVER"
+FILE_VARIABLE = "DYN_FILE_KV"
+
+ETCD, NATS, FILE, MEMORY = "etcd", "nats", "file", "mem"
+
+BACKENDS: Mapping[str, str] = {"etcd": ETCD, "kv_store": ETCD, "nats": NATS, "file": FILE, "mem": MEMORY}
+"""Words that choose the key-value store -> the store; ``kv_store`` is the original's word for its default."""
+
+COMING = ("kubernetes",)
+"""Words of the original for stores that dynaplan does not have yet."""
+
+PLACES: Mapping[str, str] = {ETCD: ETCD_VARIABLE, NATS: NATS_VARIABLE, FILE: FILE_VARIABLE}
+"""Store -> the variable that says where it is."""
+
+PATHS = (FILE_VARIABLE, "ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+"""The variables that hold a path."""
+
+_OF_CLIENTS = (BACKEND_VARIABLE, FILE_VARIABLE, ETCD_VARIABLE, "ETCD_AUTH_", NATS_VARIABLE, "NATS_AUTH_")
+
+
+def store_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) -> str:
+    """Return the chosen store: ``etcd`` (which is the default), ``nats``, ``file`` or ``mem``.
+
+    Raises ConfigError for any other word; ``where`` is the place that the user wrote it in.
+    """
+    text = environ.get(BACKEND_VARIABLE, "").strip()
+    word = text.lower().replace("-", "_")
+    if word in COMING:
+        raise ConfigError(
+            f"{where} is {text!r}: discovery by {word.capitalize()} is not there yet",
+            hint="Use etcd, nats or file.",
+        )
+    if word and word not in BACKENDS:
+        raise ConfigError(
+            f"{where} is {text!r}: there is no such key-value store", hint=nearest(word, BACKENDS)
+        )
+    return BACKENDS.get(word, ETCD)
+
+
+def shared_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) -> str:
+    """Return the chosen store, which several processes are to share; raises ConfigError for ``mem``."""
+    backend = store_backend(environ, where)
+    if backend == MEMORY:
+        raise ConfigError(
+            f"{where} is 'mem': that store lives in one process, and a deployment has several",
+            hint="Use file, which needs no server either.",
+        )
+    return backend
+
+
+def says_where(environ: Mapping[str, str]) -> bool:
+    """Tell whether the environment says where the chosen store is; raises ConfigError for no store."""
+    return bool(environ.get(PLACES.get(store_backend(environ), "")))
+
+
+def is_without_nats(environ: Mapping[str, str]) -> bool:
+    """Tell whether the deployment has no NATS server: the variable is there, and empty."""
+    return environ.get(NATS_VARIABLE) == ""
+
+
+def clients_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a client finds the servers, passwords and tokens included."""
+    return {name: value for name, value in environ.items() if name.startswith(_OF_CLIENTS)}
+
+
+def server_addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the store's name, and where it and the NATS server are, if there is one."""
+    backend = store_backend(environ)
+    found = {name: environ.get(PLACES[name], "") for name in (backend, NATS)}
+    return {"store": backend, **{name: place for name, place in found.items() if place}}

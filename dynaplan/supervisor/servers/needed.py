@@ -1,0 +1,80 @@
+"""The servers that a deployment needs: what is not needed is not started.
+
+etcd runs when it is the key-value store, and NATS when it is, or when prompts go through the prefill queue.
+A server that the environment names is used in the place of one of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.servers import (
+    BACKEND_VARIABLE,
+    ETCD,
+    FILE,
+    FILE_VARIABLE,
+    NATS,
+    NATS_VARIABLE,
+    PLACES,
+    shared_backend,
+)
+from dynaplan.options.frontend import SECTIONS
+from dynaplan.options.service_config import section_options
+from dynaplan.supervisor.runtime_dir import make_private_directory
+from dynaplan.supervisor.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.supervisor.servers.external import check_external_nats, check_external_store
+
+STORE_DIRECTORY = "store"
+"""The directory of the key-value store in the runtime directory, when the store is ``file``."""
+
+
+@dataclass(frozen=True)
+class SharedServers:
+    """The servers of a deployment.
+
+    ``started`` are those to start; ``environment`` is what every process needs to find all of them.
+    ``store_outlives``: the key-value store is the user's, and keeps what we leave in it.
+    """
+
+    started: tuple[ServerSpec, ...]
+    environment: Mapping[str, str]
+    store_outlives: bool
+
+
+def shared_servers(
+    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], runtime_dir: Path, address_dir: Path
+) -> SharedServers:
+    """Find the servers to start, and check the ones that the environment names; raises UserError."""
+    backend = shared_backend(os.environ)
+    store_outlives = bool(os.environ.get(PLACES[backend]))
+    has_own_nats = not os.environ.get(NATS_VARIABLE)
+    if store_outlives:
+        asyncio.run(check_external_store(os.environ, graph.namespace))
+    if not has_own_nats:
+        asyncio.run(check_external_nats(os.environ))
+    started, environment = [], {BACKEND_VARIABLE: backend}
+    if backend == ETCD and not store_outlives:
+        started.append(embedded_etcd(runtime_dir, address_dir))
+    if backend == FILE and not store_outlives:
+        make_private_directory(runtime_dir / STORE_DIRECTORY)
+        environment[FILE_VARIABLE] = str(runtime_dir / STORE_DIRECTORY)
+    if has_own_nats:
+        environment[NATS_VARIABLE] = ""
+        if backend == NATS or has_prefill_queue(graph, config):
+            started.append(embedded_nats(runtime_dir))
+    for server in started:
+        environment |= server.environment
+    return SharedServers(tuple(started), environment, store_outlives)
+
+
+def has_prefill_queue(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether prompts go through the prefill queue: there are workers for it, or Frontends use it."""
+    is_remote = any(section_options(config, name).get("remote-prefill") for name in SECTIONS)
+    return is_remote or graph.of_role(Role.PREFILL) is not None

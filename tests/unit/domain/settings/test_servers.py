@@ -1,0 +1,97 @@
+"""The store that a deployment uses, as its environment names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.servers import (
+    BACKEND_VARIABLE,
+    clients_variables,
+    is_without_nats,
+    says_where,
+    server_addresses,
+    shared_backend,
+    store_backend,
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "backend"),
+    [
+        ("", "etcd"),
+        ("etcd", "etcd"),
+        ("kv_store", "etcd"),
+        ("kv-store", "etcd"),
+        (" ETCD ", "etcd"),
+        ("nats", "nats"),
+        ("file", "file"),
+        ("mem", "mem"),
+    ],
+)
+def test_a_word_chooses_the_store(word: str, backend: str) -> None:
+    assert store_backend({BACKEND_VARIABLE: word}) == backend
+
+
+def test_without_a_word_it_is_etcd() -> None:
+    assert store_backend({}) == shared_backend({}) == "etcd"
+
+
+def test_an_unknown_word_is_refused_with_the_nearest_one_and_where_it_stands() -> None:
+    with pytest.raises(ConfigError, match=r"--store is 'flie'.*\n.*'file'"):
+        store_backend({BACKEND_VARIABLE: "flie"}, "--store")
+
+
+def test_kubernetes_is_refused_because_it_is_not_there_yet() -> None:
+    with pytest.raises(ConfigError, match=r"DYN_DISCOVERY_BACKEND is 'kubernetes'.* not there yet"):
+        store_backend({BACKEND_VARIABLE: "kubernetes"})
+
+
+def test_a_store_in_memory_cannot_be_shared_and_file_is_named_instead() -> None:
+    with pytest.raises(ConfigError, match=r"one process.*\n.*file"):
+        shared_backend({BACKEND_VARIABLE: "mem"})
+    assert shared_backend({BACKEND_VARIABLE: "nats"}) == "nats"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, False),
+        ({"ETCD_ENDPOINTS": "http://etcd:2379"}, True),
+        ({BACKEND_VARIABLE: "file", "ETCD_ENDPOINTS": "http://etcd:2379"}, False),
+        ({BACKEND_VARIABLE: "file", "DYN_FILE_KV": "/kv"}, True),
+        ({BACKEND_VARIABLE: "nats", "NATS_SERVER": "nats://box:4222"}, True),
+        ({BACKEND_VARIABLE: "mem"}, False),
+    ],
+)
+def test_the_variable_of_the_chosen_store_says_where_it_is(environ: dict[str, str], says: bool) -> None:
+    assert says_where(environ) is says
+
+
+def test_a_deployment_without_nats_is_told_from_one_that_does_not_say() -> None:
+    assert is_without_nats({"NATS_SERVER": ""})
+    assert not is_without_nats({})
+    assert not is_without_nats({"NATS_SERVER": "nats://box:4222"})
+
+
+def test_a_client_gets_what_it_needs_to_find_the_servers_and_nothing_else() -> None:
+    needed = {
+        BACKEND_VARIABLE: "etcd",
+        "ETCD_ENDPOINTS": "https://etcd:2379",
+        "ETCD_AUTH_PASSWORD": "secret",
+        "NATS_SERVER": "",
+        "NATS_AUTH_TOKEN": "token",
+        "DYN_FILE_KV": "/kv",
+    }
+    assert clients_variables({**needed, "HOME": "/home/you", "ETCD_NAME": "x"}) == needed
+
+
+def test_the_addresses_name_the_store_and_the_servers_that_there_are() -> None:
+    etcd = {"ETCD_ENDPOINTS": "unix:///run/etcd/localhost:1", "NATS_SERVER": "nats://127.0.0.1:1"}
+    assert server_addresses(etcd) == {
+        "store": "etcd",
+        "etcd": "unix:///run/etcd/localhost:1",
+        "nats": "nats://127.0.0.1:1",
+    }
+    files = {BACKEND_VARIABLE: "file", "DYN_FILE_KV": "/kv", "NATS_SERVER": ""}
+    assert server_addresses(files) == {"store": "file", "file": "/kv"}
