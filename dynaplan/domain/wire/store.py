@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -38,15 +37,6 @@ class Deleted:
 
 
 WatchEvent = Snapshot | Put | Deleted
-
-
-def values_after(known: Mapping[str, str], event: WatchEvent) -> dict[str, str]:
-    """Key -> value under a watched prefix, once this has happened to what was known."""
-    if isinstance(event, Snapshot):
-        return {item.key: item.value for item in event.items}
-    if isinstance(event, Put):
-        return {**known, event.item.key: event.item.value}
-    return {other: value for other, value in known.items() if other != event.key}
 
 
 @dataclass(frozen=True)

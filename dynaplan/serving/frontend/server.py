@@ -6,7 +6,7 @@ The package's docstring (``serving/frontend/__init__.py``) follows a request thr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from dynaplan.domain.wire.documents import object_field, parse_object, text_fiel
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
+from dynaplan.runtime.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.runtime.listening.acceptor import Acceptor
 from dynaplan.runtime.listening.connections import ClientServer, ConnectionLimits
 from dynaplan.runtime.named_requests import NamedRequest
@@ -36,7 +37,6 @@ from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.requests import FrontendRequests
 from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
-from dynaplan.serving.routing.prefix_watch import follow_prefix
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.sleepers import Sleepers
 from dynaplan.serving.routing.worker_router import WorkerRouter
@@ -136,17 +136,18 @@ class FrontendServer:
         self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
-        store = self._runtime.store
-        self._runtime.spawn(
-            follow_prefix(store, fleet_key(self._runtime.namespace), self._read_fleet), "follow fleet"
-        )
-        self._runtime.spawn(
-            follow_prefix(store, self._sleepers.prefix, self._sleepers.follow), "follow sleepers"
-        )
+        self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
+        self._follow(self._sleepers.prefix, self._sleepers.follow, "follow sleepers")
         if self._settings.disaggregation.is_on:
-            follow = follow_prefix(store, self.prefill.live_prefix, self.prefill.configure)
-            self._runtime.spawn(follow, "follow disaggregation settings")
+            live = self.prefill.live_prefix
+            self._follow(live, self.prefill.configure, "follow disaggregation settings")
             self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
+
+    def _follow(self, prefix: str, changed: Callable[[Mapping[str, str]], None], name: str) -> None:
+        """Call ``changed(key -> value)`` with all keys under the prefix, now and after every change."""
+        watcher = PrefixWatcher(self._runtime.store, prefix, full_key_string, value_string)
+        watcher.on_change(lambda: changed(watcher.current))
+        self._runtime.spawn(watcher.run(), name)
 
     def _new_router(self) -> WorkerRouter:
         return WorkerRouter(

@@ -14,9 +14,10 @@ from typing import Any
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
-from dynaplan.domain.wire.store import KeyValue, Snapshot, Transaction, values_after
+from dynaplan.domain.wire.store import KeyValue, Transaction
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.stores import Store
+from dynaplan.runtime.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.unreadable import unreadable
 
@@ -38,8 +39,11 @@ class StoreLink:
         self._store = store
         self._namespace = namespace
         self._wake = wake
-        self._keys: dict[str, str] | None = None
-        self._forgiven: dict[str, str] = {}
+        self._counts = PrefixWatcher(store, planner_prefix(namespace), full_key_string, value_string)
+        self._forgiven = PrefixWatcher(
+            store, FORGIVEN_CRASHES.prefix(namespace), full_key_string, value_string
+        )
+        self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace)
         self._is_following = False
         self._wanted: dict[str, str] = {}
@@ -54,28 +58,30 @@ class StoreLink:
     def start(self) -> None:
         """Follow and write, in the background, from now on."""
         self._discovery.on_change(self._wake.set)
+        self._counts.on_snapshot(self._write_again)
+        self._counts.on_change(self._name_unreadable)
+        self._forgiven.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
-        self._tasks.spawn(self._follow_counts(), "desired counts")
-        self._tasks.spawn(self._follow_forgiven(), "forgiven crashes")
+        self._tasks.spawn(self._counts.run(), "desired counts")
+        self._tasks.spawn(self._forgiven.run(), "forgiven crashes")
         self._tasks.spawn(self._write(), "store writer")
 
     @property
     def counts(self) -> DesiredCounts | None:
         """The decision in force; None until the store has answered."""
-        return None if self._keys is None else DesiredCounts.from_keys(self._namespace, self._keys)
+        keys = self._keys
+        return None if keys is None else DesiredCounts.from_keys(self._namespace, keys)
 
     @property
     def forgiven(self) -> frozenset[int]:
         """The instances whose crashes requests have caused, as frontends say."""
-        return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven)
+        return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven.current)
 
     @property
     def planner_keys(self) -> dict[str, str] | None:
         """The planner's keys, by their names below the prefix; None until the store has answered."""
-        prefix = planner_prefix(self._namespace)
-        return (
-            None if self._keys is None else {key.removeprefix(prefix): self._keys[key] for key in self._keys}
-        )
+        keys, prefix = self._keys, planner_prefix(self._namespace)
+        return None if keys is None else {key.removeprefix(prefix): keys[key] for key in keys}
 
     @property
     def instances(self) -> tuple[Any, ...] | None:
@@ -101,12 +107,13 @@ class StoreLink:
 
     def decide_first(self, keys: dict[str, str]) -> None:
         """Write the first decision, unless another writer is faster."""
-        if self._is_deciding or self._keys is None:
+        known = self._keys
+        if self._is_deciding or known is None:
             return
         self._is_deciding = True
         prefix = planner_prefix(self._namespace)
         puts = {prefix + name: value for name, value in keys.items()}
-        expected = {key: 0 for key in puts if key not in self._keys}
+        expected = {key: 0 for key in puts if key not in known}
         self._tasks.spawn(self._commit(Transaction(expected, puts)), "first decision")
 
     def revoke(self, lease: int) -> None:
@@ -134,26 +141,24 @@ class StoreLink:
         self._is_following = True
         self._wake.set()
 
-    async def _follow_counts(self) -> None:
-        async for event in self._store.watch(planner_prefix(self._namespace)):
-            if isinstance(event, Snapshot):
-                # It may come from a store that has lost what was written to it.
-                self._written.clear()
-                self._has_work.set()
-            before, self._keys = self._keys or {}, values_after(self._keys or {}, event)
-            self._name_unreadable(before)
-            self._wake.set()
+    @property
+    def _keys(self) -> Mapping[str, str] | None:
+        """The planner's keys and values; None until the store has answered."""
+        return self._counts.current if self._counts.is_known else None
 
-    async def _follow_forgiven(self) -> None:
-        async for event in self._store.watch(FORGIVEN_CRASHES.prefix(self._namespace)):
-            self._forgiven = values_after(self._forgiven, event)
-            self._wake.set()
+    def _write_again(self) -> None:
+        """Write everything once more: a snapshot may come from a store that has lost it."""
+        self._written.clear()
+        self._has_work.set()
+        self._wake.set()
 
-    def _name_unreadable(self, before: Mapping[str, str]) -> None:
+    def _name_unreadable(self) -> None:
         """Say once of every count that is no number that it is taken for "not set"."""
-        changed = self._keys.items() - before.items() if self._keys else ()
+        before, self._named = self._named, self._counts.current
+        changed = self._named.items() - before.items()
         for key, reason in unreadable(self._namespace, (KeyValue(*item) for item in changed)).items():
             log.warning("ignoring %s: it is %s", key, reason)
+        self._wake.set()
 
     def _want(self, key: str, value: str) -> None:
         self._wanted[key] = value

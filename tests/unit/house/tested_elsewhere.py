@@ -28,7 +28,6 @@ TESTED_ELSEWHERE = {
         "serving/frontend/requests",
         "serving/frontend/trials",
         "serving/frontend/upstream",
-        "serving/routing/prefix_watch",
         "serving/routing/reservation",
         "serving/routing/worker_router",
     ],

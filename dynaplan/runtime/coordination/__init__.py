@@ -1,0 +1,1 @@
+"""Coordination through the key-value store: watched prefixes."""
