@@ -12,6 +12,7 @@
     |  |- StoreUnavailable      the key-value store does not answer
     |  |- QueueUnavailable      the work queue does not answer
     |  |- ArbiterBusy           the circus arbiter refuses or does not answer
+    |  |- DeadlineExceeded      a call was not answered within its time
     |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
     |- PermanentError           a retry is useless
        |- IllegalTransition     a lifecycle was asked for an impossible move
@@ -75,6 +76,10 @@ class QueueUnavailable(TemporaryError):
 
 class ArbiterBusy(TemporaryError):
     """The circus arbiter refused a command because another one runs, or did not answer."""
+
+
+class DeadlineExceeded(TemporaryError):
+    """A call was not answered completely within its time, and was cancelled."""
 
 
 class StatefileUnwritable(TemporaryError):

@@ -46,9 +46,9 @@ class Discovery:
         """Tell whether a registration with that key is known."""
         return key in self._watcher.current
 
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back after every change of the instances, from now on."""
-        self._watcher.on_change(callback)
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after every change of the instances, from now on; return the function that ends it."""
+        return self._watcher.on_change(callback)
 
     async def close(self) -> None:
         """Stop following; the last known instances stay readable."""

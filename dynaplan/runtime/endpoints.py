@@ -14,8 +14,9 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.domain.errors import TemporaryError, UserError
+from dynaplan.domain.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
 from dynaplan.domain.routes import Route
+from dynaplan.runtime.calls.deadlines import answering_until, deadline_of, until
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +99,11 @@ def plain(value: Any) -> Any:
 def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], bytes]) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            items = items_of(endpoint, await request.json() if request.can_read_body else None)
-            first = await _first(items)
+            deadline_s = deadline_of(request.headers)
+            body = await request.json() if request.can_read_body else None
+            items = until(deadline_s, items_of(endpoint, body), endpoint.name)
+            with answering_until(deadline_s):
+                first = await _first(items)
         except json.JSONDecodeError as error:
             return _failure(UserError(f"the request is not JSON: {error}"), 400)
         except Exception as error:
@@ -109,7 +113,8 @@ def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], 
         response.charset = "utf-8"
         async with contextlib.aclosing(items):
             await response.prepare(request)
-            await _send(response, first, items, line)
+            with answering_until(deadline_s):
+                await _send(response, first, items, line)
         return response
 
     return handle
@@ -133,6 +138,8 @@ async def _send(
             await _write(response, line(item))
     except _ClientGone:
         log.debug("the client left before the end of its answer")
+    except DeadlineExceeded as error:
+        await _write(response, _json_line(_description(error)))
     except Exception as error:
         log.exception("an endpoint failed in the middle of its answer")
         await _write(response, _json_line(_description(error)))
@@ -204,6 +211,10 @@ def _failure(error: Exception, status: int) -> web.Response:
 def _status_of(error: Exception) -> int:
     if isinstance(error, UserError):
         return 400
+    if isinstance(error, RequestRefused):
+        return error.status
+    if isinstance(error, DeadlineExceeded):
+        return 504
     return 503 if isinstance(error, TemporaryError) else 500
 
 

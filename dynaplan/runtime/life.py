@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.foundation.signals import on_signals
 from dynaplan.runtime import metrics
 from dynaplan.runtime.drain import FAILED_STOP_S, close, drain
 from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route
@@ -43,38 +43,51 @@ class WorkerLife:
     """Runs one worker from its start hooks to its exit code.
 
     ``server`` is the worker's own HTTP server; ``public`` makes the one for ``@api`` endpoints, and is
-    called only when there are any.
+    called only when there are any. ``has_signals``: SIGTERM and SIGINT mean this worker; False where the
+    process has more than one, and tells them itself.
     """
 
     runtime: WorkerRuntime
     server: WorkerServer
     public: Callable[[], WorkerServer]
     drain_deadline_s: float
+    has_signals: bool = True
     _servers: list[WorkerServer] = field(default_factory=list, init=False)
     _prepared: HostedService = field(default_factory=HostedService, init=False)
 
     async def live(self, prepare: Callable[[], Awaitable[HostedService]]) -> int:
-        """Run to the end and return the exit code. Raises what ``prepare`` raises."""
+        """Run to the end and return the exit code. Raises what ``prepare`` raises.
+
+        Cancelling it cuts the requests off that are still held.
+        """
         runtime = self.runtime
         registration = self._registration()
-        with _signals(runtime):
+        with on_signals(self._signalled) if self.has_signals else nullcontext():
             try:
                 await self._until_told(asyncio.create_task(self._begin(prepare, registration)))
                 return await self._end(registration)
+            except asyncio.CancelledError:
+                await registration.withdraw(1.0)
+                raise
             finally:
                 await close(runtime, FAILED_STOP_S)
                 for server in {self.server, *self._servers}:
                     await server.stop()
 
+    def _signalled(self, name: str) -> None:
+        self.runtime.leave(f"{name} arrived")
+
     async def _until_told(self, beginning: asyncio.Task[None]) -> None:
         """Begin, and stay until the end is called for, which may be before the beginning is done."""
         endings: set[asyncio.Future[Any]] = {self.runtime.told_to_leave, self.runtime.failed}
-        await asyncio.wait({beginning, *endings}, return_when=asyncio.FIRST_COMPLETED)
-        if beginning.done():
-            beginning.result()
-            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-        beginning.cancel()
-        await asyncio.gather(beginning, return_exceptions=True)
+        try:
+            await asyncio.wait({beginning, *endings}, return_when=asyncio.FIRST_COMPLETED)
+            if beginning.done():
+                beginning.result()
+                await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
 
     async def _begin(
         self, prepare: Callable[[], Awaitable[HostedService]], registration: Registration
@@ -175,17 +188,3 @@ class WorkerLife:
 async def _leave_when_revoked(runtime: WorkerRuntime, registration: Registration) -> None:
     await registration.task
     runtime.leave("the lease was revoked")
-
-
-@contextmanager
-def _signals(runtime: WorkerRuntime) -> Iterator[None]:
-    """SIGTERM and SIGINT drain, however often they come."""
-    loop = asyncio.get_running_loop()
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, runtime.leave, f"{number.name} arrived")
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)

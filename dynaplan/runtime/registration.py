@@ -76,7 +76,7 @@ class Registration:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.revoked = asyncio.Event()
-        discovery.on_change(self._look_for_own_keys)
+        self._stop_looking = discovery.on_change(self._look_for_own_keys)
 
     @property
     def instance_id(self) -> int:
@@ -103,6 +103,7 @@ class Registration:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._stop_looking()
         if not self._lease or self.revoked.is_set():
             return
         try:

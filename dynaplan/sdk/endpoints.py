@@ -63,18 +63,26 @@ class Endpoint:
     @property
     def request_type(self) -> type | None:
         """The annotated class of the first annotated argument after ``self``; None when there is none."""
-        import inspect
-        import typing
+        return request_type_of(self.function, skipped=1)
 
-        try:
-            hints = typing.get_type_hints(self.function)
-        except (NameError, TypeError, AttributeError):
-            return None
-        for argument in list(inspect.signature(self.function).parameters)[1:]:
-            if argument in hints:
-                found = hints[argument]
-                return found if isinstance(found, type) else typing.get_origin(found)
+
+def request_type_of(function: Callable[..., Any], skipped: int = 0) -> type | None:
+    """Return the class that the first annotated argument has, after the first ``skipped`` ones.
+
+    None when there is none, or when the annotations cannot be read.
+    """
+    import inspect
+    import typing
+
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
         return None
+    for argument in list(inspect.signature(function).parameters)[skipped:]:
+        if argument in hints:
+            found = hints[argument]
+            return found if isinstance(found, type) else typing.get_origin(found)
+    return None
 
 
 @overload

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dynaplan.domain.errors import ConfigError, QueueUnavailable
@@ -21,28 +23,36 @@ def system_clock() -> Clock:
     return SystemClock()
 
 
-def connect_store() -> Store:
+def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
     """Return a connection to the key-value store that ``DYN_DISCOVERY_BACKEND`` chooses; etcd by default.
 
     Raises ConfigError for a word that is no store, and for what says wrongly where the store is.
     """
-    backend = store_backend(os.environ)
+    backend = store_backend(environ)
     if backend == ETCD:
         from dynaplan.adapters.stores.etcd import EtcdStore
 
-        return EtcdStore.from_environment(os.environ)
+        return EtcdStore.from_environment(environ)
     raise ConfigError(
         f"{BACKEND_VARIABLE} is {backend!r}: that store is not there yet", hint="Use etcd for now."
     )
 
 
-async def connect_messenger() -> Messenger:
+@cache
+def memory_store() -> Store:
+    """Return the key-value store of this process, the same one whenever it is asked for: never close it."""
+    from dynaplan.adapters.stores.memory import MemoryStore
+
+    return MemoryStore(system_clock())
+
+
+async def connect_messenger(environ: Mapping[str, str] = os.environ) -> Messenger:
     """Return a connection to the messaging server that ``NATS_SERVER`` names; ``nats://localhost:4222``.
 
     Raises QueueUnavailable when it does not answer, and in a deployment that has none.
     """
-    if is_without_nats(os.environ):
+    if is_without_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
-    return await NatsMessenger.from_environment(os.environ)
+    return await NatsMessenger.from_environment(environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, WatchEvent
@@ -85,9 +86,18 @@ class PrefixWatcher(Generic[K, V]):
         """True from the first Snapshot on."""
         return self._known.is_set()
 
-    def on_change(self, callback: Callable[[], Any]) -> None:
-        """Call back after the first Snapshot, and after every change of the mapping, from now on."""
+    def on_change(self, callback: Callable[[], Any]) -> Callable[[], None]:
+        """Call back after the first Snapshot, and after every change of the mapping, from now on.
+
+        Return the function that ends it.
+        """
         self._on_change.append(callback)
+
+        def stop() -> None:
+            with suppress(ValueError):  # It was ended before.
+                self._on_change.remove(callback)
+
+        return stop
 
     def on_snapshot(self, callback: Callable[[], Any]) -> None:
         """Call back after every Snapshot: the store may have lost what was written to it before."""
@@ -100,7 +110,7 @@ class PrefixWatcher(Generic[K, V]):
             self._known.set()
             for callback in self._on_snapshot if isinstance(event, Snapshot) else ():
                 callback()
-            for callback in self._on_change if is_news else ():
+            for callback in tuple(self._on_change) if is_news else ():
                 callback()
 
     async def start(self) -> None:

@@ -43,7 +43,9 @@ TESTED_ELSEWHERE = {
         "wiring/box",
         "wiring/connections",
     ],
+    "integration/test_runtime.py": ["runtime/membership/runtime"],
     "integration/test_worker_process.py": ["runtime/life"],
+    "integration/test_worker_server.py": ["runtime/calls/http_calls"],
     "unit/adapters/engines/common/test_server_engine.py": ["adapters/engines/common/server_client"],
     "unit/adapters/engines/test_vllm_guard.py": ["data/vllm/dynaplan_vllm_guard"],
     "unit/adapters/forecasters/test_library_forecaster.py": [

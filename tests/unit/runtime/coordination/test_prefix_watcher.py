@@ -162,3 +162,16 @@ async def test_the_memory_of_faults_is_bounded(store: FakeStore, monkeypatch: py
     assert watcher.current == {"d": 1}
     assert len(watcher._ignored) == 2
     await watcher.close()
+
+
+async def test_one_that_has_ended_its_callbacks_hears_no_more(store: FakeStore) -> None:
+    watcher = await watch_prefix_with_extraction(store, "p/", key=key_string, value=number)
+    heard: list[str] = []
+    watcher.on_change(lambda: heard.append("first"))
+    stop = watcher.on_change(lambda: heard.append("second"))
+    await put(store, a="1")
+    stop()
+    stop()
+    await put(store, a="2")
+    assert heard == ["first", "second", "first"]
+    await watcher.close()

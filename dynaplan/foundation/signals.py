@@ -1,0 +1,47 @@
+"""SIGTERM and SIGINT as calls in an event loop, for as many listeners as a process has."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+_listeners: list[Callable[[str], None]] = []
+_handlers_before: dict[signal.Signals, Any] = {}
+"""Both are of the one loop that runs in the main thread."""
+
+
+@contextmanager
+def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call ``listener`` with the signal's name whenever SIGTERM or SIGINT arrives, inside the block.
+
+    What the process did with them before the first block it does again after the last one. Outside the main
+    thread, where Python takes no signals, the listener hears of none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    if not _listeners:
+        for number in HANDLED:
+            _handlers_before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, _tell, number.name)
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+        if not _listeners:
+            for number in HANDLED:
+                loop.remove_signal_handler(number)
+                signal.signal(number, _handlers_before.pop(number) or signal.SIG_DFL)
+
+
+def _tell(name: str) -> None:
+    for listener in tuple(_listeners):
+        listener(name)

@@ -1,0 +1,118 @@
+"""``dynaplan.runtime.connect``: find a deployment, and join it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynaplan import wiring
+from dynaplan.domain.errors import ConfigError, StoreUnavailable
+from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, store_backend
+from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.runtime.membership.runtime import Runtime
+
+if TYPE_CHECKING:
+    from dynaplan.ports.stores import Store
+
+STORE_ANSWER_S = 5.0
+"""Longest time for the store's first answer."""
+
+DEFAULT_NAMESPACE = "dynamo"
+TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
+NAMESPACE_VARIABLE = "DYN_NAMESPACE"
+
+_TOKEN_OF_THIS_PROCESS = secrets.token_urlsafe(32)
+
+
+@asynccontextmanager
+async def connect(
+    namespace: str | None = None,
+    *,
+    store: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    drain_deadline_s: float = ProcessSettings.drain_deadline_s,
+) -> AsyncIterator[Runtime]:
+    """Join a deployment: ``async with dynaplan.runtime.connect() as runtime``.
+
+    Without arguments it is the one that runs on this host as this user, found by its statefile; with several
+    ``namespace`` chooses. With ``store`` or ``token_file`` it is the one at the store that the environment
+    names (``ETCD_ENDPOINTS`` and ``ETCD_AUTH_*``), with the token in the file or in
+    ``DYNAPLAN_WORKER_TOKEN``; the same holds inside a process of a deployment, which has all of that in its
+    environment. ``store="mem"`` needs no deployment: the store is this process's own.
+
+    When the block ends, what is still served is drained, for ``drain_deadline_s`` seconds at most. Raises
+    DeploymentError when no deployment is found, ConfigError when an argument is wrong, and StoreUnavailable,
+    worth a retry, when the store does not answer.
+    """
+    environ = _surroundings(namespace, store, token_file)
+    is_in_memory = store_backend(environ) == MEMORY
+    connection = (
+        wiring.connections.memory_store() if is_in_memory else wiring.connections.connect_store(environ)
+    )
+    try:
+        await _answers(connection, environ)
+        runtime = Runtime(
+            own_namespace=namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
+            store=connection,
+            clock=wiring.connections.system_clock(),
+            token=environ[TOKEN_VARIABLE],
+            connect_messenger=lambda: wiring.connections.connect_messenger(environ),
+            drain_deadline_s=drain_deadline_s,
+        )
+        try:
+            yield runtime
+        finally:
+            await runtime.close()
+    finally:
+        if not is_in_memory:
+            await connection.close()
+
+
+def _surroundings(
+    namespace: str | None, store: str | None, token_file: str | os.PathLike[str] | None
+) -> Mapping[str, str]:
+    """Return the addresses and the token, as variables; never to be printed."""
+    environ = {**os.environ, **({BACKEND_VARIABLE: store} if store else {})}
+    if store_backend(environ, "store" if store else BACKEND_VARIABLE) == MEMORY:
+        return {**environ, TOKEN_VARIABLE: _TOKEN_OF_THIS_PROCESS}
+    token = _token_in(Path(token_file)) if token_file else environ.get(TOKEN_VARIABLE, "")
+    is_of_this = namespace in (None, environ.get(NAMESPACE_VARIABLE))
+    if store or token_file or (token and is_of_this):
+        if not token:
+            raise ConfigError(
+                "the deployment's token is missing",
+                hint=f"Give token_file=, or set {TOKEN_VARIABLE}.",
+            )
+        return {**environ, TOKEN_VARIABLE: token}
+    from dynaplan.supervisor.deployments import find_deployment
+
+    return {**os.environ, **find_deployment(namespace).environment()}
+
+
+async def _answers(store: Store, environ: Mapping[str, str]) -> None:
+    try:
+        async with asyncio.timeout(STORE_ANSWER_S):
+            await store.identity()
+    except (TimeoutError, StoreUnavailable) as error:
+        where = mask_secrets(environ.get(PLACES[store_backend(environ)]) or "its usual place")
+        raise StoreUnavailable(
+            f"the key-value store at {where} does not answer: {error or 'no answer in time'}",
+            hint="Is the deployment running? `dynaplan status` tells.",
+        ) from error
+
+
+def _token_in(path: Path) -> str:
+    """Return the token in a file; raises ConfigError when it cannot be read."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token_file: cannot read {path}: {error}") from error
+    if not token:
+        raise ConfigError(f"token_file: {path} is empty", hint="It must hold the deployment's token.")
+    return token

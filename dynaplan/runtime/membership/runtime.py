@@ -1,0 +1,230 @@
+"""The runtime of a process that has joined: namespaces, their components, and the components' endpoints.
+
+::
+
+    endpoint = runtime.namespace("vllm-agg").component("backend").endpoint("generate")
+    await endpoint.serve(handler)            # until this process is told to leave
+    client = await endpoint.client()         # in this process or any other
+
+Serving is the life of a worker (``runtime/life.py``), the same that a graph's service leads: an HTTP server
+of its own, a registration under a lease, a drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.foundation.connection import OnFirstUse
+from dynaplan.foundation.signals import on_signals
+from dynaplan.foundation.sockets import bound_socket
+from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.ports.box import Clock
+from dynaplan.ports.messaging import Messenger
+from dynaplan.ports.stores import Store
+from dynaplan.runtime.calls.endpoint_client import EndpointClient
+from dynaplan.runtime.calls.http_calls import worker_session
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.endpoints import ServedEndpoint
+from dynaplan.runtime.life import HostedService, WorkerLife
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.runtime.server import WorkerServer
+from dynaplan.sdk.endpoints import request_type_of
+
+NAME = re.compile(r"[\w.~-]+", re.ASCII)
+ENDPOINT_NAME = re.compile(r"[\w.~-]+(/[\w.~-]+)*", re.ASCII)
+
+RequestHandler = Callable[..., Any]
+"""Takes one request, or nothing; an async generator of items, or a function that returns one."""
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """A process's part in a deployment. Made by ``dynaplan.runtime.connect``.
+
+    ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
+    the processes of the deployment show each other. Endpoints are served on a port of ``host``.
+    """
+
+    own_namespace: str
+    store: Store
+    clock: Clock
+    token: str = field(repr=False)
+    connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
+    host: str = "127.0.0.1"
+    drain_deadline_s: float = ProcessSettings.drain_deadline_s
+    _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _lives: dict[asyncio.Task[Any], WorkerRuntime] = field(default_factory=dict, init=False)
+    _watches: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    _why: str = field(default="", init=False)
+
+    def namespace(self, name: str = "") -> RuntimeNamespace:
+        """Return the namespace of that name, or the deployment's own."""
+        return RuntimeNamespace(self, _checked(NAME, "namespace", name or self.own_namespace))
+
+    def leave(self, why: str) -> None:
+        """Drain what is served here, also what is going to be; ``why`` completes "because ..."."""
+        self._why = self._why or why
+        for worker in self._lives.values():
+            worker.leave(why)
+
+    async def discovery(self, namespace: str) -> Discovery:
+        """Return the instances of a namespace, followed from the first call on."""
+        if namespace not in self._discoveries:
+            self._discoveries[namespace] = OnFirstUse(lambda: self._follow(namespace))
+        return await self._discoveries[namespace]()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connections to other processes, which all clients share."""
+        self._session = self._session or worker_session(self.token)
+        return self._session
+
+    async def serve(self, namespace: str, component: str, handlers: Mapping[str, RequestHandler]) -> None:
+        """Serve the endpoints until this process is told to leave and they are drained.
+
+        The same as ``RuntimeComponent.serve``, which says more.
+        """
+        discovery = await self.discovery(namespace)
+        server = WorkerServer(bound_socket(self.host, 0), self.token)
+        worker = self._worker(namespace, component, server.url, discovery)
+        life = WorkerLife(worker, server, _no_public_server, self.drain_deadline_s, has_signals=False)
+        served = [
+            ServedEndpoint(name, handler, request_type_of(handler)) for name, handler in handlers.items()
+        ]
+
+        async def prepare() -> HostedService:
+            return HostedService(endpoints=served, registered=tuple(handlers))
+
+        if self._why:
+            worker.leave(self._why)
+        task = asyncio.current_task()
+        assert task is not None
+        self._lives[task] = worker
+        try:
+            with on_signals(lambda name: self.leave(f"{name} arrived")):
+                await life.live(prepare)
+        finally:
+            del self._lives[task]
+            await worker.close()
+        if worker.failed.done():
+            raise worker.failed.result()
+
+    async def close(self) -> None:
+        """Drain what is still served, and close every connection."""
+        self.leave("the program leaves the deployment")
+        serving = [task for task in self._lives if task is not asyncio.current_task()]
+        await asyncio.gather(*serving, return_exceptions=True)
+        for discovery in self._discoveries.values():
+            await discovery.close()
+        await self._watches.cancel()
+        if self._session:
+            await self._session.close()
+
+    async def _follow(self, namespace: str) -> Discovery:
+        discovery = Discovery(self.store, namespace)
+        await discovery.start()
+        self._watches.spawn(discovery.failed(), f"discovery of {namespace}")
+        return discovery
+
+    def _worker(self, namespace: str, component: str, url: str, discovery: Discovery) -> WorkerRuntime:
+        return WorkerRuntime(
+            namespace=namespace,
+            component=component,
+            worker_name=f"{namespace}_{component}_{os.getpid()}",
+            worker_token=self.token,
+            url=url,
+            store=self.store,
+            leases=self.store,
+            clock=self.clock,
+            discovery=discovery,
+            connect_messenger=self.connect_messenger,
+        )
+
+
+@dataclass(frozen=True)
+class RuntimeNamespace:
+    """A set of components that find each other: a deployment's, for one."""
+
+    runtime: Runtime
+    name: str
+
+    def component(self, name: str) -> RuntimeComponent:
+        """Return the component of that name, whether or not anybody serves it."""
+        return RuntimeComponent(self, _checked(NAME, "component", name))
+
+
+@dataclass(frozen=True)
+class RuntimeComponent:
+    """Endpoints that belong together: each process that serves the component serves them all."""
+
+    namespace: RuntimeNamespace
+    name: str
+
+    def endpoint(self, name: str) -> RuntimeEndpoint:
+        """Return the endpoint of that name, whether or not anybody serves it."""
+        return RuntimeEndpoint(self, _checked(ENDPOINT_NAME, "endpoint", name))
+
+    async def serve(self, handlers: Mapping[str, RequestHandler]) -> None:
+        """Serve endpoints, name -> handler, as one instance: under one lease, which is its id.
+
+        Returns when they are drained: after SIGTERM or SIGINT, when somebody has revoked the lease, or when
+        the program leaves the deployment. New requests are refused then, in a way that makes clients ask
+        another instance, and those in flight may take the drain deadline to finish. Cancelling the call cuts
+        them off. Raises what made serving impossible.
+        """
+        for name, handler in handlers.items():
+            _checked(ENDPOINT_NAME, "endpoint", name)
+            if not callable(handler):
+                raise ConfigError(
+                    f"the handler of endpoint {name} is {type(handler).__name__}, which cannot be called",
+                    hint="Give an async generator function that takes one request.",
+                )
+        await self.namespace.runtime.serve(self.namespace.name, self.name, handlers)
+
+
+@dataclass(frozen=True)
+class RuntimeEndpoint:
+    """One endpoint of a component: to be served here, and to be called from anywhere."""
+
+    component: RuntimeComponent
+    name: str
+
+    async def serve(self, handler: RequestHandler) -> None:
+        """Serve it alone, as ``RuntimeComponent.serve`` does.
+
+        ``handler`` takes the request as plain data, or as the dataclass or pydantic model that its argument
+        is annotated with. It is cancelled when its client leaves or the request's time is over.
+        """
+        await self.component.serve({self.name: handler})
+
+    async def client(self) -> EndpointClient:
+        """Return a client that calls its instances, wherever they are.
+
+        Returns when the instances that are registered now are known, whenever the store answers.
+        """
+        namespace = self.component.namespace
+        discovery = await namespace.runtime.discovery(namespace.name)
+        return EndpointClient(self.component.name, self.name, discovery, namespace.runtime.session)
+
+
+def _checked(pattern: re.Pattern[str], what: str, name: str) -> str:
+    if not pattern.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of {'an' if what == 'endpoint' else 'a'} {what}",
+            hint="Use letters, digits and the characters . _ ~ -",
+        )
+    return name
+
+
+def _no_public_server() -> WorkerServer:
+    raise AssertionError("a joined process has no public endpoints")

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import ExitStack
+
+from dynaplan.foundation.signals import on_signals
+from tests.fakes.polling import eventually
+
+
+async def test_every_listener_hears_of_a_signal_and_the_process_is_as_before_afterwards() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    heard: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(on_signals(lambda name: heard.append(f"first {name}")))
+        with on_signals(lambda name: heard.append(f"second {name}")):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await eventually(lambda: heard == ["first SIGTERM", "second SIGTERM"])
+        os.kill(os.getpid(), signal.SIGINT)
+        await eventually(lambda: heard[2:] == ["first SIGINT"])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+async def test_outside_the_main_thread_nothing_is_heard_and_nothing_breaks() -> None:
+    async def inside() -> bool:
+        with on_signals(lambda name: None):
+            return True
+
+    assert await asyncio.to_thread(lambda: asyncio.run(inside()))
