@@ -11,6 +11,7 @@ import pytest
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.encoding import key_range
 from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.adapters.stores.file.store import FileStore
 from dynaplan.adapters.stores.gateway import Gateway, endpoints_of
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.adapters.stores.watch import Watch
@@ -19,7 +20,7 @@ from dynaplan.domain.wire.store import Deleted, Put, Snapshot, Transaction, Watc
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_etcd
 
-Store = EtcdStore | MemoryStore
+Store = EtcdStore | MemoryStore | FileStore
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,12 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(params=["memory", "etcd"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+@pytest.fixture(params=["memory", "etcd", "file"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         store: Store = MemoryStore(SystemClock())
+    elif request.param == "file":
+        store = FileStore.from_environment({"DYN_FILE_KV": str(tmp_path / "kv")})
     else:
         server: Server = request.getfixturevalue("shared_etcd")
         store = EtcdStore.from_environment(server.environment)

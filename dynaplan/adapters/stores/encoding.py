@@ -11,22 +11,23 @@ Document = dict[str, Any]
 
 
 def encoded(text: str) -> str:
-    """Text as it travels: base64 of its UTF-8."""
-    return base64.b64encode(text.encode()).decode()
+    """Text as it travels: base64 of its UTF-8; bytes that are none stand in it by ``surrogateescape``."""
+    return base64.b64encode(text.encode(errors="surrogateescape")).decode()
 
 
 def decoded(text: str) -> str:
     """The text that travelled; bytes of others that are no text do not make it fail."""
-    return base64.b64decode(text).decode(errors="replace")
+    return base64.b64decode(text).decode(errors="surrogateescape")
 
 
 def key_range(prefix: str) -> Document:
     """The range of all keys with that prefix; the empty prefix means every key."""
     if not prefix:
         return {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
-    start = prefix.encode()
-    # The last byte of UTF-8 is never 0xff, so adding one never carries.
-    end = start[:-1] + bytes([start[-1] + 1])
+    start = prefix.encode(errors="surrogateescape")
+    # No key that is UTF-8 has the byte 0xff; behind others' bytes that are none, adding one would carry.
+    stem = start.rstrip(b"\xff")
+    end = stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
     return {"key": encoded(prefix), "range_end": base64.b64encode(end).decode()}
 
 

@@ -10,6 +10,17 @@ TESTED_ELSEWHERE = {
     "attack/test_forgiven_crashes.py": ["serving/frontend/forgiving"],
     "attack/test_request_fields.py": ["adapters/engines/apis/vllm"],
     "contract/test_queue.py": ["adapters/messaging/jetstream"],
+    "contract/test_store.py": [
+        "adapters/stores/file/contents",
+        "adapters/stores/file/directory",
+        "adapters/stores/file/disk",
+        "adapters/stores/file/following",
+        "adapters/stores/file/log",
+        "adapters/stores/file/marks",
+        "adapters/stores/file/notices",
+        "adapters/stores/file/owners",
+        "adapters/stores/file/picture",
+    ],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",
         "adapters/engines/sim/driver",
