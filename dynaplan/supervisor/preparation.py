@@ -60,6 +60,7 @@ from dynaplan.supervisor.runtime_dir import (
     write_private,
 )
 from dynaplan.supervisor.scratch import scratch_directory
+from dynaplan.supervisor.servers.data_room import all_moved_into_memory
 from dynaplan.supervisor.servers.embedded import ServerSpec
 from dynaplan.supervisor.servers.needed import SharedServers, shared_servers
 
@@ -123,6 +124,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     with _usable(runtime_dir):
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
         servers = shared_servers(graph, config, runtime_dir, address_dir)
+        moved = all_moved_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
     launch = Launch(
         graph,
@@ -150,7 +152,8 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
     _write_statefile(launch, workers, stack)
-    return Preparation(launch, workers, servers.started, is_simulated, (*notes, *left_out), public_socket)
+    told = (*notes, *left_out, *moved)
+    return Preparation(launch, workers, servers.started, is_simulated, told, public_socket)
 
 
 def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:

@@ -4,6 +4,7 @@
 
 What etcd and NATS keep for a deployment is written anew when it is lost: registrations by the workers, the
 planner's keys from the statefile, streams by their users. A server that does not start would end all that.
+A full disk looks the same as damaged data, and is looked for first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.servers.data_room import moved_into_memory
 from dynaplan.supervisor.servers.embedded import ServerSpec
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class ServerWatch:
         self._watcher = f"{launch.namespace}_{server.name}"
         self._log = launch.log_dir / f"{self._watcher}.log"
         self._server = server
+        self._scratch_dir = launch.scratch_dir
         self._arbiter = arbiter
         self._say = say
         self._answered = 0
@@ -53,15 +56,24 @@ class ServerWatch:
         # The present one may still be on its way.
         if len(self._failed - {pid}) >= FAILED_STARTS:
             self._failed.clear()
+            self._make_startable()
+
+    def _make_startable(self) -> None:
+        if line := moved_into_memory(self._server, self._scratch_dir):
+            self._arbiter.kill_process_of(self._watcher)
+            self._say(line)
+        else:
             self._set_aside()
 
     def _set_aside(self) -> None:
-        data = self._server.working_dir / self._server.data
+        data = (self._server.working_dir / self._server.data).resolve()
         if not data.exists():
             return
         aside = data.with_name(data.name + SET_ASIDE)
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(data, aside)
+        if data != self._server.working_dir / self._server.data:
+            data.mkdir(mode=0o700)
         self._arbiter.kill_process_of(self._watcher)
         self._say(
             f"{self._server.name} does not start with its data, which is damaged: set aside as {aside}. "

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from dynaplan.supervisor.servers import data_room
+from dynaplan.supervisor.servers.data_room import ROOM_BYTES
 from dynaplan.supervisor.upkeep.server_watch import server_watches
 
 
@@ -19,7 +21,9 @@ class Box:
         self.data = directory / "data"
         self.data.mkdir()
         self.killed, self.said = list[str](), list[str]()
-        launch = SimpleNamespace(namespace="ns", log_dir=Path("/logs"))
+        self.scratch = directory / "scratch"
+        self.scratch.mkdir(mode=0o700)
+        launch = SimpleNamespace(namespace="ns", log_dir=Path("/logs"), scratch_dir=self.scratch)
         server = SimpleNamespace(name="etcd", working_dir=directory, data="data", is_ready=self.ready)
         dataless = SimpleNamespace(name="other", working_dir=directory, data="", is_ready=self.ready)
         arbiter = SimpleNamespace(
@@ -76,3 +80,28 @@ async def test_after_three_starts_that_came_to_nothing_the_data_is_set_aside_lou
     assert "set aside as" in box.said[0]
     await box.die(5)
     assert len(box.said) == 1, "there is no data any more"
+
+
+async def test_on_a_full_disk_the_data_goes_into_memory_instead(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_room, "_free_bytes", lambda directory: ROOM_BYTES * (directory == box.scratch))
+    await box.die(3)
+    box.pid = 0
+    await box.watch.look()
+    assert box.data.resolve() == box.scratch / "etcd.data"
+    assert box.killed == ["ns_etcd"]
+    assert "0 MB left" in box.said[0]
+    (box.data / "db").write_text("damaged")
+    await box.die(5)
+    assert (box.scratch / "etcd.data.damaged" / "db").read_text() == "damaged"
+    assert list(box.data.iterdir()) == []
+
+
+async def test_without_room_in_memory_the_data_stays_where_it_is(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_room, "_free_bytes", lambda directory: 0)
+    await box.die(4)
+    assert "set aside as" in box.said[0]
+    assert not box.data.is_symlink()
