@@ -62,15 +62,15 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
-def no_worker(message: str) -> ApiError:
-    """Make an error 503: no worker can answer now, but one may soon."""
+def no_worker(message: str, retry_after_s: int = 1) -> ApiError:
+    """Make an error 503: no worker can answer now, but one may in that number of seconds."""
     return ApiError(
         503,
         message,
         kind="service_unavailable",
         code="no_worker",
         metric="unavailable",
-        headers={"Retry-After": "1"},
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 

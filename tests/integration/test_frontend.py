@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynaplan.domain.wire.absence import ABSENT, Absence
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
@@ -289,6 +291,20 @@ async def test_waiting_for_a_worker_ends() -> None:
     async with stage(model=MODEL, worker_wait=0.05) as here:
         await here.leave(await here.worker())
         assert (await here.post())[0] == 503
+
+
+async def test_while_crashed_workers_wait_for_a_restart_clients_are_told_why_and_when() -> None:
+    """A start that begins after the request's deadline is not waited for."""
+    async with stage(model=MODEL, worker_wait=5) as here:
+        await here.leave(await here.worker())
+        for seconds, why in ((20, "it is started again in"), (None, "VllmWorker_1 has ended")):
+            absence = Absence("VllmWorker_1 has ended", seconds and int(time.time()) + seconds)
+            fleet = {"roles": {"decode": {"backoff": 1}}, ABSENT: {"VllmWorker": absence.to_json()}}
+            await here.store.put("v1/ns/fleet", json.dumps(fleet))
+            await eventually(lambda absence=absence: here.frontend.absence == absence)
+            async with here.client.post(here.url + CHAT, json=body(CHAT)) as response:
+                assert (response.status, why in await response.text()) == (503, True)
+                assert 15 < int(response.headers["Retry-After"]) <= 60
 
 
 async def test_least_loaded_sends_to_the_one_with_fewer_requests() -> None:

@@ -142,6 +142,22 @@ async def test_a_request_that_does_not_fit_is_answered_400(plant: Plant) -> None
             assert "error" in await response.json()
 
 
+async def test_a_request_that_a_dependency_refuses_is_the_clients_fault_too(plant: Plant) -> None:
+    """A missing field is answered 400 by the service that is asked, wherever it is missed."""
+    await plant.add(Backend())
+
+    async def ask(request: Any) -> AsyncIterator[str]:
+        async for word in plant.client.generate(request):
+            yield word
+
+    front = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
+    await front.start([public_route(ServedEndpoint("ask", ask))])
+    plant.servers.append(front)
+    async with plant.session.post(f"{front.url}/ask", json={"txt": "hi"}) as response:
+        assert response.status == 400
+        assert "Backend.generate: the request does not fit generate" in (await response.json())["error"]
+
+
 async def test_an_unknown_endpoint_names_those_that_exist(plant: Plant) -> None:
     with pytest.raises(AttributeError) as caught:
         plant.client.nothing({})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from zlib import crc32
@@ -112,11 +112,16 @@ def forgiven(worker: Worker, crash_s: float, now_s: float) -> Worker:
     return after
 
 
+MANY_FORGIVEN = 3
+"""Forgiven crashes of one worker after which the user is told that the worker itself may be broken."""
+
+
 class CrashLedger:
     """The last crashes of registered workers: the instance that ended, its worker and the time in seconds."""
 
     def __init__(self, most: int = 1000) -> None:
         self._crashes: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._times_forgiven: Counter[str] = Counter()
         self._most = most
 
     def note(self, before: Mapping[str, Worker], after: Mapping[str, Worker]) -> None:
@@ -135,7 +140,16 @@ class CrashLedger:
             name, crash_s = self._crashes.pop(instance_id)
             if name in workers:
                 after[name] = forgiven(after.get(name, workers[name]), crash_s, now_s)
+                self._times_forgiven[name] += 1
         return after
+
+    def told(self, name: str) -> str:
+        """Return a line about a worker whose crash was forgiven; after several it says what else may be."""
+        line = f"{name} ended over a request that kills workers: not counted, started again at once."
+        times = self._times_forgiven[name]
+        if times < MANY_FORGIVEN:
+            return line
+        return f"{line} That was so {times} times: if ordinary requests do it, see `dynaplan logs {name}`."
 
 
 _CRASHED = (WorkerState.BACKOFF, WorkerState.FAILED)

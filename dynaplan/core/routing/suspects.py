@@ -48,6 +48,9 @@ MOST_DEATHS_OF_ONE = 8
 BODIES_THAT_CONVICT = 2
 """Different convicted bodies after which their common shape is convicted."""
 
+TRY_AGAIN_S = 30.0
+"""Seconds after the last death in which no convicted request is tried again."""
+
 _DEEPEST = 20
 """Nesting beyond which the shape of a value is not looked at."""
 
@@ -140,6 +143,15 @@ class Suspects:
         self._exact = _Memory()
         self._shapes = _Memory()
         self._last_death_s = -math.inf
+        self._has_doubts = False
+
+    def are_workers_doubtful(self) -> bool:
+        """Tell whether requests were convicted, and no worker has begun an answer since."""
+        return self._has_doubts
+
+    def answering(self) -> None:
+        """Record that a worker has begun an answer: workers are not broken."""
+        self._has_doubts = False
 
     def is_quiet(self, now_s: float) -> bool:
         """Tell whether no death is remembered: then every verdict is CLEAR, and no hash is needed."""
@@ -150,6 +162,8 @@ class Suspects:
         exact = self._exact.known(request.exact, now_s)
         shape = self._shapes.known(request.shape, now_s)
         verdicts = {evidence.verdict for evidence in (exact, shape) if evidence}
+        if Suspicion.CONVICTED in verdicts and self._has_doubts and now_s - self._last_death_s >= TRY_AGAIN_S:
+            return Suspicion.SUSPECTED
         for verdict in (Suspicion.CONVICTED, Suspicion.SUSPECTED):
             if verdict in verdicts:
                 return verdict
@@ -187,12 +201,14 @@ class Suspects:
         What was held against the body is forgotten, so that a request which many clients repeat, such as a
         probe, does not collect the deaths of a day. A shape stays innocent.
         """
+        self.answering()
         self._exact.pop(request.exact, None)
         shape = self._shapes.remembered(request.shape, now_s)
         shape.is_innocent, shape.is_convicted = True, False
         shape.bodies.clear()
 
     def _convict(self, request: Fingerprint, now_s: float) -> None:
+        self._has_doubts = True
         self._exact.remembered(request.exact, now_s).is_convicted = True
         shape = self._shapes.remembered(request.shape, now_s)
         shape.bodies.add(request.exact)

@@ -70,7 +70,7 @@ class Exchange:
         self.record.answering()
         self.let_go()
         if self.trial:
-            self.trial.answering()
+            self.trial.answering(is_good=not self.failure)
 
     def worker_died(self, death: WorkerDied) -> None:
         """Note against the request that its worker has died, if that is what the failure means."""
@@ -139,9 +139,9 @@ async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Res
     body = await read_whole(upstream)
     if upstream.status == 200 and is_aborted(body):
         raise WorkerDied("it aborted the request")
+    exchange.failure = _error_type(upstream.status)
     exchange.answering()
     exchange.usage = body
-    exchange.failure = _error_type(upstream.status)
     headers = {name: upstream.headers[name] for name in _PASSED_ON if name in upstream.headers}
     headers["Content-Type"] = upstream.headers.get("Content-Type", _JSON)
     body = in_openai_words(upstream.status, body)

@@ -27,7 +27,6 @@ from dynaplan.serving.openai_api import (
     Call,
     bad_request,
     check_context,
-    no_worker,
 )
 from dynaplan.serving.routing.worker_router import WorkerRouter
 
@@ -179,8 +178,7 @@ class FrontendRequests:
         known = self._model_names()
         if call.model not in known:
             if not known:
-                nobody = "No worker has said yet which model it serves. Try again."
-                raise no_worker(self._router.why_none or nobody)
+                raise self._router.nobody("No worker has said yet which model it serves. Try again.")
             raise ApiError(
                 404,
                 f"The model {call.model!r} does not exist; there is {', '.join(sorted(known))}",

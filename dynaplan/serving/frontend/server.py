@@ -19,8 +19,9 @@ from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.wire.absence import Absence, absence_in
 from dynaplan.domain.wire.discovery import PUBLIC_URL
-from dynaplan.domain.wire.documents import object_field, parse_object, text_field
+from dynaplan.domain.wire.documents import parse_object
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
@@ -75,7 +76,7 @@ class FrontendServer:
         self._runtime = runtime
         self._settings = settings
         self.is_worker_coming = False
-        self.why_no_worker = ""
+        self.absence: Absence | None = None
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
@@ -157,7 +158,7 @@ class FrontendServer:
             self._settings.overlap_weight,
             is_coming=lambda: self.is_worker_coming,
             sleepers=self._sleepers,
-            why_none=lambda: self.why_no_worker,
+            absence=lambda: self.absence,
         )
 
     async def drain(self) -> None:
@@ -237,15 +238,7 @@ class FrontendServer:
     def _read_fleet(self, keys: Mapping[str, str]) -> None:
         fleet = keys.get(fleet_key(self._runtime.namespace), "")
         self.is_worker_coming = _has_coming_decode_workers(fleet)
-        self.why_no_worker = _why_no_worker(fleet, self._settings.decode_component)
-
-
-def _why_no_worker(fleet: str, component: str) -> str:
-    """Return why no worker of the component can ever start, as the fleet's document says; empty otherwise."""
-    try:
-        return text_field(object_field(parse_object(fleet), "hopeless", {}), component, "")
-    except ValueError:
-        return ""
+        self.absence = absence_in(fleet, self._settings.decode_component)
 
 
 def _has_coming_decode_workers(fleet: str) -> bool:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from dynaplan.core.routing.suspects import Fingerprint, Suspects, Suspicion, fingerprint
+from dynaplan.core.routing.suspects import TRY_AGAIN_S, Fingerprint, Suspects, Suspicion, fingerprint
 from dynaplan.serving.openai_api import ApiError, Call
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,10 @@ class Trial:
         self.instance_id = instance_id
         self._trials.in_flight.setdefault(instance_id, set()).add(self)
 
-    def answering(self) -> None:
-        """Record that the answer has begun: the next suspect may be tried."""
+    def answering(self, *, is_good: bool = True) -> None:
+        """Record that the answer, a good one or an error, has begun: the next suspect may be tried."""
+        if is_good:
+            self._trials.answering()
         self._end_turn()
 
     def answered(self) -> None:
@@ -90,6 +92,10 @@ class Trials:
         finally:
             trial.end()
 
+    def answering(self) -> None:
+        """Take the beginning of an answer as evidence that workers are not broken."""
+        self._suspects.answering()
+
     def answered(self, trial: Trial) -> None:
         """Take a whole answer as evidence for its request."""
         if not self._suspects.is_quiet(self._now_s()):
@@ -117,16 +123,33 @@ class Trials:
         verdict = self._suspects.verdict(_fingerprint(call), self._now_s())
         if verdict is Suspicion.CONVICTED:
             log.warning("a request is refused: workers have died over it, or over others of its shape")
-            raise ApiError(
-                500,
-                "Workers have died over this request, or over requests with the same fields and values. It is"
-                " not tried again for some minutes. Change its fields.",
-                kind="server_error",
-                code="request_kills_workers",
-                metric="internal",
-            )
+            raise _refusal(are_workers_doubtful=self._suspects.are_workers_doubtful())
         return verdict
 
 
 def _fingerprint(call: Call) -> Fingerprint:
     return fingerprint(call.body, call.document)
+
+
+def _refusal(*, are_workers_doubtful: bool) -> ApiError:
+    """Make the error 500 of a convicted request; where its workers may be broken it says so."""
+    if are_workers_doubtful:
+        message = (
+            "Workers have died over this request, or over others with the same fields and values, and none"
+            f" has begun an answer since. One is tried every {TRY_AGAIN_S:.0f} s. If it is an ordinary"
+            " request, the workers are broken: `dynaplan status` and `dynaplan logs` show how they end."
+            " Otherwise change its fields."
+        )
+    else:
+        message = (
+            "Workers have died over this request, or over requests with the same fields and values. It is"
+            " not tried again for some minutes. Change its fields."
+        )
+    return ApiError(
+        500,
+        message,
+        kind="server_error",
+        code="request_kills_workers",
+        metric="internal",
+        headers={"Retry-After": str(round(TRY_AGAIN_S))} if are_workers_doubtful else {},
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -16,9 +17,10 @@ from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.routing.booking import BookEntry, WorkerBook
 from dynaplan.core.routing.choosing import MODES, Inputs
 from dynaplan.core.routing.prefix_index import PrefixIndex
+from dynaplan.domain.wire.absence import Absence
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, no_worker, prompt_blocks
+from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker, prompt_blocks
 from dynaplan.serving.routing.sleepers import Sleepers
 
 AVOID_S = 0.25
@@ -49,7 +51,8 @@ class Booking(BookEntry):
 class WorkerRouter:
     """Chooses among the instances of one component.
 
-    ``is_coming`` tells whether workers are being started, ``why_none`` why none can ever start, if so.
+    ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if their crashes are
+    why.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class WorkerRouter:
         overlap_weight: float = 1.0,
         is_coming: Callable[[], bool] = lambda: False,
         sleepers: Sleepers | None = None,
-        why_none: Callable[[], str] = str,
+        absence: Callable[[], Absence | None] = lambda: None,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -71,7 +74,7 @@ class WorkerRouter:
         self._sleepers = sleepers
         if sleepers:
             sleepers.changed = self._wake_waiting
-        self._why_none = why_none
+        self._absence = absence
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         self._index = PrefixIndex()
@@ -88,17 +91,20 @@ class WorkerRouter:
         """The instances that can be chosen."""
         return self._discovery.instances(self._component)
 
-    @property
-    def why_none(self) -> str:
-        """The reason why no worker can ever start, in words; empty when one may."""
-        return self._why_none()
+    def nobody(self, otherwise: str) -> ApiError:
+        """Make an error 503 that says why no worker answers, and when one may; ``otherwise`` if not known."""
+        absence = self._absence()
+        if absence is None:
+            return no_worker(otherwise)
+        now_s = time.time()
+        return no_worker(absence.told(now_s), absence.retry_after_s(now_s))
 
     async def book(self, call: Call, deadline_s: float) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
         Waiting is worth it when a worker is starting, was there in the last ``REMEMBER_S``, or is avoided
-        only for a moment. Where all sleep, one is woken. Raises ApiError (503) when none is expected, or
-        none has come.
+        only for a moment, unless the next start is known to begin after the deadline. Where all sleep, one is
+        woken. Raises ApiError (503) when none is expected, or none has come.
         """
         while True:
             booking = self._book_now(call)
@@ -106,8 +112,8 @@ class WorkerRouter:
                 return booking
             now_s = self._loop.time()
             self._wake_a_sleeper(is_late=now_s >= deadline_s)
-            if now_s >= deadline_s or not self._is_expected(now_s):
-                raise no_worker(self.why_none or f"No {self._component} is there to answer. Try again.")
+            if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
+                raise self.nobody(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
 
     def _wake_a_sleeper(self, *, is_late: bool) -> None:
@@ -189,8 +195,13 @@ class WorkerRouter:
             book = self._books[instance.instance_id] = _Book()
         return book
 
-    def _is_expected(self, now_s: float) -> bool:
-        return bool(self.instances) or now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
+    def _is_expected(self, now_s: float, deadline_s: float) -> bool:
+        if self.instances:
+            return True
+        absence = self._absence()
+        if absence and absence.retry_s(time.time()) > deadline_s - now_s:
+            return False
+        return now_s - self._last_seen_s < REMEMBER_S or self._is_coming()
 
     def _next_chance_s(self, now_s: float) -> float:
         """Return the time at which an avoided worker may be tried again; in 1 s when there is no worker."""

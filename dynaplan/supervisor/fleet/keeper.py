@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -163,7 +164,7 @@ class FleetKeeper:
         for line in seen.news:
             self._say(line)
         for name in forgiven:
-            self._say(f"{name} ended over a request that kills workers: not counted, started again at once.")
+            self._say(self._crashes.told(name))
         for name, seconds in seen.started_s.items():
             worker = self._workers[name]
             self._startup_s[worker.role.value] = round(seconds, 3)
@@ -284,7 +285,7 @@ class FleetKeeper:
             return
         gpus = self._gpus.total(tuple(self._workers.values()))
         document = fleet_document(graph, self._workers, gpus) | {"waiting": self._waits.reasons}
-        document |= hopeless.published(self._workers.values())
+        document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.fleet.restarting import (
+    MANY_FORGIVEN,
     CrashLedger,
     RestartPolicy,
     after_exit,
@@ -156,3 +157,14 @@ def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile
     assert out_of_memory(0, "this machine") == ""
     crashed = after_exit(worker("VllmWorker", READY), 1, 1.0, killer=killer)
     assert crashed.reason.startswith("exit code 1: the kernel's out-of-memory killer")
+
+
+def test_after_several_forgiven_crashes_the_user_is_told_that_the_worker_may_be_broken() -> None:
+    ledger = CrashLedger()
+    for number in (1, 2, 3):
+        before = replace(worker("VllmWorker", READY), name="w", pid=7, instance_id=number)
+        crashed = after_exit(before, -6, float(number))
+        ledger.note({"w": before}, {"w": crashed})
+        ledger.forgiven({"w": crashed}, {number}, 9.0)
+        assert ledger.told("w").startswith("w ended over a request that kills workers")
+        assert ("That was so 3 times" in ledger.told("w")) is (number == MANY_FORGIVEN)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dynaplan.core.routing.suspects import (
     FORGET_S,
     MOST_REMEMBERED,
+    TRY_AGAIN_S,
     Fingerprint,
     Suspects,
     Suspicion,
@@ -158,3 +159,27 @@ def test_of_requests_that_ended_without_an_answer_only_one_that_was_alone_is_to_
     suspects.died([of(GOOD), of(GOOD, prompt="another")], 0, 2)
     assert suspects.unanswered(of(POISON), 1) == {1}
     assert suspects.unanswered(of(GOOD), 1) == suspects.unanswered(of(GOOD, prompt="x"), 1) == frozenset()
+
+
+def test_while_no_worker_begins_an_answer_one_convicted_request_is_tried_now_and_then() -> None:
+    """A lone broken worker dies over every request; once it is mended, the same request is answered."""
+    suspects = Suspects()
+    assert not suspects.are_workers_doubtful()
+    for now_s in (0.0, 1.0):
+        suspects.died([of(GOOD)], now_s)
+    assert suspects.are_workers_doubtful()
+    assert suspects.verdict(of(GOOD), TRY_AGAIN_S) is Suspicion.CONVICTED
+    assert suspects.verdict(of(GOOD), 1.0 + TRY_AGAIN_S) is Suspicion.SUSPECTED
+    suspects.died([of(GOOD)], 1.0 + TRY_AGAIN_S)
+    assert suspects.verdict(of(GOOD), 2.0 + TRY_AGAIN_S) is Suspicion.CONVICTED
+    suspects.answered(of(GOOD), 100.0)
+    assert not suspects.are_workers_doubtful()
+    assert suspects.verdict(of(GOOD), 100.0) is Suspicion.CLEAR
+
+
+def test_once_another_request_is_answered_a_convicted_one_is_not_tried_again() -> None:
+    suspects = Suspects()
+    for now_s in (0.0, 1.0):
+        suspects.died([of(POISON)], now_s)
+    suspects.answering()
+    assert suspects.verdict(of(POISON), 5 * TRY_AGAIN_S) is Suspicion.CONVICTED
