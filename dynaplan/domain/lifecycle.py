@@ -119,7 +119,8 @@ class Worker:
     def index(self) -> int:
         """0 for the base worker ``{namespace}_{component}``, n for ``..._{n}``."""
         _, separator, suffix = self.name.rpartition(f"_{self.component}")
-        return int(suffix[1:]) if separator and suffix.startswith("_") and suffix[1:].isdigit() else 0
+        is_numbered = separator and suffix.startswith("_") and suffix[1:].isdecimal()
+        return int(suffix[1:]) if is_numbered else 0
 
 
 def worker_name(namespace: str, component: str, index: int) -> str:

@@ -85,7 +85,7 @@ def _count(text: str, column: str) -> int:
     # ASCII digits only: int() also takes signs, underscores and digits of other scripts.
     if not (text.isascii() and text.strip().isdigit() and len(text) < MOST_DIGITS):
         raise ValueError(f"{column} is {shown(text)}, which is no number of tokens")
-    return int(text)
+    return int(text.strip())  # which takes control characters away, as int() does not
 
 
 def _json_lines(lines: Iterable[str], read: Callable[[Mapping[str, Any]], TracedRequest]) -> NumberedRequests:

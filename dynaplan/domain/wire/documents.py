@@ -32,10 +32,11 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 def whole_number(text: str) -> int | None:
     """The number that a decimal text says, from -2**63 to 2**63 - 1; None for any other text."""
-    digits = text.strip().removeprefix("-")
+    stripped = text.strip()  # also of control characters, at which int() stumbles
+    digits = stripped.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
         return None
-    number = int(text)
+    number = int(stripped)
     return number if -LARGEST_WHOLE <= number <= LARGEST_WHOLE else None
 
 

@@ -33,7 +33,16 @@ def test_anything_but_a_json_object_is_a_value_error(text: str, why: str) -> Non
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("7", 7), (" -7 ", -7), ("", None), ("1.5", None), ("٣", None), ("9" * 30, None), ("9" * 19, None)],
+    [
+        ("7", 7),
+        (" -7 ", -7),
+        ("", None),
+        ("1.5", None),
+        ("٣", None),
+        ("9" * 30, None),
+        ("9" * 19, None),
+        ("7\x1f", 7),
+    ],
 )
 def test_a_decimal_text_of_63_bits_is_a_whole_number(text: str, number: int | None) -> None:
     assert whole_number(text) == number
