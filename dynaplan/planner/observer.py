@@ -15,6 +15,7 @@ from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.prefill import prefill_stream
+from dynaplan.domain.wire.worker_load import WorkerLoad
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
@@ -60,33 +61,32 @@ class Observer:
     async def pull(self) -> Sample:
         """Pull the metrics once; takes a second at most."""
         fleet = self.registered()
-        (usage, waiting, kv_missing), (depth, queue_missing) = await asyncio.gather(
-            self._decode_load(), self._queue_depth(fleet.prefill.ready)
+        loads, (depth, queue_missing) = await asyncio.gather(
+            self._decode_loads(), self._queue_depth(fleet.prefill.ready)
         )
+        asleep = sum(load.is_asleep for load in loads)
+        awake = [load for load in loads if not load.is_asleep]
         return Sample(
             at_s=self._clock.now_s(),
-            kv_usage=usage,
-            kv_missing=kv_missing,
+            kv_usage=sum(map(kv_pressure, awake)) / len(awake) if awake else None,
+            kv_missing="" if awake else _why_no_load(fleet.decode.ready, asleep),
             prefill_queue=depth,
             queue_missing=queue_missing,
-            waiting_requests=waiting,
+            waiting_requests=sum(load.waiting_requests for load in awake),
             prefill_workers=fleet.prefill.ready,
-            decode_workers=fleet.decode.ready,
+            decode_workers=max(0, fleet.decode.ready - asleep),
+            decode_asleep=asleep,
         )
 
     async def close(self) -> None:
         """Close the connections to the workers."""
         await self._metrics.close()
 
-    async def _decode_load(self) -> tuple[float | None, int, str]:
+    async def _decode_loads(self) -> list[WorkerLoad]:
+        """Return the loads of the decode workers that answer."""
         urls = [instance.url for instance in self._instances(self._settings.decode_component)]
-        if not urls:
-            return None, 0, "no decode worker is registered"
-        loads = [load for load in await self._metrics.loads(urls) if load and math.isfinite(load.kv_usage)]
-        if not loads:
-            return None, 0, f"none of the {len(urls)} decode workers answered"
-        usage = sum(map(kv_pressure, loads)) / len(loads)
-        return usage, sum(load.waiting_requests for load in loads), ""
+        loads = await self._metrics.loads(urls) if urls else ()
+        return [load for load in loads if load and math.isfinite(load.kv_usage)]
 
     async def _queue_depth(self, prefill_workers: int) -> tuple[float | None, str]:
         if not prefill_workers:
@@ -108,3 +108,11 @@ class Observer:
         level = logging.DEBUG if self._is_queue_unavailable else logging.WARNING
         log.log(level, "the prefill queue does not answer: %s: %s", type(error).__name__, error)
         self._is_queue_unavailable = True
+
+
+def _why_no_load(registered: int, asleep: int) -> str:
+    if not registered:
+        return "no decode worker is registered"
+    if asleep:
+        return f"every decode worker that answers is asleep, {asleep} of {registered}: `dynaplan wake`"
+    return f"none of the {registered} decode workers answered"

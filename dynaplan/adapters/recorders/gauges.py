@@ -41,7 +41,7 @@ class GaugesRecorder:
         numbers = {"gpu_hours": self._gpu_hours, **self._of_decision}
         if self._last:
             numbers["num_prefill_replicas"] = self._last.prefill_workers
-            numbers["num_decode_replicas"] = self._last.decode_workers
+            numbers["num_decode_replicas"] = self._last.decode_workers + self._last.decode_asleep
         return {PREFIX + name: value for name, value in numbers.items()}
 
     def close(self) -> None:
@@ -50,4 +50,5 @@ class GaugesRecorder:
     def _gpus(self, sample: Sample) -> int:
         settings = self._settings
         prefill = sample.prefill_workers * settings.prefill_engine_num_gpu
-        return prefill + sample.decode_workers * settings.decode_engine_num_gpu
+        decode = sample.decode_workers + sample.decode_asleep  # who sleeps keeps its GPUs
+        return prefill + decode * settings.decode_engine_num_gpu

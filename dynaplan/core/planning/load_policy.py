@@ -52,6 +52,7 @@ def averaged(samples: Sequence[Sample]) -> Load:
         prefill_workers=last.prefill_workers,
         decode_workers=last.decode_workers,
         changed=_changes(samples),
+        decode_asleep=last.decode_asleep,
     )
 
 

@@ -75,6 +75,7 @@ def delay_scale_down(
         keep, why = _kept(role, intervals, wanted, current, is_falling=_is_falling(observation))
         if role in late:
             keep, why = current.of(role), f"stay: {late[role]}"
+        keep = min(keep, limits.most.of(role))
         if targets.of(role) < keep:
             reasons.append(f"{keep} {role.value} workers {why}")
             targets = targets.plus(role, keep - targets.of(role))

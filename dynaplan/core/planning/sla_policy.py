@@ -34,7 +34,7 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import UNLIMITED, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand, Expected, Foresight, Lengths
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -86,7 +86,7 @@ def plan_for_targets(
 
 
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
-    """Return the GPU budget and the minimums.
+    """Return the GPU budget, the minimums, and the maximums that are held (``holding.py``).
 
     GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
     is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
@@ -102,6 +102,7 @@ def limits_of(settings: PlannerSettings, observation: Observation, current: Targ
         prefill_gpus=gpus[Role.PREFILL],
         decode_gpus=gpus[Role.DECODE],
         least=Targets(least[Role.PREFILL] if current.prefill else 0, least[Role.DECODE]),
+        most=observation.holds.beside(current).bounded(UNLIMITED),
     )
 
 

@@ -19,14 +19,14 @@ UNBOUNDED = 10**9
 
 
 def fit(wanted: Targets, limits: WorkerLimits) -> Targets | None:
-    """Return the largest part of ``wanted`` that the budget allows, no less than the minimums.
+    """Return the largest part of ``wanted`` that the budget allows, within the minimums and maximums.
 
     None when not even the minimums fit the budget.
     """
-    wanted = at_least(wanted, limits.least)
+    wanted = limits.capped(at_least(wanted, limits.least))
     if limits.gpus(wanted) <= limits.max_gpus:
         return wanted
-    fitted = limits.least
+    fitted = limits.capped(limits.least)
     if limits.gpus(fitted) > limits.max_gpus:
         return None
     while True:
@@ -55,6 +55,10 @@ def within_limits(wanted: Targets, limits: WorkerLimits, current: Targets) -> tu
     steps = []
     if enough != wanted:
         steps.append(Step("minimum", wanted, enough, f"at least {limits.least}"))
+    if limits.capped(enough) != enough:
+        capped = limits.capped(enough)
+        steps.append(Step("maximum", enough, capped, f"held to {capped}: the budget is for the others"))
+        enough = capped
     allowed, gpus = fit(enough, limits), limits.gpus(enough)
     if allowed is None:
         needed = limits.gpus(limits.least)

@@ -82,7 +82,7 @@ def size_for_all(
         to_survive = [demand.times(1 + headroom) for demand in demands] + ([now] if now else [])
         needed = _largest([survive(demand, unbounded) for demand in to_survive], limits)
         wanted = _keep_survivors(wanted, needed, current, headroom)
-    if limits.gpus(wanted.targets) <= limits.max_gpus:
+    if limits.gpus(limits.capped(wanted.targets)) <= limits.max_gpus:
         _, bounds = within_limits(wanted.targets, limits, current)
         return replace(wanted, steps=(*wanted.steps, *bounds))
     largest = max(range(len(demands)), key=lambda number: limits.gpus(sizes[number].targets))

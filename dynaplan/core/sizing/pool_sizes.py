@@ -96,8 +96,8 @@ def _least_prefill(state: SteadyState) -> int:
 
 def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
     """Tell whether the wanted workers exceed the budget while the minimums do not."""
-    enough = at_least(wanted, limits.least)
-    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.least)
+    enough = limits.capped(at_least(wanted, limits.least))
+    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.capped(limits.least))
 
 
 def _largest_share_minimums(
@@ -107,7 +107,7 @@ def _largest_share_minimums(
     low, high, least = 0.0, 1.0, limits.least
     for _ in range(HALVINGS):
         part = (low + high) / 2
-        workers = at_least(_workers(state.part(part), targets), limits.least)
+        workers = limits.capped(at_least(_workers(state.part(part), targets), limits.least))
         if limits.gpus(workers) <= limits.max_gpus:
             low, least = part, workers
         else:

@@ -76,7 +76,7 @@ class Sample:
 
     ``at_s`` is monotonic seconds. ``kv_usage`` is the mean over the decode workers that answered, 0 to 1
     and above with waiting requests; ``prefill_queue`` is the depth of the whole queue in prompts. Numbers
-    of workers are of the registered ones.
+    of workers are of the registered ones that are awake; ``decode_asleep`` are the registered others.
     """
 
     at_s: float
@@ -87,13 +87,15 @@ class Sample:
     waiting_requests: int = 0
     prefill_workers: int = 0
     decode_workers: int = 0
+    decode_asleep: int = 0
 
 
 @dataclass(frozen=True)
 class Load:
-    """The pulls of one interval, averaged. Numbers of workers are of the registered ones at the last pull.
+    """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
-    ``changed`` tells how the numbers of workers changed in the interval; "" when they did not.
+    They are of the registered ones that are awake; ``decode_asleep`` are the others. ``changed`` tells how
+    the numbers of workers changed in the interval; "" when they did not.
     """
 
     pulls: int = 0
@@ -106,6 +108,7 @@ class Load:
     prefill_workers: int = 0
     decode_workers: int = 0
     changed: str = ""
+    decode_asleep: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,11 @@ class Observation:
     holds: RoleHolds = field(default_factory=RoleHolds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back; without holds it has no key for them."""
+        """Return plain data that ``from_json`` reads back; no key for holds or sleepers that there are not."""
         document, holds = asdict(self), self.holds.to_json()
         del document["holds"]
+        if not self.load.decode_asleep:
+            del document["load"]["decode_asleep"]
         return {**document, "holds": holds} if holds else document
 
     @classmethod

@@ -33,17 +33,26 @@ class SlaTargets:
         return 1 - self.itl_percentile / 100 + self.itl_spare
 
 
+UNLIMITED = Targets(10**9, 10**9)
+"""The numbers of workers where nobody has set a maximum."""
+
+
 @dataclass(frozen=True)
 class WorkerLimits:
-    """The bounds of the numbers of workers: GPUs in all, GPUs of one worker, and minimums.
+    """The bounds of the numbers of workers: GPUs in all, GPUs of one worker, minimums and maximums.
 
-    An aggregated service has no prefill workers: its minimum of them is 0.
+    An aggregated service has no prefill workers: its minimum of them is 0. ``most`` goes before ``least``.
     """
 
     max_gpus: int = 8
     prefill_gpus: int = 1
     decode_gpus: int = 1
     least: Targets = field(default_factory=lambda: Targets(1, 1))
+    most: Targets = UNLIMITED
+
+    def capped(self, workers: Targets) -> Targets:
+        """Return the smaller number for each role: of these and of ``most``."""
+        return Targets(min(workers.prefill, self.most.prefill), min(workers.decode, self.most.decode))
 
     def gpus(self, workers: Targets) -> int:
         """Return the GPUs that these numbers of workers need."""

@@ -7,10 +7,11 @@ import logging
 
 import pytest
 
+from dynaplan.core.planning.load_policy import averaged
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
+from dynaplan.domain.planning.observation import FleetCounts, Observation, Sample, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.wire.discovery import Instance
@@ -214,6 +215,23 @@ async def test_workers_that_do_not_answer_are_no_data():
     (record,) = world.notes.records
     assert "none of the 1 decode workers answered" in str(record.decision.steps)
     assert not record.decision.is_change
+
+
+async def test_the_mean_is_over_the_workers_that_are_awake_and_the_others_are_named():
+    world = World(decode=3)
+    first, *others = [each.url for each in world.instances("VllmWorker")]
+    asleep = WorkerLoad(is_asleep=True)
+    world.metrics.by_url = {first: asleep, **dict.fromkeys(others, WorkerLoad(kv_usage=0.8))}
+    sample = await world.observer.pull()
+    assert (sample.kv_usage, sample.decode_workers, sample.decode_asleep) == (0.8, 2, 1)
+    load = averaged([sample])
+    observation = Observation(0.0, load=load)
+    assert Observation.from_json(observation.to_json()) == observation
+    assert "decode_asleep" not in Observation(0.0).to_json()["load"]
+    world.metrics.by_url = dict.fromkeys((first, *others), asleep)
+    sample = await world.observer.pull()
+    assert (sample.kv_usage, sample.decode_workers) == (None, 0)
+    assert "every decode worker that answers is asleep, 3 of 3: `dynaplan wake`" in sample.kv_missing
 
 
 async def test_the_mean_is_over_the_workers_that_answer():

@@ -53,6 +53,12 @@ def test_a_decision_that_was_not_carried_out_is_told():
     assert "the decision before was not carried out: etcd is away" in text
 
 
+def test_sleeping_workers_are_named():
+    observed = interval(1, 3)
+    text = told(replace(observed, load=replace(observed.load, decode_workers=2, decode_asleep=1)))
+    assert "1 prefill and 2 decode workers registered, and 1 asleep (`dynaplan wake`)" in text
+
+
 def test_nonsense_is_said_to_be_so():
     for document in ({}, {"wall_time": 1}, {"settings": {"colour": "blue"}, "wall_time": ""}):
         assert explain(document).startswith("a record that cannot be read")

@@ -105,6 +105,26 @@ def test_targets_are_held_too(policy: str) -> None:
     assert decided(rising, RoleHolds(prefill=Hold(1, 1)), settings)[0] == Targets(1, free.decode)
 
 
+@pytest.mark.parametrize("policy", ["sla", "both"])
+def test_the_gpus_that_a_bounded_role_may_not_use_are_the_other_roles(policy: str) -> None:
+    """More is wanted of both than the budget has; with fewer decode workers all prefill workers fit."""
+    settings = replace(targets.SETTINGS, policy=policy, max_gpu_budget=8)
+    rising = targets.planned_interval(1, 1, [200.0])
+    free = decided(rising, RoleHolds(), settings)[0]
+    assert free.prefill + free.decode == 8
+    held, decision = decided(rising, RoleHolds(decode=Hold(at_most=1)), settings)
+    assert held.decode == 1
+    assert held.prefill > free.prefill
+    assert "held to" in story(decision)
+
+
+def test_workers_beyond_an_upper_bound_do_not_stay_for_the_time_of_a_scale_down() -> None:
+    settings = replace(targets.SETTINGS, max_gpu_budget=8)
+    now = targets.planned_interval(2, 4, [200.0])
+    held, _ = decided(now, RoleHolds(decode=Hold(at_most=1)), settings)
+    assert held == Targets(7, 1)
+
+
 def test_while_the_fleet_is_not_known_nothing_is_held() -> None:
     desired, decision = decided(
         replace(interval(1, 1), unknown="the store is away"), RoleHolds(decode=Hold(4))
