@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import stat
 import time
@@ -29,6 +30,8 @@ from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.wire.documents import parse_object, text_field, whole_field
 
+log = logging.getLogger(__name__)
+
 DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
 
 LONGEST_NAMESPACE = 80
@@ -41,7 +44,11 @@ def node_dir(environ: Mapping[str, str]) -> Path:
 
 
 class NodeClaims:
-    """The claims of one arbiter. Methods raise DeploymentError when the directory is unusable or unsafe."""
+    """The claims of one arbiter. Methods raise DeploymentError when the directory is unusable or unsafe.
+
+    A cleaner of temporary files may take the directory away: what this object has claimed and not released is
+    claimed again at the next look, unless somebody else has claimed it meanwhile.
+    """
 
     def __init__(
         self, arbiter: ProcessIdentity, namespace: str, directory: Path, lock_timeout_s: float = 5.0
@@ -50,6 +57,7 @@ class NodeClaims:
         self._namespace = namespace
         self._directory = directory
         self._lock_timeout_s = lock_timeout_s
+        self._claimed: set[str] = set()
 
     def claim(self, uuids: Iterable[str]) -> set[str]:
         """Claim these GPUs; return all but the ones that another living arbiter holds."""
@@ -58,6 +66,7 @@ class NodeClaims:
             obtained = {uuid for uuid in uuids if uuid not in foreign}
             for uuid in obtained:
                 self._write(directory, uuid)
+        self._claimed |= obtained
         return obtained
 
     def release(self, uuids: Iterable[str]) -> None:
@@ -67,12 +76,30 @@ class NodeClaims:
                 document = _read(directory, _file_name(uuid, os.getuid()))
                 if document is not None and not self._is_foreign(_arbiter(document)):
                     os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
+                self._claimed.discard(uuid)
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
         with self._locked() as directory:
             held = self._held(directory)
+            self._claim_lost_ones(directory, held)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
+
+    def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
+        """Write claims of ours again that have vanished, and say so."""
+        there = {
+            uuid for uuid in self._claimed if self._is_own(_read(directory, _file_name(uuid, os.getuid())))
+        }
+        for uuid in sorted(self._claimed - there):
+            if uuid in held:
+                log.error("the claim on %s had vanished, and meanwhile it is %s", uuid, held[uuid])
+                self._claimed.discard(uuid)
+                continue
+            self._write(directory, uuid)
+            log.warning("the claim on %s in %s had vanished: it is made again", uuid, self._directory)
+
+    def _is_own(self, document: Mapping[str, Any] | None) -> bool:
+        return document is not None and _arbiter(document) == self._arbiter
 
     def _held(self, directory: int) -> dict[str, str]:
         """UUID -> holder of every claim that counts and is not ours."""

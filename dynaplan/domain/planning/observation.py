@@ -133,7 +133,7 @@ class Observation:
     holds: RoleHolds = field(default_factory=RoleHolds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back; no key for holds or sleepers that there are not."""
+        """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
         document, holds = asdict(self), self.holds.to_json()
         del document["holds"]
         if not self.load.decode_asleep:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pwd
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -126,3 +127,17 @@ def test_a_process_is_recognised_by_its_start_and_its_boot() -> None:
     assert identify(0) is None
     with pytest.raises(ProcessLookupError):
         identity_of(2**22 + 1)
+
+
+def test_claims_that_a_cleaner_took_away_are_made_again_at_the_next_look(
+    node: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, other = NodeClaims(OURS, "a", node), NodeClaims(THEIRS, "b", node)
+    assert mine.claim(["GPU-1", "GPU-2", "GPU-3"]) == {"GPU-1", "GPU-2", "GPU-3"}
+    mine.release(["GPU-3"])
+    shutil.rmtree(node)
+    assert other.claim(["GPU-2"]) == {"GPU-2"}
+    assert list(mine.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-2"]
+    assert "the claim on GPU-1" in caplog.text
+    assert "GPU-2 had vanished, and meanwhile it is claimed by deployment" in caplog.text
+    assert list(other.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
