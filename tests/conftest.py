@@ -12,7 +12,12 @@ from hypothesis import settings
 from tests.fakes import tiny_models
 from tests.leftovers import end_leftovers, mark_session
 
-pytest_plugins = ["tests.fakes.servers", "tests.fakes.graph_files", "tests.e2e.deployment"]
+pytest_plugins = [
+    "tests.fakes.secured_etcd",
+    "tests.fakes.servers",
+    "tests.fakes.graph_files",
+    "tests.e2e.deployment",
+]
 """The modules whose fixtures every test may ask for by name."""
 
 MARK = pytest.StashKey[str]()

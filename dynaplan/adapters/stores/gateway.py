@@ -28,6 +28,12 @@ DEFAULT_ENDPOINT = "http://localhost:2379"
 PERMANENT_CODES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 NOT_FOUND = 5
 UNAUTHENTICATED = 16
+INVALID = 3
+OLD_SIGN_IN = "revision of auth store is old"
+"""etcd's words, with the code "invalid argument", for a token from before a change of its users or roles."""
+
+COMMON_NAME = b"CommonName of client"
+"""The beginning of etcd's answer to a client certificate that its gateway does not take beside a password."""
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
@@ -38,6 +44,12 @@ class Refused(PermanentError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def is_signed_out(self) -> bool:
+        """True when signing in again may help."""
+        is_old = self.code == INVALID and OLD_SIGN_IN in str(self)
+        return is_old or self.code == UNAUTHENTICATED
 
 
 class Gateway:
@@ -118,7 +130,7 @@ class Gateway:
                 return response
             async with response:
                 error = _error_of(await response.read())
-            is_signed_out = isinstance(error, Refused) and error.code == UNAUTHENTICATED
+            is_signed_out = isinstance(error, Refused) and error.is_signed_out
             if last_try or not (self._credentials and is_signed_out):
                 raise error
             self._token = ""
@@ -164,8 +176,7 @@ class Gateway:
     def _unavailable(self, path: str, error: BaseException) -> StoreUnavailable:
         endpoint = self._endpoints[self._current]
         self._current = (self._current + 1) % len(self._endpoints)
-        reason = str(error) or type(error).__name__
-        return StoreUnavailable(f"etcd at {endpoint} did not answer {path}: {reason}")
+        return StoreUnavailable(f"etcd at {endpoint} did not answer {path}: {_reason(error)}")
 
 
 def endpoints_of(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -179,16 +190,29 @@ def tls_of(environ: Mapping[str, str]) -> ssl.SSLContext | None:
     authority, certificate = environ.get("ETCD_AUTH_CA"), environ.get("ETCD_AUTH_CLIENT_CERT")
     if not (authority or certificate):
         return None
+    key = environ.get("ETCD_AUTH_CLIENT_KEY")
+    where = f"ETCD_AUTH_CA={authority}"
     try:
         context = ssl.create_default_context(cafile=authority)
         if certificate:
-            context.load_cert_chain(certificate, environ.get("ETCD_AUTH_CLIENT_KEY"))
+            where = f"ETCD_AUTH_CLIENT_CERT={certificate}, ETCD_AUTH_CLIENT_KEY={key or ''}"
+            context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"the TLS files for etcd cannot be used: {error}",
-            hint="ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY name readable PEM files.",
+            f"the TLS files for etcd cannot be used: {where}: {error.strerror or error}",
+            hint="Expected readable PEM files; certificate and key belong together.",
         ) from error
     return context
+
+
+def _reason(error: BaseException) -> str:
+    """Return why there is no answer; of TLS, with the variable that may be wrong."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"ETCD_AUTH_CA does not vouch for its certificate ({cause.verify_message})"
+    if isinstance(cause, ssl.SSLError) and "CERTIFICATE" in (cause.reason or ""):
+        return f"it does not take ETCD_AUTH_CLIENT_CERT, or asks for one that is not given ({cause.reason})"
+    return str(error) or type(error).__name__
 
 
 def _checked(endpoint: str) -> str:
@@ -250,6 +274,10 @@ def _result(document: Document) -> Document:
 
 
 def _error_of(body: bytes) -> Refused | StoreUnavailable:
+    if body.startswith(COMMON_NAME):
+        return Refused(
+            "beside user and password it takes only client certificates without a CommonName", INVALID
+        )
     try:
         return _as_error(json.loads(body))
     except (ValueError, AttributeError):

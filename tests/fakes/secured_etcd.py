@@ -1,0 +1,140 @@
+"""An etcd as an operator secures it: TLS with client certificates, and users with passwords.
+
+A plugin of pytest: a module's tests share one ``secured_etcd``. Its certificates come from the ``openssl``
+command, which must be there. ``environment`` is for a client that may do everything that dynaplan does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynaplan.adapters.stores.encoding import key_range
+from dynaplan.adapters.stores.gateway import Gateway, tls_of
+from dynaplan.domain.errors import StoreUnavailable
+from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.sockets import free_port
+from dynaplan.supervisor.servers.embedded import find_etcd
+from tests.fakes.polling import eventually
+
+PREFIXES = ("/", "v1/")
+"""What a user of dynaplan's must be able to read and write: docs/guides/event-plane.md says so."""
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class SecuredEtcd:
+    """One etcd on a loopback port. ``certificates`` holds its authority and certificates of two more."""
+
+    def __init__(self, directory: Path) -> None:
+        self.certificates = directory / "certificates"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port, self._peer_port = free_port(), free_port()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "ETCD_ENDPOINTS": f"https://127.0.0.1:{self._port}",
+            "ETCD_AUTH_USERNAME": "dynaplan",
+            "ETCD_AUTH_PASSWORD": "the right one",
+            "ETCD_AUTH_CA": str(self.certificates / "authority.pem"),
+            "ETCD_AUTH_CLIENT_CERT": str(self.certificates / "client.pem"),
+            "ETCD_AUTH_CLIENT_KEY": str(self.certificates / "client.key"),
+        }
+
+    def start(self) -> None:
+        self._make_certificates()
+        client, peer = f"https://127.0.0.1:{self._port}", f"http://127.0.0.1:{self._peer_port}"
+        options = {
+            "name": "secured",
+            "data-dir": "data",
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"secured={peer}",
+            "cert-file": "certificates/server.pem",
+            "key-file": "certificates/server.key",
+            "trusted-ca-file": "certificates/authority.pem",
+            "log-level": "error",
+        }
+        command = [find_etcd()[0], "--client-cert-auth", *(f"--{key}={options[key]}" for key in options)]
+        log = self._directory / "etcd.log"
+        self._process = subprocess.Popen(guarded(command, os.getpid(), log=log), cwd=self._directory)
+        asyncio.run(self._add_users())
+
+    def close(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    async def add_user(self, gateway: Gateway, name: str, permission: str) -> None:
+        """Add a user, password ``the right one``, with a role of its own."""
+        await gateway.call("/v3/auth/user/add", {"name": name, "password": "the right one"})
+        await gateway.call("/v3/auth/role/add", {"name": name})
+        for prefix in PREFIXES:
+            granted = {"permType": permission, **key_range(prefix)}
+            await gateway.call("/v3/auth/role/grant", {"name": name, "perm": granted})
+        await gateway.call("/v3/auth/user/grant", {"user": name, "role": name})
+
+    def gateway_of_root(self) -> Gateway:
+        environment = self.environment
+        credentials = ("root", "the right one")
+        return Gateway((environment["ETCD_ENDPOINTS"],), credentials=credentials, tls=tls_of(environment))
+
+    async def _add_users(self) -> None:
+        gateway = Gateway((self.environment["ETCD_ENDPOINTS"],), tls=tls_of(self.environment))
+
+        async def answers() -> bool:
+            try:
+                return bool(await gateway.call("/v3/kv/range", {"key": "YQ=="}))
+            except StoreUnavailable:
+                return False
+
+        await eventually(answers)
+        await self.add_user(gateway, "root", "READWRITE")
+        await gateway.call("/v3/auth/role/add", {"name": "administrators"})
+        await gateway.call("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        await self.add_user(gateway, "dynaplan", "READWRITE")
+        await self.add_user(gateway, "reader", "READ")
+        await gateway.call("/v3/auth/enable", {})
+        await gateway.close()
+
+    def _make_certificates(self) -> None:
+        self.certificates.mkdir()
+        for name in ("authority", "other"):
+            files = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2")
+            self._openssl("req", "-x509", *NEW_KEY, *files, "-subj", f"/CN={name}")
+        # etcd's gateway is a client of etcd itself, with the server's certificate.
+        names = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
+        (self.certificates / "names.cnf").write_text(names)
+        for name, subject in (("server", "/CN=etcd"), ("client", "/O=dynaplan"), ("named", "/CN=somebody")):
+            files = ("-keyout", f"{name}.key", "-out", f"{name}.csr")
+            self._openssl("req", *NEW_KEY, *files, "-subj", subject)
+            signer = ("-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial")
+            asked = ("-in", f"{name}.csr", "-out", f"{name}.pem", "-days", "2", "-extfile", "names.cnf")
+            self._openssl("x509", "-req", *asked, *signer)
+
+    def _openssl(self, *arguments: str) -> None:
+        command = ["openssl", *arguments]
+        subprocess.run(command, cwd=self.certificates, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def secured_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredEtcd]:
+    """A running etcd with users ``dynaplan``, ``reader`` (which may not write) and ``root``."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make certificates with")
+    server = SecuredEtcd(tmp_path_factory.mktemp("secured"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
