@@ -10,8 +10,11 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.supervisor.launch import Launch
 
 
-def banner(launch: Launch, is_simulated: bool) -> str:
-    """Return the addresses and directories, the circusctl line, and one request to try."""
+def banner(launch: Launch, is_simulated: bool, store: str = "") -> str:
+    """Return the addresses and directories, the circusctl line, and one request to try.
+
+    ``store`` is where the key-value store is; empty for the usual one, which is not named.
+    """
     kind = "simulated GPUs" if is_simulated else "GPUs"
     frontend = launch.graph.of_role(Role.FRONTEND)
     rows = [
@@ -20,6 +23,8 @@ def banner(launch: Launch, is_simulated: bool) -> str:
         ("logs", str(launch.log_dir)),
         ("statefile", str(launch.statefile)),
     ]
+    if store:
+        rows.append(("store", store))
     if launch.graph.of_role(Role.PLANNER):
         rows.append(("TensorBoard", f"tensorboard --logdir {tensorboard_dir(launch)}"))
     rows.append(("circus", f"circusctl --endpoint {launch.circus_endpoint} status"))

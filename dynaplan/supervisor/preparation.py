@@ -62,7 +62,7 @@ from dynaplan.supervisor.runtime_dir import (
 from dynaplan.supervisor.scratch import scratch_directory
 from dynaplan.supervisor.servers.data_room import all_moved_into_memory
 from dynaplan.supervisor.servers.embedded import ServerSpec
-from dynaplan.supervisor.servers.needed import SharedServers, shared_servers
+from dynaplan.supervisor.servers.needed import OwnPlaces, SharedServers, shared_servers
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
-        servers = shared_servers(graph, config, runtime_dir, address_dir)
+        servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = all_moved_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
     launch = Launch(

@@ -20,6 +20,7 @@ from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.errors import ConfigError, StatefileCorrupt
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import EXIT_NEVER, Role, Worker, WorkerState
+from dynaplan.domain.settings.servers import unusual_store
 from dynaplan.foundation import screen
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import guarded
@@ -126,7 +127,7 @@ class Serving:
         arbiter = self._arbiter()
         for note in self._prepared.notes:
             say(note)
-        say(banner(self._launch, self._prepared.is_simulated))
+        say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ)))
         shutdown = self._shutdown = Shutdown(
             arbiter,
             self._launch.graph,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dynaplan.domain.errors import ConfigError, QueueUnavailable
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD, is_without_nats, store_backend
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD, FILE, is_without_nats, store_backend
 
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
@@ -33,6 +33,10 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
         from dynaplan.adapters.stores.etcd import EtcdStore
 
         return EtcdStore.from_environment(environ)
+    if backend == FILE:
+        from dynaplan.adapters.stores.file.store import FileStore
+
+        return FileStore.from_environment(environ)
     raise ConfigError(
         f"{BACKEND_VARIABLE} is {backend!r}: that store is not there yet", hint="Use etcd for now."
     )

@@ -43,6 +43,7 @@ async def test_a_change_of_the_users_in_between_costs_nothing(
     await secured_etcd.add_user(root, "one-more", "READ")
     await root.close()
     await store.put("/services/ns/c", "2")
+    assert (await store.list("/services/ns/c"))[0].value == "2"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynaplan.domain.errors import ConfigError, nearest
+from dynaplan.domain.masking import mask_secrets
 
 BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
 ETCD_VARIABLE = "ETCD_ENDPOINTS"
@@ -82,3 +83,10 @@ def server_addresses(environ: Mapping[str, str]) -> dict[str, str]:
     backend = store_backend(environ)
     found = {name: environ.get(PLACES[name], "") for name in (backend, NATS)}
     return {"store": backend, **{name: place for name, place in found.items() if place}}
+
+
+def unusual_store(environ: Mapping[str, str]) -> str:
+    """Return a store other than etcd, and where it is, for people; empty for etcd."""
+    found = server_addresses(environ)
+    place = mask_secrets(found.get(found["store"], ""))
+    return "" if found["store"] == ETCD else f"{found['store']}, {place}"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynaplan import wiring
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.servers import (
@@ -32,7 +34,7 @@ from dynaplan.supervisor.servers.embedded import ServerSpec, embedded_etcd, embe
 from dynaplan.supervisor.servers.external import check_external_nats, check_external_store
 
 STORE_DIRECTORY = "store"
-"""The directory of the key-value store in the runtime directory, when the store is ``file``."""
+"""The name of the key-value store's directory, when the store is ``file``."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,21 @@ class SharedServers:
     store_outlives: bool
 
 
+@dataclass(frozen=True)
+class OwnPlaces:
+    """The private directories of a deployment, all there: where its servers and its store keep things.
+
+    ``address_dir`` is the path by which sockets in ``runtime_dir`` are addressed; ``scratch_dir`` is in
+    memory where that is possible.
+    """
+
+    runtime_dir: Path
+    address_dir: Path
+    scratch_dir: Path
+
+
 def shared_servers(
-    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], runtime_dir: Path, address_dir: Path
+    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], places: OwnPlaces
 ) -> SharedServers:
     """Find the servers to start, and check the ones that the environment names; raises UserError."""
     backend = shared_backend(os.environ)
@@ -61,14 +76,13 @@ def shared_servers(
         asyncio.run(check_external_nats(os.environ))
     started, environment = [], {BACKEND_VARIABLE: backend}
     if backend == ETCD and not store_outlives:
-        started.append(embedded_etcd(runtime_dir, address_dir))
+        started.append(embedded_etcd(places.runtime_dir, places.address_dir))
     if backend == FILE and not store_outlives:
-        make_private_directory(runtime_dir / STORE_DIRECTORY)
-        environment[FILE_VARIABLE] = str(runtime_dir / STORE_DIRECTORY)
+        environment[FILE_VARIABLE] = str(_store_directory(places))
     if has_own_nats:
         environment[NATS_VARIABLE] = ""
         if backend == NATS or has_prefill_queue(graph, config):
-            started.append(embedded_nats(runtime_dir))
+            started.append(embedded_nats(places.runtime_dir))
     for server in started:
         environment |= server.environment
     return SharedServers(tuple(started), environment, store_outlives)
@@ -78,3 +92,16 @@ def has_prefill_queue(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]])
     """Tell whether prompts go through the prefill queue: there are workers for it, or Frontends use it."""
     is_remote = any(section_options(config, name).get("remote-prefill") for name in SECTIONS)
     return is_remote or graph.of_role(Role.PREFILL) is not None
+
+
+def _store_directory(places: OwnPlaces) -> Path:
+    """Make the directory of a store in files; not on a network file system, where a home may be."""
+    directory = places.runtime_dir / STORE_DIRECTORY
+    make_private_directory(directory)
+    try:
+        wiring.connections.connect_store({BACKEND_VARIABLE: FILE, FILE_VARIABLE: str(directory)})
+    except ConfigError:
+        directory = places.scratch_dir / STORE_DIRECTORY
+        make_private_directory(directory)
+        wiring.connections.connect_store({BACKEND_VARIABLE: FILE, FILE_VARIABLE: str(directory)})
+    return directory

@@ -88,6 +88,8 @@ def test_the_banner_tells_where_everything_is_and_what_to_try() -> None:
     ):
         assert part in text
     assert "circusctl --endpoint ipc:///run/x/circus.sock status" in text
+    assert "store" not in text
+    assert "store        file, /kv" in banner(LAUNCH, is_simulated=True, store="file, /kv")
 
 
 def test_a_graph_of_ones_own_is_told_with_a_request_for_each_public_endpoint() -> None:

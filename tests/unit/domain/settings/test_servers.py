@@ -13,6 +13,7 @@ from dynaplan.domain.settings.servers import (
     server_addresses,
     shared_backend,
     store_backend,
+    unusual_store,
 )
 
 
@@ -95,3 +96,10 @@ def test_the_addresses_name_the_store_and_the_servers_that_there_are() -> None:
     }
     files = {BACKEND_VARIABLE: "file", "DYN_FILE_KV": "/kv", "NATS_SERVER": ""}
     assert server_addresses(files) == {"store": "file", "file": "/kv"}
+    assert unusual_store(etcd) == ""
+    assert unusual_store(files) == "file, /kv"
+
+
+def test_what_people_see_of_a_store_has_no_password() -> None:
+    nats = {BACKEND_VARIABLE: "nats", "NATS_SERVER": "nats://me:secret@box:4222"}
+    assert unusual_store(nats) == "nats, nats://***@box:4222"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.servers import BACKEND_VARIABLE
 from dynaplan.supervisor.servers import needed
-from dynaplan.supervisor.servers.needed import SharedServers, shared_servers
+from dynaplan.supervisor.servers.needed import OwnPlaces, SharedServers, shared_servers
 
 AGGREGATED = (Role.FRONTEND, Role.DECODE)
 DISAGGREGATED = (*AGGREGATED, Role.PREFILL)
@@ -40,7 +41,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def servers_of(roles: tuple[Role, ...], directory: Path, **config: Any) -> SharedServers:
     services = tuple(ServiceSpec(role.value, role) for role in roles)
     graph = GraphSpec("graph:Entry", str(directory), "ns", services)
-    return shared_servers(graph, config, directory, directory)
+    scratch = directory / "scratch"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    return shared_servers(graph, config, OwnPlaces(directory, directory, scratch))
 
 
 def started(roles: tuple[Role, ...], directory: Path, **config: Any) -> list[str]:
@@ -94,6 +97,18 @@ def test_a_store_in_files_gets_a_private_directory(monkeypatch: pytest.MonkeyPat
     assert directory.parent == tmp_path
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert not servers.store_outlives
+
+
+def test_on_a_network_file_system_that_directory_is_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def connect(environ: Mapping[str, str]) -> None:
+        if Path(environ["DYN_FILE_KV"]).parent == tmp_path:
+            raise ConfigError("it is on a network file system (nfs4)")
+
+    monkeypatch.setattr(needed.wiring.connections, "connect_store", connect)
+    monkeypatch.setenv(BACKEND_VARIABLE, "file")
+    assert servers_of(AGGREGATED, tmp_path).environment["DYN_FILE_KV"] == str(tmp_path / "scratch" / "store")
 
 
 @pytest.mark.parametrize(
