@@ -27,7 +27,7 @@ def moved_into_memory(server: ServerSpec, scratch_dir: Path) -> str:
     """
     data = server.working_dir / server.data
     free_bytes = _free_bytes(server.working_dir)
-    if data.is_symlink() or free_bytes >= ROOM_BYTES or _free_bytes(scratch_dir) < ROOM_BYTES:
+    if data.is_symlink() or free_bytes >= ROOM_BYTES or not has_room(scratch_dir):
         return ""
     place = scratch_dir / f"{server.name}.{server.data}"
     shutil.rmtree(data, ignore_errors=True)
@@ -44,6 +44,11 @@ def all_moved_into_memory(servers: Iterable[ServerSpec], scratch_dir: Path) -> l
     """Do that for each server that has data; return the lines for the user."""
     lines = (moved_into_memory(each, scratch_dir) for each in servers if each.data)
     return [line for line in lines if line]
+
+
+def has_room(directory: Path, room_bytes: int = ROOM_BYTES) -> bool:
+    """Tell whether the directory's disk has that many bytes left."""
+    return _free_bytes(directory) >= room_bytes
 
 
 def _free_bytes(directory: Path) -> int:

@@ -30,11 +30,15 @@ from dynaplan.domain.settings.servers import (
 from dynaplan.options.frontend import SECTIONS
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor.runtime_dir import make_private_directory
+from dynaplan.supervisor.servers.data_room import has_room
 from dynaplan.supervisor.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
 from dynaplan.supervisor.servers.external import check_external_nats, check_external_store
 
 STORE_DIRECTORY = "store"
 """The name of the key-value store's directory, when the store is ``file``."""
+
+STORE_BYTES = 16 * 2**20
+"""Room that the directory needs: its log is written anew when it has grown to a few megabytes."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,22 @@ def has_prefill_queue(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]])
 
 
 def _store_directory(places: OwnPlaces) -> Path:
-    """Make the directory of a store in files; not on a network file system, where a home may be."""
+    """Make the directory of a store in files: beside the sockets, or in memory where that cannot do.
+
+    The first is on the disk of the statefiles, which may be full, or on a network file system.
+    """
     directory = places.runtime_dir / STORE_DIRECTORY
-    make_private_directory(directory)
+    if not has_room(places.runtime_dir, STORE_BYTES) and has_room(places.scratch_dir, STORE_BYTES):
+        directory = places.scratch_dir / STORE_DIRECTORY
     try:
-        wiring.connections.connect_store({BACKEND_VARIABLE: FILE, FILE_VARIABLE: str(directory)})
+        _make_store(directory)
     except ConfigError:
         directory = places.scratch_dir / STORE_DIRECTORY
-        make_private_directory(directory)
-        wiring.connections.connect_store({BACKEND_VARIABLE: FILE, FILE_VARIABLE: str(directory)})
+        _make_store(directory)
     return directory
+
+
+def _make_store(directory: Path) -> None:
+    """Make the directory; raises ConfigError where a store cannot be."""
+    make_private_directory(directory)
+    wiring.connections.connect_store({BACKEND_VARIABLE: FILE, FILE_VARIABLE: str(directory)})

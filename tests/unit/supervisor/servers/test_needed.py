@@ -111,6 +111,12 @@ def test_on_a_network_file_system_that_directory_is_in_memory(
     assert servers_of(AGGREGATED, tmp_path).environment["DYN_FILE_KV"] == str(tmp_path / "scratch" / "store")
 
 
+def test_on_a_full_disk_it_is_in_memory_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(needed, "has_room", lambda directory, _: directory != tmp_path)
+    monkeypatch.setenv(BACKEND_VARIABLE, "file")
+    assert servers_of(AGGREGATED, tmp_path).environment["DYN_FILE_KV"] == str(tmp_path / "scratch" / "store")
+
+
 @pytest.mark.parametrize(
     ("backend", "variable"), [("etcd", "ETCD_ENDPOINTS"), ("nats", "NATS_SERVER"), ("file", "DYN_FILE_KV")]
 )
