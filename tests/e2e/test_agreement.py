@@ -15,6 +15,7 @@ from dynaplan.simulator.outcome import Spread
 from dynaplan.simulator.run import Result
 from tests.e2e.deployment import Deployment
 from tests.e2e.replay import percentile
+from tests.e2e.traces import in_torture
 from tests.e2e.two_fleets import Event, Live, TwoFleets
 
 INTERVAL_S = 2.0
@@ -103,7 +104,7 @@ def changes(role: str, events: Iterable[Event]) -> list[tuple[float, int]]:
     ("mode", "gpus", "trace"),
     [
         ("disagg", 4, phases((2, 2), (12, 12), (1.5, 8), isl=800)),
-        ("agg", 2, phases((2, 2), (8, 9), (1.5, 8), isl=500)),
+        pytest.param("agg", 2, phases((2, 2), (8, 9), (1.5, 8), isl=500), marks=in_torture),
     ],
     ids=["disaggregated", "aggregated"],
 )

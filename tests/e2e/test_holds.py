@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.test_kills import process_of
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
 EAGER = (
@@ -48,6 +49,7 @@ def kept_for_some_decisions(deployment: Deployment) -> None:
     wait_until(decided_twice, 60)
 
 
+@in_torture
 def test_a_held_number_outlives_kills_of_planner_plugin_and_etcd_until_it_is_released(
     deploy: Callable[..., Deployment],
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.test_kills import is_whole, process_of
-from tests.e2e.traces import IS_TORTURE
+from tests.e2e.traces import IS_TORTURE, in_torture
 from tests.fakes.polling import wait_until
 
 EVENTS = 50 if IS_TORTURE else 6
@@ -23,6 +23,7 @@ MORE_BYTES = 2 * 2**20
 SOON_S = 10.0
 
 
+@in_torture
 @pytest.mark.timeout(300)
 def test_scaling_leaves_no_files_open_and_no_memory_taken(deploy: Callable[..., Deployment]) -> None:
     quiet = "--Planner.no-operation=true"

@@ -21,6 +21,7 @@ from tests.e2e.llamacpp import (
     prefills,
     scratch_files,
 )
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 
@@ -77,6 +78,7 @@ async def test_kill_9_of_a_prefill_worker_loses_nothing_and_no_file_stays(two_po
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
+@in_torture
 async def test_workers_that_stand_still_are_replaced_and_busy_ones_are_not(two_pools: Deployment) -> None:
     pids = {name: entry["pid"] for name, entry in two_pools.workers().items()}
     frozen = {WORKER, PREFILL_WORKER}

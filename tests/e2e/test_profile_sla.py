@@ -17,6 +17,7 @@ import pytest
 
 from dynaplan.core.engine.timing import MeasuredProfile
 from tests.e2e.deployment import REPOSITORY, dynaplan
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 from tests.fakes.tiny_models import tiny_gguf
 
@@ -137,6 +138,7 @@ def known(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     return options
 
 
+@in_torture
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_the_measured_profile_is_the_one_that_the_engine_was_fed_with_and_an_interruption_costs_nothing(
