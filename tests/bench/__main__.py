@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.bench import azure, lifecycle, memory, planner, policies, profiling, sla, throughput
+from tests.bench import azure, kv_index, lifecycle, memory, planner, policies, profiling, sla, throughput
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -21,6 +21,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "azure": azure.rows,
     "memory": memory.rows,
     "profiling": profiling.rows,
+    "kv-index": kv_index.rows,
 }
 
 
