@@ -63,6 +63,9 @@ async def connect(
             clock=wiring.connections.system_clock(),
             token=environ[TOKEN_VARIABLE],
             connect_messenger=lambda: wiring.connections.connect_messenger(environ),
+            connect_events=lambda: wiring.connections.connect_events(
+                connection, environ, token=environ[TOKEN_VARIABLE]
+            ),
             drain_deadline_s=drain_deadline_s,
         )
         try:

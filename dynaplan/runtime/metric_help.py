@@ -12,6 +12,12 @@ _COMPONENT = {
     "kvstats_total_blocks": "Blocks of the KV cache",
     "kvstats_gpu_cache_usage_percent": "Part of the KV cache in use, 0 to 1",
     "kvstats_gpu_prefix_cache_hit_rate": "Part of the prompts' tokens found in the KV cache, 0 to 1",
+    "events_published_total": "Events that this process has published",
+    "events_dropped_total": "Events dropped before they were sent, while the server was away for too long",
+    "events_waiting": "Events that wait to be sent",
+    "events_received_total": "Events that this process has received",
+    "events_missed_total": "Events that did not come here: published before the subscription, or lost",
+    "events_unreadable_total": "Messages that are no events, or cannot be read",
     "inflight_requests": "Requests accepted by this process and not answered yet",
 }
 _PLANNER = {

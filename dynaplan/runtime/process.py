@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
 from dynaplan.ports.box import Clock
+from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
 from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
+from dynaplan.runtime.coordination.events import ComponentEvents
 from dynaplan.runtime.discovery import Discovery
 
 EXIT_DRAINED = 0
@@ -47,6 +50,7 @@ class WorkerRuntime:
     discovery: Discovery
     settings: Mapping[str, Any] = field(default_factory=dict)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
+    connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] | None = field(default=None, repr=False)
     gpus: float = 0
     scratch_dir: str = ""
     public_socket: socket.socket | None = field(default=None, repr=False)
@@ -66,11 +70,14 @@ class WorkerRuntime:
     _looks: list[Finish] = field(default_factory=list, init=False)
     _tasks: BackgroundTasks = field(init=False)
     _messenger: OnFirstUse[Messenger] = field(init=False)
+    _plane: OnFirstUse[EventPlane] = field(init=False)
+    _events: ComponentEvents | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._task_failed)
         self._messenger = OnFirstUse(self.connect_messenger)
+        self._plane = OnFirstUse(self._connected_plane)
         self.told_to_leave: asyncio.Future[str] = loop.create_future()
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.ready = asyncio.Event()
@@ -81,6 +88,17 @@ class WorkerRuntime:
         Raises QueueUnavailable while the server does not answer; the next call tries again.
         """
         return await self._messenger()
+
+    async def events(self) -> ComponentEvents:
+        """Return the events of this component, on one connection per process, made on first use.
+
+        Raises QueueUnavailable while the server does not answer; the next call tries again.
+        """
+        plane = await self._plane()
+        if self._events is None:
+            self._events = ComponentEvents(plane, self.namespace, self.component)
+            self.add_metrics(self._events.metrics)
+        return self._events
 
     def add_routes(self, routes: Sequence[Route]) -> None:
         """Serve these routes too from the worker's own HTTP server.
@@ -164,7 +182,13 @@ class WorkerRuntime:
     async def close(self) -> None:
         """End the background tasks and the connections that were made on use."""
         await self._tasks.cancel()
+        await self._plane.close()
         await self._messenger.close()
+
+    async def _connected_plane(self) -> EventPlane:
+        if self.connect_events is None:
+            raise QueueUnavailable("this process has no event plane")
+        return await self.connect_events()
 
     def _task_failed(self, task: asyncio.Task[None], error: BaseException) -> None:
         log_failure(task, error)

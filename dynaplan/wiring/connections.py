@@ -5,15 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaplan.domain.errors import ConfigError, QueueUnavailable
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD, FILE, is_without_nats, store_backend
+from dynaplan.domain.settings.events import HOST_VARIABLE, event_plane, is_original, max_age_s
+from dynaplan.domain.settings.servers import (
+    BACKEND_VARIABLE,
+    ETCD,
+    FILE,
+    NATS,
+    is_without_nats,
+    store_backend,
+)
+from dynaplan.domain.settings.worker import ProcessSettings
 
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
+    from dynaplan.ports.events import EventPlane
     from dynaplan.ports.messaging import Messenger
     from dynaplan.ports.stores import Store
+
+
+FOR_EVER = ProcessSettings.nats_max_reconnects
 
 
 def system_clock() -> Clock:
@@ -50,13 +64,53 @@ def memory_store() -> Store:
     return MemoryStore(system_clock())
 
 
-async def connect_messenger(environ: Mapping[str, str] = os.environ) -> Messenger:
+async def connect_messenger(
+    environ: Mapping[str, str] = os.environ, *, max_reconnects: int = FOR_EVER
+) -> Messenger:
     """Return a connection to the messaging server that ``NATS_SERVER`` names; ``nats://localhost:4222``.
 
-    Raises QueueUnavailable when it does not answer, and in a deployment that has none.
+    ``max_reconnects`` is the option ``nats-max-reconnects``. Raises QueueUnavailable when the server does not
+    answer, and in a deployment that has none.
     """
     if is_without_nats(environ):
         raise QueueUnavailable("this deployment has no NATS server: its graph has no prefill queue")
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
-    return await NatsMessenger.from_environment(environ)
+    return await NatsMessenger.from_environment(environ, max_reconnects)
+
+
+async def connect_events(
+    store: Store,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    directory: str = "",
+    prefix: str = "events",
+    token: str = "",
+    max_reconnects: int = FOR_EVER,
+) -> EventPlane:
+    """Return the event plane that ``DYN_EVENT_PLANE`` names; unless it is said, NATS where there is a server.
+
+    Over ZMQ publishers are found through the store, their sockets lie in the directory and begin with the
+    prefix, or are TCP ports at ``DYNAPLAN_EVENTS_HOST``, closed by the token. Raises ConfigError for a wrong
+    word, QueueUnavailable when NATS does not answer.
+    """
+    age_s, original = max_age_s(environ), is_original(environ)
+    if event_plane(environ) == NATS:
+        if is_without_nats(environ):
+            raise QueueUnavailable("this deployment has no NATS server for events")
+        from dynaplan.adapters.events.nats_plane import NatsEventPlane
+        from dynaplan.core.events.wires import OriginalWire, SeedWire
+
+        wire = OriginalWire() if original else SeedWire()
+        return await NatsEventPlane.from_environment(environ, wire, max_reconnects)
+    from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
+
+    return ZmqEventPlane(
+        store,
+        Path(directory) if directory else None,
+        prefix,
+        host=environ.get(HOST_VARIABLE, ""),
+        token=token,
+        age_s=age_s,
+        is_original=original,
+    )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,8 @@ async def _runtime(
 
     discovery = Discovery(store, surroundings.namespace)
     await discovery.start()
+    settings = section_options(ServiceConfig.get_instance(), service.name)
+    reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
     return WorkerRuntime(
         namespace=surroundings.namespace,
         component=service.name,
@@ -174,8 +177,16 @@ async def _runtime(
         leases=store,
         clock=wiring.connections.system_clock(),
         discovery=discovery,
-        settings=section_options(ServiceConfig.get_instance(), service.name),
-        connect_messenger=wiring.connections.connect_messenger,
+        settings=settings,
+        connect_messenger=partial(wiring.connections.connect_messenger, max_reconnects=reconnects),
+        connect_events=partial(
+            wiring.connections.connect_events,
+            store,
+            directory=surroundings.scratch_dir,
+            prefix=surroundings.worker_name,
+            token=surroundings.worker_token,
+            max_reconnects=reconnects,
+        ),
         gpus=surroundings.gpus,
         scratch_dir=surroundings.scratch_dir,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.messaging.memory import MemoryMessenger, matches
+from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
@@ -114,24 +114,6 @@ async def test_a_closed_messenger_says_so(messenger: Messenger) -> None:
     await messenger.close()
     with pytest.raises(QueueUnavailable):
         await messenger.publish("a", b"")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "subject", "expected"),
-    [
-        ("a", "a", True),
-        ("a", "a.b", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a.b.c", False),
-        (">", "a.b", True),
-        ("a.>", "a", False),
-        ("a.>", "a.b.c", True),
-        ("*.b.>", "a.b.c", True),
-        ("*.b.>", "a.c.c", False),
-    ],
-)
-def test_wildcards_match_as_in_nats(pattern: str, subject: str, expected: bool) -> None:
-    assert matches(pattern, subject) is expected
 
 
 # Work

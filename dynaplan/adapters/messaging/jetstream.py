@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import logging
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dynaplan.adapters.messaging.pulling import PullRequests
 from dynaplan.domain.errors import QueueUnavailable
 
 if TYPE_CHECKING:
@@ -29,16 +28,11 @@ MAX_ACK_PENDING = 100_000
 CALL_TIMEOUT_S = 2.0
 # A stream whose files are gone answers no put at all; who puts work in waits for a second.
 PUT_TIMEOUT_S = 0.7
-# How much later than the server we give up waiting: its own word is always better than our clock.
-GRACE_S = 1.0
 RETRY_S = 0.1
-# The server's consumer learns of a put a moment after it was answered, and would say that there is nothing.
-SHORTEST_WAIT_S = 0.1
 # JetStream's error codes: no message found, sequence not found, message delete failed.
 NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
 # A message, or the consumer's state, cannot be stored: the stream's files are damaged or gone.
 DAMAGED = frozenset({10012, 10077, 10104})
-EMPTY_STATUSES = frozenset({"404", "408"})
 
 
 class NatsWorkItem:
@@ -96,20 +90,14 @@ class JetStreamQueue:
         self._messenger = messenger
         self._keeps_what_is_done = False
         self._last_unanswered = -1
-        self._inbox = ""
-        self._tokens = itertools.count(1)
-        # Requests that the server has not answered yet, in the order in which it will.
-        self._open: dict[str, asyncio.Future[Msg | None]] = {}
+        self._pulls = PullRequests(messenger, self.stream, CONSUMER)
 
     @classmethod
     async def opened(cls, messenger: NatsMessenger, stream: str) -> JetStreamQueue:
         """The queue of that stream, made or adopted."""
         queue = cls(messenger, stream)
         await queue._ensure()
-        async with messenger.call() as client:
-            queue._inbox = client.new_inbox()
-        await messenger.listen(f"{queue._inbox}.*", queue._on_message)
-        messenger.on_reconnect(queue._on_reconnect)
+        await queue._pulls.open()
         return queue
 
     async def put(self, payload: bytes) -> int:
@@ -143,7 +131,7 @@ class JetStreamQueue:
         deadline_s = loop.time() + timeout_s
         while True:
             try:
-                message = await self._pull(max(deadline_s - loop.time(), 0.0))
+                message = await self._pulls.pull(max(deadline_s - loop.time(), 0.0))
                 if message is None:
                     return None
                 if message.reply:
@@ -179,53 +167,6 @@ class JetStreamQueue:
                 return int((await client.jsm().stream_info(self.stream)).state.messages)
             info = await client.jsm().consumer_info(self.stream, CONSUMER, timeout=CALL_TIMEOUT_S)
             return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
-
-    async def _pull(self, timeout_s: float) -> Msg | None:
-        """Ask for one message: the message, None when there is none, or a status without reply subject.
-
-        A request that is given up stays open here, as it does at the server, until that has answered it.
-        """
-        token = str(next(self._tokens))
-        future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
-        wait_s = max(timeout_s, SHORTEST_WAIT_S)
-        self._open[token] = future
-        try:
-            async with self._messenger.call() as client:
-                ask = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{CONSUMER}"
-                body = json.dumps({"batch": 1, "expires": int(wait_s * 1e9)}).encode()
-                await client.publish(ask, body, reply=f"{self._inbox}.{token}")
-            async with asyncio.timeout(wait_s + GRACE_S):
-                return await future
-        except TimeoutError as error:
-            self._open.pop(token, None)
-            raise QueueUnavailable("NATS did not answer a request for work") from error
-        except QueueUnavailable:
-            self._open.pop(token, None)
-            raise
-
-    async def _on_message(self, message: Msg) -> None:
-        """Hand an arrived message to the request that waits for it; give work back when none waits any more.
-
-        A status comes to the request's own subject; work comes under the stream's subject, to the requests
-        in their order.
-        """
-        status = (message.headers or {}).get("Status")
-        token = message.subject.rpartition(".")[2] if status else next(iter(self._open), "")
-        future = self._open.pop(token, None)
-        if future is not None and not future.done():
-            future.set_result(None if status in EMPTY_STATUSES else message)
-        elif status is None:
-            try:
-                await self._messenger.publish(message.reply, b"-NAK")
-            except QueueUnavailable:
-                return  # it comes back by itself when its time has run out
-
-    def _on_reconnect(self) -> None:
-        """The new connection gets no answers to what was asked on the old one."""
-        for future in self._open.values():
-            if not future.done():
-                future.set_exception(QueueUnavailable("the connection was lost; asking again"))
-        self._open.clear()
 
     async def _ensure(self) -> None:
         from nats.js.errors import APIError

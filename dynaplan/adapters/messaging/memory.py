@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.wire.events import matches
 from dynaplan.ports.box import Clock
 from dynaplan.ports.messaging import WorkQueue
 
@@ -187,15 +188,3 @@ class MemoryWorkItem:
     async def in_progress(self) -> None:
         """Tell the queue that the work goes on: the time allowed for it starts anew."""
         self._queue.set_due(self.sequence, self._delivery, self._queue.ack_wait_s)
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """Tell if a subject matches a pattern: ``*`` stands for one part, ``>`` at the end for one or more."""
-    wanted, parts = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        return len(parts) >= len(wanted) and matches(
-            ".".join(wanted[:-1]), ".".join(parts[: len(wanted) - 1])
-        )
-    return len(wanted) == len(parts) and all(
-        want in ("*", part) for want, part in zip(wanted, parts, strict=True)
-    )

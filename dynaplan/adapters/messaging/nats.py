@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
@@ -25,6 +26,7 @@ FIRST_CONNECT_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.15
 # A server that is silent for two of these is taken for dead, and connected to anew.
 PING_INTERVAL_S = 3
+FOR_EVER = -1
 
 Receive = Callable[[str, bytes], None]
 
@@ -32,16 +34,18 @@ Receive = Callable[[str, bytes], None]
 class NatsMessenger:
     """``dynaplan.ports.messaging.Messenger`` on NATS; made by ``from_environment``.
 
-    After an outage it connects again by itself, for ever, and its subscriptions and queues go on. While
-    the server is away, calls raise QueueUnavailable at once; when it is frozen, within two seconds.
-    Nothing that failed is sent later.
+    After an outage it connects again by itself, for ever unless ``max_reconnects`` is 0 or more: then it
+    gives up after that many attempts. Its subscriptions and queues go on. While the server is away, calls
+    raise QueueUnavailable at once; when it is frozen, within two seconds. Nothing that failed is sent later.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], max_reconnects: int = FOR_EVER) -> None:
         self._options = dict(options)
+        self._max_reconnects = max_reconnects
         self._client: Client | None = None
-        self._wanted: list[tuple[str, Callable[[Msg], Awaitable[None]]]] = []
-        self._live: list[Subscription] = []
+        self._numbers = itertools.count()
+        self._wanted: dict[int, tuple[str, Callable[[Msg], Awaitable[None]]]] = {}
+        self._live: dict[int, Subscription] = {}
         self._on_reconnect: list[Callable[[], None]] = []
         self._tasks = BackgroundTasks(_log_quietly)
         self._lost = asyncio.Event()
@@ -49,7 +53,9 @@ class NatsMessenger:
         self._last_error = ""
 
     @classmethod
-    async def from_environment(cls, environ: Mapping[str, str]) -> NatsMessenger:
+    async def from_environment(
+        cls, environ: Mapping[str, str], max_reconnects: int = FOR_EVER
+    ) -> NatsMessenger:
         """Connected to ``NATS_SERVER``, with ``NATS_AUTH_TOKEN`` or ``NATS_AUTH_USERNAME`` and ``_PASSWORD``.
 
         Raises QueueUnavailable when it cannot be reached within five seconds, PermanentError when it does
@@ -61,7 +67,7 @@ class NatsMessenger:
             options["token"] = token
         if user := environ.get("NATS_AUTH_USERNAME"):
             options |= {"user": user, "password": environ.get("NATS_AUTH_PASSWORD", "")}
-        messenger = cls(options)
+        messenger = cls(options, max_reconnects)
         await messenger.connect()
         return messenger
 
@@ -76,7 +82,10 @@ class NatsMessenger:
             # nats-py gives up for good on some errors of the server (a slow consumer, a late sign-in).
             if client is self._client and not self._is_closed:
                 self._lost.set()
-                self._tasks.spawn(self._connect_again())
+                if self._max_reconnects == 0 or isinstance(client.last_error, errors.NoServersError):
+                    self._give_up()
+                else:
+                    self._tasks.spawn(self._connect_again())
 
         try:
             async with asyncio.timeout(FIRST_CONNECT_TIMEOUT_S):
@@ -88,7 +97,7 @@ class NatsMessenger:
                     closed_cb=closed,
                     connect_timeout=1,
                     reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
-                    max_reconnect_attempts=-1,
+                    max_reconnect_attempts=self._max_reconnects,
                     ping_interval=PING_INTERVAL_S,
                     max_outstanding_pings=2,
                     # Without a connection a publish fails; it does not wait in a buffer.
@@ -102,9 +111,12 @@ class NatsMessenger:
         except asyncio.CancelledError:
             await client.close()  # else its socket stays open, half connected
             raise
-        client.options["allow_reconnect"] = True
+        client.options["allow_reconnect"] = self._max_reconnects != 0
         self._client = client
-        self._live = [await client.subscribe(subject, cb=handler) for subject, handler in self._wanted]
+        self._live = {
+            number: await client.subscribe(subject, cb=handler)
+            for number, (subject, handler) in list(self._wanted.items())
+        }
         await self._on_reconnected()
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -124,11 +136,27 @@ class NatsMessenger:
 
         await self.listen(subject, handle)
 
-    async def listen(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> None:
-        """Subscribe with a handler of whole NATS messages."""
+    async def listen(self, subject: str, handler: Callable[[Msg], Awaitable[None]]) -> int:
+        """Subscribe with a handler of whole NATS messages; return the number by which to ``unlisten``."""
         async with self.call() as client:
-            self._live.append(await client.subscribe(subject, cb=handler))
-            self._wanted.append((subject, handler))
+            number = next(self._numbers)
+            self._live[number] = await client.subscribe(subject, cb=handler)
+            self._wanted[number] = subject, handler
+            await self._round_trip(client)
+            return number
+
+    async def unlisten(self, number: int) -> None:
+        """End a subscription, also while the server is away."""
+        self._wanted.pop(number, None)
+        subscription = self._live.pop(number, None)
+        if subscription is not None:
+            with suppress(QueueUnavailable):
+                async with self.call():
+                    await subscription.unsubscribe()
+
+    async def round_trip(self) -> None:
+        """Return when the server has got everything sent so far."""
+        async with self.call() as client:
             await self._round_trip(client)
 
     async def queue(self, stream: str) -> WorkQueue:
@@ -144,7 +172,7 @@ class NatsMessenger:
         """
         if self.is_connected and self._client is not None:
             try:
-                for subscription in self._live:
+                for subscription in self._live.values():
                     await subscription.unsubscribe()
                 await self._round_trip(self._client, timeout_s=0.5)
             except (QueueUnavailable, OSError) as error:
@@ -163,9 +191,24 @@ class NatsMessenger:
         is_up = self._client is not None and self._client.is_connected
         return is_up and not self._lost.is_set() and not self._is_closed
 
-    def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call back after every later connect: what the old server promised is void."""
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after every later connect: what the old server promised is void. Return its end."""
         self._on_reconnect.append(callback)
+        return lambda: self._on_reconnect.remove(callback)
+
+    def tell(self, subject: str, payload: bytes = b"") -> None:
+        """Send the payload soon; nothing happens when the server is away."""
+
+        async def send() -> None:
+            async with self.call() as client:
+                await client.publish(subject, payload)
+
+        self._tasks.spawn(send())
+
+    @property
+    def most_bytes(self) -> int:
+        """The size of the largest message that the server takes, as far as is known."""
+        return int(self._client.max_payload) if self._client else 2**20
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Client]:
@@ -213,8 +256,12 @@ class NatsMessenger:
 
     async def _on_reconnected(self) -> None:
         self._lost = asyncio.Event()
-        for callback in self._on_reconnect:
+        for callback in list(self._on_reconnect):
             callback()
+
+    def _give_up(self) -> None:
+        self._last_error = f"it did not come back in {self._max_reconnects} attempts"
+        log.error("NATS is given up: %s", self._last_error)
 
     async def _connect_again(self) -> None:
         while not self._is_closed:

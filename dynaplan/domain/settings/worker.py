@@ -18,7 +18,7 @@ REAL_ENGINES = ("llamacpp", "vllm", "sglang", "trtllm")
 
 @dataclass(frozen=True)
 class ProcessSettings(Settings):
-    """Deadlines of a service's processes, in seconds."""
+    """Options of a service's processes: their deadlines, in seconds, and their patience with servers."""
 
     drain_deadline_s: float = option(
         600.0, "Seconds for a worker to finish its requests when it leaves; then it is killed", least=0
@@ -28,6 +28,9 @@ class ProcessSettings(Settings):
         "Seconds that the `/health` of a worker without registration may say nothing before its process is "
         "killed; 0 is never",
         least=0,
+    )
+    nats_max_reconnects: int = option(
+        -1, "Attempts to reach a NATS server that has gone, before it is given up; -1 is for ever", least=-1
     )
 
 

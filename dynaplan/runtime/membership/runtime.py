@@ -28,10 +28,12 @@ from dynaplan.foundation.signals import on_signals
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.box import Clock
+from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
 from dynaplan.ports.stores import Store
 from dynaplan.runtime.calls.endpoint_client import EndpointClient
 from dynaplan.runtime.calls.http_calls import worker_session
+from dynaplan.runtime.coordination.events import ComponentEvents
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint
 from dynaplan.runtime.life import HostedService, WorkerLife
@@ -59,13 +61,18 @@ class Runtime:
     clock: Clock
     token: str = field(repr=False)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
+    connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] = field(repr=False)
     host: str = "127.0.0.1"
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _lives: dict[asyncio.Task[Any], WorkerRuntime] = field(default_factory=dict, init=False)
     _watches: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    _plane: OnFirstUse[EventPlane] = field(init=False)
     _why: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._plane = OnFirstUse(self.connect_events)
 
     def namespace(self, name: str = "") -> RuntimeNamespace:
         """Return the namespace of that name, or the deployment's own."""
@@ -82,6 +89,13 @@ class Runtime:
         if namespace not in self._discoveries:
             self._discoveries[namespace] = OnFirstUse(lambda: self._follow(namespace))
         return await self._discoveries[namespace]()
+
+    async def event_plane(self) -> EventPlane:
+        """Return the connection by which events travel, made on first use.
+
+        Raises QueueUnavailable while the server does not answer; the next call tries again.
+        """
+        return await self._plane()
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -127,6 +141,7 @@ class Runtime:
         for discovery in self._discoveries.values():
             await discovery.close()
         await self._watches.cancel()
+        await self._plane.close()
         if self._session:
             await self._session.close()
 
@@ -173,6 +188,14 @@ class RuntimeComponent:
     def endpoint(self, name: str) -> RuntimeEndpoint:
         """Return the endpoint of that name, whether or not anybody serves it."""
         return RuntimeEndpoint(self, _checked(ENDPOINT_NAME, "endpoint", name))
+
+    async def events(self) -> ComponentEvents:
+        """Return the component's events, to be published and subscribed to.
+
+        Raises QueueUnavailable while the server does not answer; the next call tries again.
+        """
+        plane = await self.namespace.runtime.event_plane()
+        return ComponentEvents(plane, self.namespace.name, self.name)
 
     async def serve(self, handlers: Mapping[str, RequestHandler]) -> None:
         """Serve endpoints, name -> handler, as one instance: under one lease, which is its id.

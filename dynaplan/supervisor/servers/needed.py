@@ -1,6 +1,7 @@
 """The servers that a deployment needs: what is not needed is not started.
 
-etcd runs when it is the key-value store, and NATS when it is, or when prompts go through the prefill queue.
+etcd runs when it is the key-value store, and NATS when it is, when prompts go through the prefill queue, or
+when ``DYN_EVENT_PLANE`` says that events travel by it.
 A server that the environment names is used in the place of one of our own.
 """
 
@@ -17,6 +18,7 @@ from dynaplan import wiring
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.events import checked_event_plane
 from dynaplan.domain.settings.servers import (
     BACKEND_VARIABLE,
     ETCD,
@@ -72,6 +74,7 @@ def shared_servers(
 ) -> SharedServers:
     """Find the servers to start, and check the ones that the environment names; raises UserError."""
     backend = shared_backend(os.environ)
+    plane = checked_event_plane(os.environ)
     store_outlives = bool(os.environ.get(PLACES[backend]))
     has_own_nats = not os.environ.get(NATS_VARIABLE)
     if store_outlives:
@@ -85,7 +88,7 @@ def shared_servers(
         environment[FILE_VARIABLE] = str(_store_directory(places))
     if has_own_nats:
         environment[NATS_VARIABLE] = ""
-        if backend == NATS or has_prefill_queue(graph, config):
+        if NATS in (backend, plane) or has_prefill_queue(graph, config):
             started.append(embedded_nats(places.runtime_dir))
     for server in started:
         environment |= server.environment

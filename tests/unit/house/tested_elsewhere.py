@@ -9,7 +9,20 @@ TESTED_ELSEWHERE = {
     ],
     "attack/test_forgiven_crashes.py": ["serving/frontend/forgiving"],
     "attack/test_request_fields.py": ["adapters/engines/apis/vllm"],
-    "contract/test_queue.py": ["adapters/messaging/jetstream"],
+    "contract/test_events.py": [
+        "adapters/events/inbox",
+        "adapters/events/nats_groups",
+        "adapters/events/nats_reading",
+        "adapters/events/publishing",
+        "adapters/events/zmq_reading",
+    ],
+    "contract/test_events_outages.py": [
+        "adapters/events/nats_sending",
+        "adapters/events/nats_stream",
+        "adapters/events/zmq_announcing",
+        "adapters/events/zmq_publishing",
+    ],
+    "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
     "contract/test_store.py": [
         "adapters/stores/file/contents",
         "adapters/stores/file/directory",

@@ -1,0 +1,502 @@
+"""Event planes whose server is killed, frozen, wiped; and ZMQ whose store, sockets or publishers are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.events.memory import MemoryEventPlane
+from dynaplan.adapters.events.nats_plane import NatsEventPlane
+from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
+from dynaplan.adapters.events.zmq_sockets import curve_keys
+from dynaplan.adapters.messaging.nats import NatsMessenger
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.core.events.envelope import Envelope, frames_of
+from dynaplan.core.events.wires import OriginalWire
+from dynaplan.domain.errors import ConfigError, QueueUnavailable
+from dynaplan.domain.wire.event_channels import EventChannel
+from dynaplan.domain.wire.events import KEPT, Event, Start, Subject
+from dynaplan.ports.events import EventPlane, EventSubscription
+from tests.fakes.polling import eventually, lasting
+from tests.fakes.servers import Server
+
+SUBJECT = Subject("outage", "backend", "kv_cache_update")
+
+
+class Reader:
+    """Takes the events of a subscription."""
+
+    def __init__(self, subscription: EventSubscription) -> None:
+        self.events: list[Event] = []
+        self._task = asyncio.create_task(self._read(subscription))
+
+    async def _read(self, subscription: EventSubscription) -> None:
+        async for event in subscription:
+            self.events.append(event)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [event.payload for event in self.events]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [int(event.payload) for event in self.events]
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@pytest.fixture
+async def planes(nats: Server) -> AsyncIterator[Callable[..., object]]:
+    """Makes connections to a server of the test's own, and ends them."""
+    made: list[EventPlane] = []
+
+    async def connect(**options: object) -> NatsEventPlane:
+        made.append(plane := await NatsEventPlane.from_environment(nats.environment, **options))  # type: ignore[arg-type]
+        return plane
+
+    yield connect
+    for each in made:
+        await each.close()
+
+
+# NATS
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_what_is_published_while_the_server_is_away_is_sent_when_it_is_back(
+    nats: Server, planes: Callable[..., object], is_kept: bool
+) -> None:
+    publishing, reading = await planes(), await planes()
+    reader = Reader(await reading.subscribe(str(SUBJECT), KEPT if is_kept else Start()))
+    publisher = publishing.publisher(SUBJECT, is_kept=is_kept)
+    for round_ in range(3):
+        await publisher.publish(b"%d" % (2 * round_))
+        assert await publishing.flush(10)
+        await eventually(lambda expected=2 * round_ + 1: len(reader.events) == expected)
+        nats.kill()
+        await eventually(lambda: not publishing.is_connected and not reading.is_connected)
+        await publisher.publish(b"%d" % (2 * round_ + 1))
+        assert not await publishing.flush(0.1)
+        assert publishing.counts()["waiting"] == 1
+        await nats.start_again()
+        await eventually(lambda: is_kept or reading.is_connected)
+        assert await publishing.flush(20)
+        if is_kept:
+            await eventually(lambda expected=2 * round_ + 2: len(reader.events) == expected)
+    await eventually(lambda: reader.numbers == sorted(set(reader.numbers)))
+    if is_kept:
+        assert reader.numbers == list(range(6))
+    assert publishing.counts()["dropped"] == 0
+    await reader.stop()
+
+
+async def test_beyond_a_bound_the_oldest_are_dropped_and_counted_and_missed(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    publishing, reading = await planes(), await planes()
+    publisher = publishing.publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    assert await publishing.flush(10)
+    nats.kill()
+    await eventually(lambda: not publishing.is_connected)
+    for number in range(1, 17_000):
+        await publisher.publish(b"%d" % number)
+    dropped = publishing.counts()["dropped"]
+    assert dropped == 16_999 - 16_384
+    await nats.start_again()
+    assert await publishing.flush(30)
+    reader = Reader(await reading.subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: len(reader.events) == 17_000 - dropped)
+    assert [event.missed for event in reader.events if event.missed] == [dropped]
+    await reader.stop()
+
+
+async def test_of_ten_thousand_kept_events_with_random_outages_all_arrive_in_order(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    dice = random.Random(int(os.environ.get("DYNAPLAN_SEED", "12")))
+    reader = Reader(await (await planes()).subscribe(str(SUBJECT), KEPT))
+    publishers = [(plane := await planes(), plane.publisher(SUBJECT, is_kept=True)) for _ in range(2)]
+
+    async def publish() -> None:
+        for number in range(5000):
+            for _, publisher in publishers:
+                await publisher.publish(b"%d" % number)
+            if number % 20 == 0:
+                await asyncio.sleep(0.005)
+
+    publishing = asyncio.create_task(publish())
+    for fault in dice.sample(["kill", "freeze", "kill"], 3):
+        await lasting(dice.uniform(0.1, 0.4))
+        if fault == "kill":
+            nats.kill()
+            await lasting(dice.uniform(0.0, 0.3))
+            await nats.start_again()
+        else:
+            nats.freeze()
+            await lasting(dice.uniform(0.2, 3.0))
+            nats.thaw()
+    await publishing
+    for plane, _ in publishers:
+        assert await plane.flush(30)
+        assert plane.counts()["dropped"] == 0
+    await eventually(lambda: len(reader.events) >= 10_000)
+    for publisher_id in {event.publisher for event in reader.events}:
+        own = [int(event.payload) for event in reader.events if event.publisher == publisher_id]
+        assert own == list(range(5000))
+    assert {event.missed for event in reader.events} == {0}
+    await reader.stop()
+
+
+async def test_a_server_that_comes_back_empty_gets_its_stream_again_and_readers_go_on(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    publishing, reading = await planes(), await planes()
+    reader = Reader(await reading.subscribe(str(SUBJECT), KEPT))
+    publisher = publishing.publisher(SUBJECT, is_kept=True)
+    for number in range(10):
+        await publisher.publish(b"%d" % number)
+    await eventually(lambda: len(reader.events) == 10)
+    nats.kill()
+    nats.wipe()
+    await nats.start_again()
+    for number in range(10, 13):
+        await publisher.publish(b"%d" % number)
+    await eventually(lambda: len(reader.events) == 13)
+    assert reader.numbers == list(range(13))
+    assert {event.missed for event in reader.events} == {0}
+    await reader.stop()
+
+
+async def test_a_stream_that_somebody_deleted_is_made_again(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    publishing, reading = await planes(), await planes()
+    reader = Reader(await reading.subscribe(str(SUBJECT), KEPT))
+    publisher = publishing.publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    await eventually(lambda: reader.payloads == [b"0"])
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    async with messenger.call() as client:
+        await client.jsm().delete_stream("outage_backend_events")
+    await messenger.close()
+    await publisher.publish(b"1")
+    assert await publishing.flush(10)
+    await eventually(lambda: reader.payloads == [b"0", b"1"])
+    await reader.stop()
+
+
+async def test_a_stream_keeps_events_for_the_time_that_the_environment_says(nats: Server) -> None:
+    plane = await NatsEventPlane.from_environment({**nats.environment, "DYN_NATS_STREAM_MAX_AGE": "77"})
+    for event in ("stored", "removed"):
+        await plane.publisher(Subject("outage", "backend", event), is_kept=True).publish(b"x")
+    assert await plane.flush(10)
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    async with messenger.call() as client:
+        config = (await client.jsm().stream_info("outage_backend_events")).config
+    assert config.max_age == 77
+    assert config.subjects == ["outage.backend.removed", "outage.backend.stored"]
+    await messenger.close()
+    await plane.close()
+
+
+async def test_a_group_goes_on_after_a_restart_and_a_wipe(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    publishing = await planes()
+    member = await (await planes(ack_wait_s=1.0)).subscribe(str(SUBJECT), KEPT, "indexers")
+    publisher = publishing.publisher(SUBJECT, is_kept=True)
+    for number, is_wiped in enumerate((False, False, True, False)):
+        if number:
+            nats.kill()
+            if is_wiped:
+                nats.wipe()
+            await nats.start_again()
+        await publisher.publish(b"%d" % number)
+        async with asyncio.timeout(30):
+            event = await anext(member)
+            while event.payload != b"%d" % number:
+                event = await anext(member)  # what was acknowledged just before the server died
+        assert event.subject == str(SUBJECT)
+        await member.ack(event)
+
+
+async def test_a_plain_message_of_another_program_is_an_event_without_a_number(
+    nats: Server, planes: Callable[..., object]
+) -> None:
+    plane = await planes()
+    reader = Reader(await plane.subscribe(str(SUBJECT)))
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    for payload in (b"one", b"one"):
+        await messenger.publish(str(SUBJECT), payload)
+    await eventually(lambda: len(reader.events) == 2)
+    assert [(event.publisher, event.sequence, event.missed) for event in reader.events] == [(0, 0, 0)] * 2
+    await messenger.close()
+    await reader.stop()
+
+
+async def test_in_the_originals_form_what_is_no_envelope_is_named_once_and_skipped(
+    nats: Server, planes: Callable[..., object], caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = await planes(wire=OriginalWire())
+    reader = Reader(await plane.subscribe(str(SUBJECT)))
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    for _ in range(3):
+        await messenger.publish("namespace.outage.component.backend.kv-events", b"garbage")
+    await plane.publisher(SUBJECT, is_kept=True).publish(b"event")
+    await eventually(lambda: reader.payloads == [b"event"])
+    assert reader.events[0].subject == str(SUBJECT)
+    assert plane.counts()["unreadable"] == 3
+    assert caplog.text.count("skipping what is no event") == 1
+    kept = Reader(await plane.subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: kept.payloads == [b"event"])
+    await messenger.close()
+    await reader.stop()
+    await kept.stop()
+
+
+async def test_after_the_attempts_that_are_allowed_a_server_is_given_up(
+    nats: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient = await NatsMessenger.from_environment(nats.environment)
+    impatient = [await NatsMessenger.from_environment(nats.environment, most) for most in (0, 2)]
+    nats.kill()
+    await eventually(lambda: caplog.text.count("NATS is given up") == 2)
+    await nats.start_again()
+    await eventually(lambda: patient.is_connected)
+    for messenger in impatient:
+        with pytest.raises(QueueUnavailable, match="did not come back in"):
+            await messenger.publish("a", b"")
+        await messenger.close()
+    await patient.close()
+
+
+# ZMQ
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(SystemClock())
+
+
+@pytest.fixture
+async def zmq_planes(store: MemoryStore, runtime_dir: Path) -> AsyncIterator[Callable[..., ZmqEventPlane]]:
+    made: list[ZmqEventPlane] = []
+
+    def connect(directory: Path | None = runtime_dir, **options: object) -> ZmqEventPlane:
+        made.append(plane := ZmqEventPlane(store, directory, **options))  # type: ignore[arg-type]
+        return plane
+
+    yield connect
+    for each in made:
+        await each.close()
+
+
+async def test_a_store_that_is_away_or_wiped_costs_no_event(
+    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane]
+) -> None:
+    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    publisher = zmq_planes().publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    await eventually(lambda: reader.payloads == [b"0"])
+    store.is_available = False
+    await publisher.publish(b"1")
+    await eventually(lambda: reader.payloads == [b"0", b"1"])
+    store.is_available = True
+    store.wipe()
+    await publisher.publish(b"2")
+    await eventually(lambda: reader.payloads == [b"0", b"1", b"2"])
+    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: late.payloads == [b"0", b"1", b"2"])
+    assert {event.missed for event in reader.events + late.events} == {0}
+    await reader.stop()
+    await late.stop()
+
+
+async def test_a_publisher_that_ends_takes_its_announcement_back(
+    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane], runtime_dir: Path
+) -> None:
+    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    ending = zmq_planes(prefix="ns_VllmWorker")
+    await ending.publisher(SUBJECT, is_kept=True).publish(b"last")
+    await eventually(lambda: reader.payloads == [b"last"])
+    assert {name.partition(".")[0] for name in os.listdir(runtime_dir)} == {"ns_VllmWorker"}
+    await ending.close()
+    assert await store.list("v1/event_channels/") == ()
+    assert os.listdir(runtime_dir) == []
+    await zmq_planes().publisher(SUBJECT, is_kept=True).publish(b"next")
+    await eventually(lambda: reader.payloads == [b"last", b"next"])
+    await reader.stop()
+
+
+async def test_sockets_whose_directory_was_removed_are_opened_anew(
+    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "s"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setattr("dynaplan.adapters.events.zmq_plane.RESTORE_S", 0.1)
+    publisher = zmq_planes(directory).publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    for name in os.listdir(directory):
+        os.unlink(directory / name)
+    await eventually(lambda: len(os.listdir(directory)) == 2)
+    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    await publisher.publish(b"1")
+    await eventually(lambda: late.payloads == [b"0", b"1"])
+    await late.stop()
+
+
+async def test_without_a_directory_events_are_kept_until_there_is_one(
+    zmq_planes: Callable[..., ZmqEventPlane],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dynaplan.adapters.events.zmq_publishing.REOPEN_S", 0.05)
+    publisher = zmq_planes(tmp_path / "gone").publisher(SUBJECT, is_kept=True)
+    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    assert await publisher.publish(b"0") == 0
+    assert "no socket for events" in caplog.text
+    (tmp_path / "gone").mkdir(mode=0o700)
+
+    async def published() -> bool:
+        await publisher.publish(b"more")
+        return reader.payloads[:1] == [b"0"]
+
+    await eventually(published)
+    await reader.stop()
+
+
+async def test_a_directory_that_others_can_enter_is_refused(
+    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path
+) -> None:
+    os.chmod(tmp_path, 0o755)
+    with pytest.raises(ConfigError, match="is not private"):
+        await zmq_planes(tmp_path).publisher(SUBJECT, is_kept=True).publish(b"0")
+
+
+async def test_a_replay_buffer_that_was_overrun_is_told_as_missed(
+    zmq_planes: Callable[..., ZmqEventPlane],
+) -> None:
+    publisher = zmq_planes(most_kept=100).publisher(SUBJECT, is_kept=True)
+    for number in range(300):
+        await publisher.publish(b"%d" % number)
+    late = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: len(late.events) == 100)
+    assert late.numbers == list(range(200, 300))
+    assert late.events[0].missed == 200
+    await late.stop()
+
+
+async def test_over_tcp_only_a_process_with_the_token_reads_and_none_without_it_is_heard(
+    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane], caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = zmq_planes(None, host="127.0.0.1", token="secret").publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    friend = Reader(await zmq_planes(None, token="secret").subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: friend.payloads == [b"0"])
+    stranger = Reader(await zmq_planes(None, token="guess").subscribe(str(SUBJECT), KEPT))
+    nobody = Reader(await zmq_planes(None).subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: "cannot be read without the deployment's token" in caplog.text)
+    ((item,),) = [await store.list("v1/event_channels/")]
+    address = EventChannel.from_json(item.value).address
+    with zmq.Context() as context, context.socket(zmq.SUB) as plain, context.socket(zmq.SUB) as wrong:
+        plain.linger = wrong.linger = 0
+        wrong.curve_publickey, wrong.curve_secretkey = zmq.curve_keypair()
+        wrong.curve_serverkey = curve_keys("another")[0]
+        for socket in (plain, wrong):
+            socket.subscribe(b"")
+            socket.connect(address)
+        for number in range(1, 10):
+            await publisher.publish(b"%d" % number)
+            await lasting(0.05)
+        assert not plain.poll(0)
+        assert not wrong.poll(0)
+    await eventually(lambda: friend.numbers == list(range(10)))
+    assert stranger.events == nobody.events == []
+    for reader in (friend, stranger, nobody):
+        await reader.stop()
+
+
+async def test_tcp_without_a_token_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ConfigError, match="events over TCP need a token"):
+        ZmqEventPlane(store, host="127.0.0.1")
+
+
+async def test_over_zmq_what_is_no_event_or_of_another_publisher_is_named_once_and_skipped(
+    store: MemoryStore,
+    zmq_planes: Callable[..., ZmqEventPlane],
+    runtime_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = f"ipc://{runtime_dir}/other"
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.linger = 0
+        socket.bind(address)
+        channel = EventChannel("outage", "backend", "generate", "kv_cache_update", 7, address)
+        await store.put(channel.key, channel.to_json())
+        await store.put("v1/event_channels/namespace/outage/component/backend/x", "no channel")
+        reader = Reader(await zmq_planes().subscribe(str(SUBJECT)))
+
+        def heard() -> bool:
+            topic = b"kv_cache_update"
+            socket.send_multipart([topic, b"garbage"])
+            socket.send_multipart(frames_of(Envelope(8, 0, 0, topic.decode(), b"forged")))
+            socket.send_multipart(frames_of(Envelope(7, 0, 0, topic.decode(), b"event")))
+            return bool(reader.events)
+
+        await eventually(heard)
+        await eventually(lambda: set(reader.payloads) == {b"event"})
+    assert "no channel" not in caplog.text
+    assert caplog.text.count("it has 2 frames") == 1
+    assert caplog.text.count("it is of another publisher") == 1
+    assert caplog.text.count("ignoring an event channel") == 1
+    await reader.stop()
+
+
+async def test_a_request_that_is_none_does_not_disturb_a_publisher(
+    store: MemoryStore, zmq_planes: Callable[..., ZmqEventPlane]
+) -> None:
+    publisher = zmq_planes().publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    await eventually(lambda: store.list("v1/event_channels/"))
+    ((item,),) = [await store.list("v1/event_channels/")]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(EventChannel.from_json(item.value).replay)
+        for frames in ([b""], [b"", b"\xff"], [b"", b"\x81\xa4from\xa1x"], [b"x"] * 9):
+            socket.send_multipart(frames)
+    reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: reader.payloads == [b"0"])
+    await reader.stop()
+
+
+# Memory
+
+
+async def test_the_plane_in_memory_can_be_away() -> None:
+    plane = MemoryEventPlane()
+    publisher = plane.publisher(SUBJECT, is_kept=True)
+    plane.is_available = False
+    for _ in range(20_000):
+        await publisher.publish(b"x")
+    assert plane.counts()["waiting"] == 16_384
+    assert plane.counts()["dropped"] == 20_000 - 16_384
+    with pytest.raises(QueueUnavailable):
+        await plane.subscribe(str(SUBJECT))
+    plane.is_available = True
+    assert await plane.flush(10)
+    reader = Reader(await plane.subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: len(reader.events) == 16_384)
+    assert reader.events[0].missed == 20_000 - 16_384
+    await reader.stop()
+    await plane.close()
