@@ -182,13 +182,19 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
 
 def _check_names(options: ProfileOptions) -> None:
     """Raise ConfigError for an option that no service has, before anything is started."""
-    from dynaplan.profiler.measured_config import Phase, measured_config
+    from dynaplan.domain.errors import ConfigError
+    from dynaplan.profiler.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
     from dynaplan.sdk.config import validate_config
     from dynaplan.sdk.graph import load_graph
 
     graph = load_graph(options.graph, Path.cwd())
-    for phase in Phase:
-        validate_config(graph, measured_config(options.config, phase, 1))
+    validate_config(graph, measured_config(options.config, Phase.DECODE, 1))
+    try:
+        validate_config(graph, measured_config(options.config, Phase.PREFILL, 1))
+    except ConfigError as error:
+        # The decode worker's own section is right: this one has the settings of the PrefillWorker.
+        fault = error.args[0].replace(f"{WORKER}.", f"{PREFILL_WORKER}.", 1)
+        raise ConfigError(fault, hint=error.hint) from error
 
 
 def _run(options: ProfileOptions, progress: ProfileProgress) -> Profiled | None:

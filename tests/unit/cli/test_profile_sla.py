@@ -11,6 +11,7 @@ import pytest
 
 from dynaplan.cli import profile_sla
 from dynaplan.cli.profile_sla import ProfileProgress
+from dynaplan.domain.errors import ConfigError
 from dynaplan.foundation.progress import ProgressLine
 
 
@@ -46,3 +47,12 @@ def test_points_are_counted_on_standard_error_and_lines_told_on_standard_output(
         "decode TP1: 2 of 3 points measured, about 00:10 left",
     ]
     assert capsys.readouterr().out == "a point is left out\n"
+
+
+@pytest.mark.parametrize("service", ["VllmWorker", "PrefillWorker"])
+def test_a_wrong_option_is_told_with_the_service_that_has_it(service: str) -> None:
+    sections = {"VllmWorker": {"engine": "sim"}, "PrefillWorker": {"engine": "sim"}}
+    sections[service]["jitter"] = "much"
+    options: Any = SimpleNamespace(graph="graphs.agg:Frontend", config=sections)
+    with pytest.raises(ConfigError, match=rf"^{service}\.jitter = 'much': expected a number"):
+        profile_sla._check_names(options)
