@@ -21,7 +21,7 @@ from dynaplan.cli.scaling.asking import (
     parse_count,
     settled,
 )
-from dynaplan.cli.scaling.counts import WrittenCounts, published_fleet, write_counts
+from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.lifecycle import Role
@@ -104,13 +104,14 @@ async def _scale(
     store = wiring.connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
+        left_out = await left_out_gpus(store, found.namespace)
 
         def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
             wanted, after = settled(asked, hold, now, holds)
             if not is_confirmed:
                 check_answered(wanted, after if hold else RoleHolds())
             if fleet:
-                check_gpus(fleet, wanted)
+                check_gpus(fleet, wanted, left_out)
             if fleet and settings and hold:
                 check_budget(settings, fleet, after)
             return wanted, after

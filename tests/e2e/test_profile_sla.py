@@ -212,7 +212,10 @@ def test_llamacpp_is_measured_for_real(profiler: Profiler, tmp_path: Path) -> No
         (("--config", "disagg.yaml", "--isl", "90000"), "more than a context of"),
         (("--config", "disagg.yaml", "--gpus", "0"), "Expected at least 1"),
         (("--config", "disagg.yaml", "--VllmWorker.profil=x"), "profil"),
-        (("--config", "disagg.yaml", "--PrefillWorker.jitter=7"), "Error: PrefillWorker.jitter = 7: expected"),
+        (
+            ("--config", "disagg.yaml", "--PrefillWorker.jitter=7"),
+            "Error: PrefillWorker.jitter = 7: expected",
+        ),
     ],
 )
 def test_input_that_cannot_work_is_told_and_nothing_is_left(

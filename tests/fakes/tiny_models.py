@@ -31,12 +31,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_gguf(directory: Path) -> Path:
-    """Write ``tiny.gguf`` there; the same bytes every time."""
+def split_gguf(directory: Path) -> list[Path]:
+    """Write the same model in parts, ``tiny-00001-of-0000N.gguf`` and so on; return them in order."""
+    tiny_gguf(directory, split_max_tensors=10)
+    return sorted(directory.glob("tiny-*-of-*.gguf"))
+
+
+def tiny_gguf(directory: Path, **options: Any) -> Path:
+    """Write ``tiny.gguf`` there; the same bytes every time. ``options`` are the writer's."""
     import gguf
 
     path = directory / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", **options)
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(WIDTH)

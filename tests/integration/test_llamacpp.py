@@ -28,6 +28,7 @@ from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
 from tests.fakes.llama_server import write_program
 from tests.fakes.polling import eventually
+from tests.fakes.tiny_models import split_gguf
 
 CHAT = "/v1/chat/completions"
 WHOLE = {"temperature": 0, "seed": 1, "ignore_eos": True}
@@ -54,6 +55,18 @@ async def pair(start_worker: StartWorker) -> tuple[Worker, Worker]:
         await start_worker("prefill", parallel=2),
         await start_worker("decode", parallel=2, remote_prefill=True),
     )
+
+
+async def test_a_model_in_several_files_is_loaded_by_the_first(
+    start_worker: StartWorker, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    first, *others = split_gguf(tmp_path)
+    assert len(others) > 1
+    split = await start_worker(model=str(first))
+    whole = await start_worker()
+    answers = [await each.ask({"prompt": "hi", "max_tokens": 8, **WHOLE}) for each in (split, whole)]
+    assert [status for status, _ in answers] == [200, 200]
+    assert answers[0][1]["choices"] == answers[1][1]["choices"]
 
 
 def chat(text: str, tokens: int = 8) -> dict[str, Any]:

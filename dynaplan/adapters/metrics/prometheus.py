@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +34,9 @@ TIMEOUT_S = 5.0
 
 FEWEST_SAMPLES = 2
 """The number of scrapes in an interval from which on the growth of a counter is known."""
+
+LARGEST_COUNT = 1e15
+"""The largest growth of a counter in an interval, in requests, tokens or seconds, that is believed."""
 
 ALWAYS_THERE = "model_ready"
 """A gauge that a frontend has before its first request: it tells a quiet one from one that is not scraped."""
@@ -119,13 +121,13 @@ class PrometheusTraffic:
         try:
             for series in data["result"]:
                 labels, value = series["metric"], float(series["value"][1])
-                if math.isfinite(value):
+                if 0 <= value <= LARGEST_COUNT:
                     part = REQUESTS if labels["is"] == REFUSED else labels["is"]
                     le = labels.get("le", "")
                     if le == "" or is_bound(le):
                         counts[part, le] = counts.get((part, le), 0.0) + value
                 is_unlabelled |= not labels.get(NAMESPACE)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError(f"an answer without {error}") from None
         if is_unlabelled and not self._has_told_unlabelled:
             self._has_told_unlabelled = True

@@ -137,13 +137,20 @@ def check_answered(counts: Mapping[Role, int], holds: RoleHolds) -> None:
         )
 
 
-def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int]) -> None:
-    """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for."""
+def check_gpus(fleet: FleetCounts, counts: Mapping[Role, int], left_out: Sequence[str] = ()) -> None:
+    """Raise CapacityError when all GPUs of the box are too few; GPUs that are in use now are waited for.
+
+    ``left_out`` says which GPUs of the box are not among them, and why.
+    """
     need = counts.get(Role.PREFILL, fleet.prefill.present) * fleet.prefill.gpus
     need += counts.get(Role.DECODE, fleet.decode.present) * fleet.decode.gpus
     if need > fleet.gpus_total:
+        others = "".join(f"\n  {line}: left out" for line in left_out)
         raise CapacityError(
-            f"that needs {need:g} GPUs, and there are {fleet.gpus_total}", hint="Ask for fewer workers."
+            f"that needs {need:g} GPUs, and there are {fleet.gpus_total}{others}",
+            hint="Ask for fewer workers, or end what uses the others."
+            if others
+            else "Ask for fewer workers.",
         )
 
 

@@ -12,7 +12,13 @@ from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.scaling import (
+    COUNT_KEYS,
+    GPUS_LEFT_OUT,
+    DesiredCounts,
+    fleet_key,
+    planner_prefix,
+)
 from dynaplan.domain.wire.documents import parse_object
 from dynaplan.domain.wire.store import Transaction
 
@@ -91,3 +97,13 @@ async def published_fleet(store: KeyValueStore, namespace: str) -> FleetCounts |
         return FleetCounts.from_json(parse_object(item.value)) if item else None
     except ValueError:
         return None
+
+
+async def left_out_gpus(store: KeyValueStore, namespace: str) -> tuple[str, ...]:
+    """Return a line for each reason for which GPUs of the box are left out, as the plugin publishes them."""
+    item = await store.get(fleet_key(namespace))
+    try:
+        lines = parse_object(item.value).get(GPUS_LEFT_OUT) if item else None
+    except ValueError:
+        lines = None
+    return tuple(map(str, lines)) if isinstance(lines, list) else ()

@@ -13,6 +13,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.typed import check_types
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class DecisionRecord:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
         """Read the form of ``to_json``; raises KeyError, TypeError or ConfigError when it is not one."""
-        return cls(
+        record = cls(
             wall_time=document["wall_time"],
             settings=PlannerSettings.from_options(document["settings"]),
             state=PlannerState.from_json(document["state"]),
@@ -127,6 +128,8 @@ class DecisionRecord:
             decision=Decision.from_json(document["decision"]),
             next_state=PlannerState.from_json(document["next_state"]),
         )
+        check_types(record)
+        return record
 
 
 def fingerprint(settings: PlannerSettings) -> str:

@@ -30,6 +30,10 @@ def fleet_key(namespace: str) -> str:
     return f"v1/{namespace}/fleet"
 
 
+GPUS_LEFT_OUT = "gpus_left_out"
+"""The field of the published fleet with a line for each reason for which GPUs are not among its total."""
+
+
 @dataclass(frozen=True)
 class DesiredCounts:
     """One scaling decision as it travels; -1 is "not set"."""

@@ -65,11 +65,17 @@ class FleetGpus:
         GPUs that other programs use are left out. The ones of other deployments are not: they come and go
         as those scale.
         """
+        return len(self._inventory) - len(self._left_out(fleet))
+
+    def left_out(self, fleet: Sequence[Worker]) -> list[str]:
+        """Return a line for each reason for which GPUs are left out of ``total``."""
+        return by_reason(self._left_out(fleet), self._inventory)
+
+    def _left_out(self, fleet: Sequence[Worker]) -> dict[int, str]:
         held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
-        left_out = self._busy(fleet).keys() - held - self._claimed.keys()
-        if self._memory:
-            left_out = {index for index in left_out if not self._memory.is_being_freed(index)}
-        return len(self._inventory) - len(left_out)
+        busy, memory = self._busy(fleet), self._memory
+        others = busy.keys() - held - self._claimed.keys()
+        return {index: busy[index] for index in others if not (memory and memory.is_being_freed(index))}
 
     def _busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
         return self._memory.busy(fleet) if self._memory else {}

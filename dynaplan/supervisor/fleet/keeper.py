@@ -30,6 +30,7 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
+from dynaplan.domain.planning.scaling import GPUS_LEFT_OUT
 from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
@@ -283,8 +284,9 @@ class FleetKeeper:
             if not first.keys() <= self._kept().keys():
                 link.decide_first(first)
             return
-        gpus = self._gpus.total(tuple(self._workers.values()))
-        document = fleet_document(graph, self._workers, gpus) | {"waiting": self._waits.reasons}
+        workers = tuple(self._workers.values())
+        document = fleet_document(graph, self._workers, self._gpus.total(workers))
+        document |= {"waiting": self._waits.reasons, GPUS_LEFT_OUT: self._gpus.left_out(workers)}
         document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})

@@ -123,8 +123,8 @@ def _check_gguf(model: str, path: Path) -> None:
     version = int.from_bytes(header[4:8], "little")
     if len(header) < GGUF_HEADER_BYTES or version not in GGUF_VERSIONS:
         raise _wrong(model, "is no whole GGUF file", f"{expected} Was it copied to its end?")
-    _check_parts(model, path)
-    _check_whole(model, path)
+    for part in _parts(model, path):
+        _check_whole(str(part), part)
 
 
 def _check_whole(model: str, path: Path) -> None:
@@ -135,17 +135,21 @@ def _check_whole(model: str, path: Path) -> None:
         raise _wrong(model, fault, "Copy it, or pull it, again.")
 
 
-def _check_parts(model: str, path: Path) -> None:
-    """Raise ConfigError for a split model unless this is its first file and all the others are there."""
+def _parts(model: str, path: Path) -> list[Path]:
+    """Return the files of a model: of one that is split all parts; llama.cpp finds them by the first.
+
+    Raises ConfigError unless this is the first part and all the others are there.
+    """
     part = GGUF_PART.fullmatch(path.name)
     if part is None:
-        return
+        return [path]
     names = [f"{part['stem']}-{n:05}-of-{part['count']}.gguf" for n in range(1, int(part["count"]) + 1)]
     if path.name != names[0]:
         raise _wrong(model, "is not the first of its parts", f"Name {path.with_name(names[0])}.")
     missing = [name for name in names if not path.with_name(name).exists()]
     if missing:
         raise _wrong(model, f"lacks {len(missing)} of its parts", f"There is no {', '.join(missing)}.")
+    return [path.with_name(name) for name in names]
 
 
 def _check_directory(engine: str, model: str, path: Path) -> None:

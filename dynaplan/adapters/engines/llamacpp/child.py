@@ -23,12 +23,18 @@ from typing import Any
 EXIT_USAGE = 2
 """The exit code for a wrong command line."""
 
+LONGEST_CODE = 3
+"""Digits of an exit code."""
+
 
 def main(words: Sequence[str]) -> int:
     """Serve until a signal ends the process; returns the exit code when the server cannot start."""
     import xllamacpp
 
-    exit_unloaded, *fields = words
+    exit_unloaded, *fields = words or ("",)
+    if not (exit_unloaded.isascii() and exit_unloaded.isdecimal() and len(exit_unloaded) <= LONGEST_CODE):
+        print(f"the first word is {exit_unloaded!r}: expected an exit code", file=sys.stderr)
+        return EXIT_USAGE
     params = xllamacpp.CommonParams()
     if key := os.environ.get("LLAMA_API_KEY"):
         params.api_keys = [key]
@@ -36,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         name, _, value = field.removeprefix("--").partition("=")
         try:
             set_field(params, name, json.loads(value))
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             print(f"llama.cpp does not take {field}: {error!r}", file=sys.stderr)
             return EXIT_USAGE
     try:

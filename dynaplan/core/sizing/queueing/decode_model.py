@@ -125,10 +125,15 @@ profiles, three shapes, 50 to 85 % load: the 95th percentile of the ITL is 0.93 
 one (mean 1.00); with a factor of 1 it is 0.91 in the mean, with 3 it is 1.07."""
 
 MARGIN = 1.1
-"""Factor on the deviation of the ITL. Measured: with it the ITL of engine models is seldom underrated."""
+"""Factor on the deviation of the ITL, so that the model errs upwards. Measured on 48 pools (``tests.bench
+sla``: two profiles, three shapes, 1 and 3 workers, 30 to 85 % load), predicted over simulated 95th percentile
+of the ITL: 0.97 to 1.28, mean 1.05, 8 % of the pools underrated; aggregated 0.95 to 1.26, mean 1.07, 17 %.
+With 1 they are 35 % and 27 %, the lowest 0.96 and 0.92; with 1.2 both 6 %, the means 1.06 and 1.10."""
 
 WAIT_MARGIN = 1.2
-"""Factor on mean and deviation of a prompt's wait on an aggregated worker, for the same reason."""
+"""Factor on mean and deviation of a prompt's wait on an aggregated worker, for the same reason. On the same
+pools, 95th percentile of the TTFT: 0.87 to 1.92, mean 1.23, and 25 % underrated. With 1 that is 0.76 to 1.70,
+mean 1.12, 42 %; with 1.4 it is 0.95 to 2.15, mean 1.33, 10 %."""
 
 
 class DecodeBatch:

@@ -82,16 +82,22 @@ from dynaplan.core.sizing.queueing.waiting import gamma_tail, probability_of_wai
 from dynaplan.core.sizing.queueing.workload import Prompts, WorkerKind
 
 MARGIN = 1.15
-"""Factor on mean and deviation of the near and of the far wait. Measured: with it the wait of engine models
-is seldom underrated."""
+"""Factor on mean and deviation of the near and of the far wait. Too few workers break a promise and one too
+many costs a GPU, so the model is to err upwards. Measured on 48 pools (``tests.bench sla``: two profiles,
+three shapes, 1 and 3 workers, 30 to 85 % load), predicted over simulated 95th percentile of the prefill's
+time: 0.91 to 1.32, mean 1.12, and 12 % of the pools underrated. With 1 that is 0.80 to 1.17, mean 1.02, 35 %;
+with 1.3 it is 1.01 to 1.47, mean 1.21, none."""
 
 NEGLIGIBLE = 1e-4
 """Chance Q below which it counts as 0."""
 
 ROUNDS = 12
-"""Rounds of the fixed point of the batch n. Where C is near 1 it is nearly neutral, n = n + exp(-n), and the
-rounds end too early: the mean time is then right to 1 % with K = 4, but 0.9 times that of the solution with
-K = 16 at 90 % utilisation, and 0.7 times at 97 % (measured against 400 rounds)."""
+"""Rounds of the fixed point of the batch n. Each halves the distance to it, so twelve leave 1/4096 of it;
+on the 48 pools of ``MARGIN`` 24 and 400 rounds predict the same to two digits, and 3 differ by 0.02 at most.
+Where C is near 1 the point is nearly neutral, n = n + exp(-n), and the rounds end too early: the mean time is
+then right to 1 % with K = 4, but 0.9 times that of the solution with K = 16 at 90 % utilisation, and 0.7
+times at 97 % (measured against 400 rounds). More rounds would make every size slower for that corner, in
+which the model says too much anyway (above)."""
 
 
 class PrefillWaiting:

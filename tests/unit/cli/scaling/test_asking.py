@@ -123,6 +123,8 @@ def test_more_gpus_than_the_box_has_are_refused() -> None:
     check_gpus(FLEET, {Role.DECODE: 3})
     with pytest.raises(CapacityError, match="needs 9 GPUs, and there are 8"):
         check_gpus(FLEET, {Role.DECODE: 4})
+    with pytest.raises(CapacityError, match="there are 8\n  GPU 2: 71 of 80 GB in use: left out\n  Ask"):
+        check_gpus(FLEET, {Role.DECODE: 4}, ["GPU 2: 71 of 80 GB in use"])
 
 
 def test_a_hold_above_the_planners_gpu_budget_is_refused_with_the_option() -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.cli.scaling.counts import held_in, published_fleet, write_counts
+from dynaplan.cli.scaling.counts import held_in, left_out_gpus, published_fleet, write_counts
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import Hold, RoleHolds
@@ -90,6 +90,16 @@ async def test_the_published_fleet_is_read_and_a_spoilt_one_is_none(store: Memor
     fleet = await published_fleet(store, "ns")
     assert fleet
     assert fleet.gpus_total == 8
+
+
+async def test_gpus_that_are_left_out_are_read_with_the_reason(store: MemoryStore) -> None:
+    for text, lines in (
+        ("[]", ()),
+        ('{"gpus_left_out": 5}', ()),
+        ('{"gpus_left_out": ["GPU 2: x"]}', ("GPU 2: x",)),
+    ):
+        await store.put("v1/ns/fleet", text)
+        assert await left_out_gpus(store, "ns") == lines
 
 
 def test_the_statefile_tells_holds_when_the_store_does_not_answer() -> None:

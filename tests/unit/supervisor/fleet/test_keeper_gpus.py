@@ -40,6 +40,7 @@ async def test_gpus_that_others_use_are_passed_over_and_not_planned_with(tmp_pat
     await box.started()
     assert {worker.gpus for worker in box.keeper.workers.values()} == {(), (1,), (3,)}
     assert box.link.fleet["gpus_total"] == 2
+    assert box.link.fleet["gpus_left_out"] == [f"GPU 0,2: {IN_USE}"]
     box.link.counts = DesiredCounts(1, 2, 1, 0)
     await box.settle()
     assert f"GPU 0,2: {IN_USE}" in box.link.fleet["waiting"]["VllmWorker"]

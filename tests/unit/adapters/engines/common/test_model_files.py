@@ -10,6 +10,7 @@ import pytest
 
 from dynaplan.adapters.engines.common.model_files import absolute_path, check_model, public_name
 from dynaplan.domain.errors import ConfigError
+from tests.fakes.tiny_models import split_gguf
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 """The least that a GGUF file has: magic, version, and two counts."""
@@ -114,6 +115,14 @@ def test_of_a_split_model_the_first_part_is_named_and_all_are_there(tmp_path: Pa
     second.write_bytes(HEADER)
     assert check_model("llamacpp", str(first)) == []
     assert f"Name {first}." in refusal("llamacpp", str(second))
+
+
+def test_every_part_of_a_split_model_is_checked_to_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    first, *others = split_gguf(tmp_path)
+    assert check_model("llamacpp", str(first)) == []
+    others[-1].write_bytes(others[-1].read_bytes()[:-100])
+    assert f"model is '{others[-1]}', which is cut off" in refusal("llamacpp", str(first))
 
 
 @pytest.mark.parametrize(
