@@ -7,11 +7,15 @@ import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import Route
+from dynaplan.runtime.listening.acceptor import Acceptor
+from dynaplan.runtime.listening.connections import ConnectionLimits
+from dynaplan.runtime.listening.limited_runner import LimitedRunner
 from dynaplan.runtime.named_requests import name_response
 
 log = logging.getLogger(__name__)
@@ -55,18 +59,18 @@ class WorkerServer:
 
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
-    finishing may need them. One that ``leaves_port`` stops listening then too, so that the kernel gives new
-    connections to the others that share its port.
+    finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
+    then too, so that the kernel gives new connections to the others that share its port.
     """
 
-    def __init__(self, listen_on: socket.socket, token: str, *, leaves_port: bool = False) -> None:
+    def __init__(self, listen_on: socket.socket, token: str, limits: ConnectionLimits | None = None) -> None:
         self._socket = listen_on
         self.url = _url(listen_on)
-        self._leaves_port = leaves_port
+        self._limits = limits
         self._credentials = f"Bearer {token}".encode() if token else b""
         self._table = web.UrlDispatcher()
         self._runner: web.AppRunner | None = None
-        self._site: web.SockSite | None = None
+        self._acceptor: Acceptor | None = None
         self.in_flight = InFlight()
         self.is_draining = False
 
@@ -77,16 +81,17 @@ class WorkerServer:
         # An application's own router takes nothing more once it serves.
         app.router.add_route("*", "/{path:.*}", self._dispatch)
         app.on_response_prepare.append(name_response)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            handler_cancellation=True,
-            keepalive_timeout=IDLE_CONNECTION_S,
-            shutdown_timeout=0.5,
-        )
+        options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "shutdown_timeout": 0.5}
+        if self._limits:
+            self._runner = limited = LimitedRunner(app, self._limits, **options)
+            await limited.setup()
+            assert limited.client_server
+            self._acceptor = Acceptor(self._socket, limited.client_server.welcome, is_alone=False)
+            self._acceptor.start()
+            return
+        self._runner = web.AppRunner(app, keepalive_timeout=IDLE_CONNECTION_S, **options)
         await self._runner.setup()
-        self._site = web.SockSite(self._runner, self._socket, backlog=BACKLOG)
-        await self._site.start()
+        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
 
     def add(self, routes: Sequence[Route]) -> None:
         """Serve these routes too, from now on."""
@@ -96,11 +101,13 @@ class WorkerServer:
     async def drain(self) -> None:
         """Refuse new work from now on."""
         self.is_draining = True
-        if self._leaves_port and self._site:
-            await self._site.stop()
+        if self._acceptor:
+            await self._acceptor.stop()
 
     async def stop(self) -> None:
         """Close every connection, and with it whatever is still in flight."""
+        if self._acceptor:
+            await self._acceptor.stop()
         if self._runner:
             await self._runner.cleanup()
         self._socket.close()

@@ -109,6 +109,7 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
     from dynaplan import wiring
     from dynaplan.foundation.sockets import bound_socket, socket_of_stdin
     from dynaplan.runtime.life import WorkerLife
+    from dynaplan.runtime.listening.connections import ConnectionLimits
     from dynaplan.runtime.server import WorkerServer
     from dynaplan.worker.hosting import Host
 
@@ -129,7 +130,7 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
 
     def public() -> WorkerServer:
         listen_on = inherited or bound_socket(surroundings.host, surroundings.port, is_shared=True)
-        return WorkerServer(listen_on, surroundings.api_key, leaves_port=True)
+        return WorkerServer(listen_on, surroundings.api_key, ConnectionLimits(option="ulimit -n"))
 
     host = Host(service, runtime)
     deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from dynaplan.foundation.sockets import bound_socket
 from dynaplan.runtime.client import DependencyClient, worker_session
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
+from dynaplan.runtime.listening.connections import ConnectionLimits
 from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer
 from tests.fakes.polling import eventually
 from tests.fakes.store import FakeStore
@@ -358,7 +360,7 @@ async def test_a_public_endpoint_streams_text_as_it_is_and_other_items_as_lines_
         yield "Frontend: "
         yield {"a": 1}
 
-    server = WorkerServer(bound_socket("127.0.0.1", 0, is_shared=True), "", leaves_port=True)
+    server = WorkerServer(bound_socket("127.0.0.1", 0, is_shared=True), "", ConnectionLimits())
     await server.start([public_route(ServedEndpoint("generate", mixed))])
     async with aiohttp.ClientSession() as user:
         async with user.post(f"{server.url}/generate", json={"text": "test"}) as response:
@@ -368,3 +370,48 @@ async def test_a_public_endpoint_streams_text_as_it_is_and_other_items_as_lines_
             async with aiohttp.ClientSession() as other:
                 await other.post(f"{server.url}/generate", json={})
     await server.stop()
+
+
+@asynccontextmanager
+async def public_server(limits: ConnectionLimits) -> AsyncIterator[WorkerServer]:
+    """A server of public endpoints, whose clients nobody knows."""
+    server = WorkerServer(bound_socket("127.0.0.1", 0), "", limits)
+    await server.start([public_route(ServedEndpoint("large", Backend().large))])
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def raw(server: WorkerServer, sent: bytes) -> bytes:
+    """What a client that sends these bytes, and no more, is answered until its connection is closed."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+async def test_slow_headers_and_idle_connections_of_public_endpoints_are_ended(plant: Plant) -> None:
+    async with public_server(ConnectionLimits(head_s=0.1)) as server:
+        assert (await raw(server, b"POST /large HTTP/1.1\r\nHost:")).startswith(b"HTTP/1.1 408 ")
+    async with public_server(ConnectionLimits(idle_s=0.1)) as server:
+        head = b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        answer = await raw(server, head + b"Content-Length: 1\r\n\r\n5")
+        assert answer.startswith(b"HTTP/1.1 200 OK") and b"xxxxx" in answer
+        async with plant.session.post(f"{server.url}/large", json=7) as response:
+            assert await response.text() == "xxxxxxx"
+
+
+async def test_more_connections_to_public_endpoints_than_allowed_are_answered_503() -> None:
+    async with public_server(ConnectionLimits(most=1, option="ulimit -n")) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        _, busy = await asyncio.open_connection(host, int(port))
+        busy.write(b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1")
+        await eventually(lambda: server.in_flight.count == 1)
+        answer = await raw(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"no more may be (ulimit -n)" in answer
+        busy.close()

@@ -52,12 +52,16 @@ MOST_LINGERING = 100
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The limits that can be set. Times are in seconds; ``most`` 0 is as many as descriptors allow."""
+    """The limits that can be set. Times are in seconds; ``most`` 0 is as many as descriptors allow.
+
+    ``option`` raises ``most``: it is named in a refusal.
+    """
 
     most: int = 0
     idle_s: float = 75.0
     write_s: float = 60.0
     head_s: float = HEAD_WITHIN_S
+    option: str = "Frontend.max-connections"
 
     @property
     def most_connections(self) -> int:
@@ -232,9 +236,7 @@ class ClientServer(web.Server):
     def _refuse(self, connection: socket.socket) -> None:
         self._refused += 1
         self.closed("too_many_connections")
-        message = (
-            f"{self._most} connections are open, and no more may be (Frontend.max-connections). Try again."
-        )
+        message = f"{self._most} connections are open, and no more may be ({self._limits.option}). Try again."
         with suppress(OSError):
             connection.setblocking(False)
             connection.send(raw_answer(503, message, "too_many_connections"))
