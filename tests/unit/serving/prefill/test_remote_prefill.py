@@ -23,7 +23,7 @@ from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
 from dynaplan.serving.prefill import remote_prefill
 from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
-from tests.fakes.polling import eventually
+from tests.fakes.polling import PATIENCE_S, eventually
 
 ON = DisaggregationSettings(is_on=True)
 PREFILL_WORKER = Instance("ns", "PrefillWorker", "generate", 7, "http://127.0.0.1:9", "ns_PrefillWorker")
@@ -39,7 +39,7 @@ class Scene:
     placed: list[str] = field(default_factory=list)
 
     async def take(self) -> tuple[WorkItem, RemotePrefillRequest]:
-        item = await self.queue.get(5.0)
+        item = await self.queue.get(PATIENCE_S)
         assert item
         return item, RemotePrefillRequest.from_json(item.payload)
 
@@ -190,7 +190,8 @@ async def test_a_client_that_leaves_withdraws_its_work() -> None:
         await eventually(lambda: _is_empty(here.queue))
 
 
-async def test_while_the_queue_is_away_every_prefill_is_local() -> None:
+async def test_while_the_queue_is_away_every_prefill_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_prefill, "QUEUE_TIMEOUT_S", PATIENCE_S)
     async with scene() as here:
         here.messenger.is_available = False
         assert await here.prefill.hand_off(call(), 0.0) is None
