@@ -41,6 +41,8 @@ VICTIMS = {
     "etcd": "etcd --name",
     "nats": "nats-server",
 }
+if os.environ.get("DYN_DISCOVERY_BACKEND", "etcd") != "etcd":
+    del VICTIMS["etcd"]
 
 
 @dataclass

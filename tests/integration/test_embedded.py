@@ -16,6 +16,8 @@ import pytest
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import QueueUnavailable, UserError
+from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.servers import embedded
 from dynaplan.supervisor.servers.embedded import (
     embedded_etcd,
@@ -224,9 +226,35 @@ async def test_external_servers_that_answer_pass(
         monkeypatch.setenv(key, value)
     await check_external_store(os.environ, "ns")
     await check_external_nats(os.environ)
+    await check_external_nats(os.environ, "ns_prefill_queue")
     monkeypatch.setenv("NATS_AUTH_TOKEN", "wrong")
     with pytest.raises(UserError, match="Authorization"):
         await check_external_nats(os.environ)
+
+
+async def test_a_nats_server_without_jetstream_does_only_where_nothing_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    command = [embedded.find_nats_server(), "--addr", "127.0.0.1", "--port", str(port)]
+    command = guarded(command, os.getpid(), log=tmp_path / "nats.log")
+    process = subprocess.Popen(command)  # noqa: ASYNC220
+    monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{port}")
+
+    async def is_let_in() -> bool:
+        try:
+            await check_external_nats(os.environ)
+        except UserError:
+            return False
+        return True
+
+    try:
+        await eventually(is_let_in)
+        with pytest.raises(UserError, match="has no JetStream"):
+            await check_external_nats(os.environ, "ns_prefill_queue")
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("name", ["etcd", "nats"])

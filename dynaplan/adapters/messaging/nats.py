@@ -214,7 +214,7 @@ class NatsMessenger:
     async def call(self) -> AsyncIterator[Client]:
         """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError."""
         from nats import errors
-        from nats.js.errors import APIError
+        from nats.js.errors import APIError, ServiceUnavailableError
 
         if self._client is None or not self.is_connected:
             raise QueueUnavailable(f"NATS is not connected: {self._last_error or 'closed'}")
@@ -223,6 +223,8 @@ class NatsMessenger:
                 yield self._client
         except (errors.MaxPayloadError, errors.BadSubjectError) as error:
             raise PermanentError(f"NATS refuses this message: {error}") from error
+        except ServiceUnavailableError as error:
+            raise QueueUnavailable("NATS has no JetStream, or it is not ready yet") from error
         except (errors.Error, APIError, OSError, TimeoutError) as error:
             raise QueueUnavailable(f"NATS did not answer: {error or type(error).__name__}") from error
 

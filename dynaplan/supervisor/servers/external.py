@@ -35,14 +35,21 @@ async def check_external_store(environ: Mapping[str, str], namespace: str) -> No
         await store.close()
 
 
-async def check_external_nats(environ: Mapping[str, str]) -> None:
-    """Raise UserError unless the NATS server that the user has named answers, and lets us in."""
+async def check_external_nats(environ: Mapping[str, str], stream: str = "") -> None:
+    """Raise UserError unless the NATS server that the user has named answers, and lets us in.
+
+    ``stream`` is the one that the prefill queue will be in, and is made; empty when there is no queue.
+    """
     try:
         messenger = await wiring.connections.connect_messenger()
+        try:
+            if stream:
+                await messenger.queue(stream)
+        finally:
+            await messenger.close()
     except (TemporaryError, PermanentError) as error:
         raise UserError(
             f"the server at NATS_SERVER={mask_secrets(environ[NATS_VARIABLE])} cannot be used: {error}",
             hint="Start it with JetStream, correct NATS_SERVER and NATS_AUTH_*, or unset it to let dynaplan "
             "bring one along.",
         ) from error
-    await messenger.close()

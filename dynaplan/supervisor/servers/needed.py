@@ -29,6 +29,7 @@ from dynaplan.domain.settings.servers import (
     PLACES,
     shared_backend,
 )
+from dynaplan.domain.wire.prefill import prefill_stream
 from dynaplan.options.frontend import SECTIONS
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor.runtime_dir import make_private_directory
@@ -79,8 +80,10 @@ def shared_servers(
     has_own_nats = not os.environ.get(NATS_VARIABLE)
     if store_outlives:
         asyncio.run(check_external_store(os.environ, graph.namespace))
+    has_queue = has_prefill_queue(graph, config)
     if not has_own_nats:
-        asyncio.run(check_external_nats(os.environ))
+        stream = prefill_stream(graph.namespace) if has_queue else ""
+        asyncio.run(check_external_nats(os.environ, stream))
     started, environment = [], {BACKEND_VARIABLE: backend}
     if backend == ETCD and not store_outlives:
         started.append(embedded_etcd(places.runtime_dir, places.address_dir))
@@ -88,7 +91,7 @@ def shared_servers(
         environment[FILE_VARIABLE] = str(_store_directory(places))
     if has_own_nats:
         environment[NATS_VARIABLE] = ""
-        if NATS in (backend, plane) or has_prefill_queue(graph, config):
+        if has_queue or NATS in (backend, plane):
             started.append(embedded_nats(places.runtime_dir))
     for server in started:
         environment |= server.environment

@@ -27,8 +27,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.delenv(name, raising=False)
     found: list[str] = []
 
-    async def check_nats(environ: Any) -> None:
-        found.append("nats")
+    async def check_nats(environ: Any, stream: str) -> None:
+        found.append(f"nats {stream}".strip())
 
     async def check_store(environ: Any, namespace: str) -> None:
         found.append(f"store of {namespace}")
@@ -140,7 +140,7 @@ def test_a_named_nats_server_is_checked_and_kept_also_where_the_graph_needs_none
         servers = servers_of(roles, tmp_path)
         assert [server.name for server in servers.started] == ["etcd"]
         assert "NATS_SERVER" not in servers.environment
-    assert checked == ["nats", "nats"]
+    assert checked == ["nats", "nats ns_prefill_queue"]
 
 
 def test_a_store_that_is_not_shared_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
