@@ -21,7 +21,7 @@ from tests.fakes.load import stream_one
 
 def rows(repeats: int) -> Iterator[Row]:
     """Every row of this group."""
-    yield Row("start to first answer", "s", [start_to_first_answer() for _ in range(repeats)], aim=2.0)
+    yield Row("start to first answer", "s", [start_tofirst_answer() for _ in range(repeats)], aim=2.0)
     yield Row("worker kill -9 to routable again", "s", [kill_to_routable() for _ in range(repeats)], aim=1.5)
     with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
         ups, downs = asyncio.run(scale_up_and_down(deployment, repeats))
@@ -29,17 +29,18 @@ def rows(repeats: int) -> Iterator[Row]:
         yield Row("scale-down decision to not routed", "ms", [1000 * down for down in downs], aim=10)
 
 
-def start_to_first_answer() -> float:
+def start_tofirst_answer() -> float:
     """From the command to the first complete answer, disaggregated graph, instant engines."""
     started_s = time.perf_counter()
     with serving("graphs.disagg:Frontend", "disagg.yaml", *INSTANT_DISAGG, wait=False) as deployment:
         while not deployment.statefile().get("addresses", {}).get("frontend_url"):
             time.sleep(0.01)
-        asyncio.run(_first_answer(deployment.url))
+        asyncio.run(first_answer(deployment.url))
         return time.perf_counter() - started_s
 
 
-async def _first_answer(url: str) -> None:
+async def first_answer(url: str) -> None:
+    """Return when a request has been answered completely."""
     async with aiohttp.ClientSession() as session:
         while not (await stream_one(session, url, MODEL, "Hello", 4)).is_complete:
             await asyncio.sleep(0.02)
@@ -50,7 +51,7 @@ def kill_to_routable() -> float:
     with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
         os.kill(deployment.pid_of("dynamo_VllmWorker"), signal.SIGKILL)
         started_s = time.perf_counter()
-        asyncio.run(_first_answer(deployment.url))
+        asyncio.run(first_answer(deployment.url))
         return time.perf_counter() - started_s
 
 

@@ -8,6 +8,7 @@ from statistics import median
 
 import psutil
 
+from tests.bench import serving_stores
 from tests.bench.deployments import INSTANT, cpu_s, idle_cpu_percent, serving, tree
 from tests.bench.load_generator import generate
 from tests.bench.table import Row
@@ -46,7 +47,10 @@ def rows(repeats: int) -> Iterator[Row]:
 
 
 def idle_rows(repeats: int) -> Iterator[Row]:
-    """What the whole tree costs when nobody asks for anything: the disaggregated graph with its planner."""
+    """What the whole tree costs when nobody asks for anything: the disaggregated graph with its planner.
+
+    Then the aggregated graph on each key-value store, with its start and a worker's death.
+    """
     with serving("graphs.disagg:Frontend", "disagg.yaml") as deployment:
         processes = tree(deployment)
         idle_cpu_percent(processes, 3.0)
@@ -60,3 +64,4 @@ def idle_rows(repeats: int) -> Iterator[Row]:
         for process in processes:
             name = " ".join(process.cmdline())[-60:]
             print(f"    {process.memory_full_info().pss / 2**20:6.1f} MiB  {cpu_s([process]):6.2f} s  {name}")
+    yield from serving_stores.rows(repeats)

@@ -1,0 +1,93 @@
+"""One key-value store beside the other: the start, the idle deployment, and a worker's death.
+
+Each repetition measures every store once, so that a noisy moment meets all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from dynaplan import wiring
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX
+from dynaplan.domain.wire.store import Deleted, Snapshot
+from tests.bench.deployments import INSTANT, idle_cpu_percent, serving, tree
+from tests.bench.lifecycle import first_answer
+from tests.bench.table import Row
+from tests.e2e.deployment import Deployment
+
+STORES = ("file", "nats", "etcd")
+WORKER = "dynamo_VllmWorker"
+PLANNED = ("graphs.agg:Frontend", "agg.yaml", *INSTANT)
+UNPLANNED = ("tests.bench.unplanned:Frontend", "graphs/agg.yaml", *INSTANT[:2])
+SETTLED_S = 5.0
+"""Time after the start in which a deployment still does more than it will: seconds."""
+
+
+def rows(repeats: int) -> Iterator[Row]:
+    """Every row of this group."""
+    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        for store in STORES:
+            for name, value in _of_one(store).items():
+                measured[name, store].append(value)
+    for name, (unit, aim) in QUANTITIES.items():
+        for store in STORES:
+            yield Row(name, unit, measured[name, store], aim, note=f"--store {store}")
+
+
+QUANTITIES = {
+    "start to first answer, aggregated": ("s", 1.3),
+    "idle CPU, with a planner": ("% of a core", 1.0),
+    "idle CPU, without": ("% of a core", 0.5),
+    "idle memory, with a planner": ("MiB", 180.0),
+    "a worker's death noticed": ("s", 0.2),
+}
+"""Row -> unit and aim."""
+
+
+def _of_one(store: str) -> dict[str, float]:
+    started_s = time.perf_counter()
+    with serving(*PLANNED, "--store", store, wait=False) as deployment:
+        while not deployment.statefile().get("addresses", {}).get("frontend_url"):
+            time.sleep(0.01)
+        asyncio.run(first_answer(deployment.url))
+        start_s = time.perf_counter() - started_s
+        deployment.wait_ready()
+        time.sleep(SETTLED_S)
+        processes = tree(deployment)
+        cpu_percent = idle_cpu_percent(processes)
+        memory_mib = sum(process.memory_full_info().pss for process in processes) / 2**20
+        death_s = asyncio.run(_death_noticed(deployment))
+    return {
+        "start to first answer, aggregated": start_s,
+        "idle CPU, with a planner": cpu_percent,
+        "idle CPU, without": _unplanned(store, lambda each: idle_cpu_percent(tree(each))),
+        "idle memory, with a planner": memory_mib,
+        "a worker's death noticed": death_s,
+    }
+
+
+def _unplanned(store: str, measure: Callable[[Deployment], float]) -> float:
+    with serving(*UNPLANNED, "--store", store) as deployment:
+        time.sleep(SETTLED_S)
+        return measure(deployment)
+
+
+async def _death_noticed(deployment: Deployment) -> float:
+    """From kill -9 of a worker to the end of its registration, in seconds."""
+    store = wiring.connections.connect_store({**os.environ, **deployment.clients_environment()})
+    try:
+        events = store.watch(f"{SERVICES_PREFIX}dynamo/VllmWorker/")
+        assert isinstance(await anext(events), Snapshot)
+        os.kill(deployment.pid_of(WORKER), signal.SIGKILL)
+        killed_s = time.perf_counter()
+        while not isinstance(await anext(events), Deleted):
+            pass
+        return time.perf_counter() - killed_s
+    finally:
+        await store.close()
