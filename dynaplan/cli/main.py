@@ -15,7 +15,7 @@ from dynaplan.foundation import screen
 
 COMMANDS = (
     *("serve", "planner", "status", "scale", "release", "wake", "why", "logs", "stop"),
-    *("simulate", "replay", "profile-sla", "pull"),
+    *("simulate", "replay", "profile-sla", "pull", "compat"),
 )
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""
 

@@ -23,6 +23,16 @@ from dynaplan.cli.overriding import (
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.foundation import screen
+from dynaplan.sdk.compat import COMPAT_VARIABLE
+
+compat_option = click.option(
+    "--compat",
+    envvar=COMPAT_VARIABLE,
+    metavar="API",
+    expose_value=False,
+    callback=lambda ctx, parameter, name: name and os.environ.update({COMPAT_VARIABLE: name}),
+    help="Let graphs import another system's modules: dynamo, for `from dynamo.sdk import ...`.",
+)
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
@@ -74,6 +84,7 @@ if TYPE_CHECKING:
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="Name of this deployment; default: dynamo."
 )
 @store_option
+@compat_option
 @click.option(
     "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
 )

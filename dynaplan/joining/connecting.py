@@ -60,6 +60,7 @@ async def connect(
         runtime = Runtime(
             own_namespace=namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
             store=connection,
+            leases=connection,
             clock=wiring.connections.system_clock(),
             token=environ[TOKEN_VARIABLE],
             connect_messenger=lambda: wiring.connections.connect_messenger(environ),

@@ -77,6 +77,8 @@ async def items_of(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any
     answer = method(_read(endpoint, request)) if inspect.signature(method).parameters else method()
     if inspect.isawaitable(answer):
         answer = await answer
+    # A response object as Starlette's, which FastAPI has, brings its items along.
+    answer = getattr(answer, "body_iterator", answer)
     if not inspect.isasyncgen(answer):
         yield answer
         return
@@ -160,7 +162,9 @@ def _read(endpoint: ServedEndpoint, request: Any) -> Any:
     wanted: Any = endpoint.request_type
     try:
         if hasattr(wanted, "model_validate"):
-            return wanted.model_validate(request)
+            # Text is a model's own JSON, as its ``model_dump_json`` makes it.
+            is_text = isinstance(request, str)
+            return wanted.model_validate_json(request) if is_text else wanted.model_validate(request)
         if _is_dataclass(wanted) and isinstance(request, Mapping):
             return wanted(**request)
     except (TypeError, ValueError) as error:
@@ -223,4 +227,6 @@ def _json_line(item: Any) -> bytes:
 
 
 def _as_text(item: Any) -> bytes:
+    if isinstance(item, bytes):
+        return item
     return item.encode() if isinstance(item, str) else _json_line(item)

@@ -77,7 +77,7 @@ class WorkerRuntime:
         loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._task_failed)
         self._messenger = OnFirstUse(self.connect_messenger)
-        self._plane = OnFirstUse(self._connected_plane)
+        self._plane = OnFirstUse(self.connected_plane)
         self.told_to_leave: asyncio.Future[str] = loop.create_future()
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.ready = asyncio.Event()
@@ -185,7 +185,8 @@ class WorkerRuntime:
         await self._plane.close()
         await self._messenger.close()
 
-    async def _connected_plane(self) -> EventPlane:
+    async def connected_plane(self) -> EventPlane:
+        """Return a new connection to the event plane; raises QueueUnavailable where none is wired."""
         if self.connect_events is None:
             raise QueueUnavailable("this process has no event plane")
         return await self.connect_events()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dynaplan.domain.errors import GraphError, UserError
+from dynaplan.sdk.compat import enable_compat
 from dynaplan.sdk.errors import nearest
 
 
@@ -24,6 +26,7 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
     directories have an ``__init__.py``. The working directory stays on the search path, since services may
     import lazily. Raises GraphError, with the cause and its file and line, when the import fails.
     """
+    enable_compat(os.environ)
     working_dir = working_dir.resolve()
     file = _file_of(name, working_dir)
     module_name = name if file is None else ".".join(file.relative_to(working_dir).with_suffix("").parts)

@@ -20,6 +20,7 @@ from dynaplan.domain.lifecycle import EXIT_NEVER, Role
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
+from dynaplan.sdk.compat import COMPAT_VARIABLE
 
 if TYPE_CHECKING:
     from dynaplan.ports.stores import Store
@@ -205,6 +206,27 @@ def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mappin
         component=service.name,
         endpoints=list(service.endpoints),
     )
+    if os.environ.get(COMPAT_VARIABLE) and not service.inner.__module__.startswith("dynaplan."):
+        dynamo_context.update(_original_context(service, runtime, options))
+
+
+def _original_context(
+    service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what differs in the context of a service that is written against the original's API."""
+    from dynaplan.runtime.membership.distributed import DistributedRuntime
+    from dynaplan.runtime.membership.runtime import Runtime
+
+    joined = Runtime.of_worker(runtime)
+    runtime.on_stop(joined.close)
+    original = DistributedRuntime(joined)
+    component = original.namespace(runtime.namespace).component(service.name)
+    return {
+        "worker_id": int(options["worker-id"]),
+        "runtime": original,
+        "component": component,
+        "endpoints": [component.endpoint(name) for name in service.endpoints],
+    }
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.box import Clock
 from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
-from dynaplan.ports.stores import Store
+from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.calls.endpoint_client import EndpointClient
 from dynaplan.runtime.calls.http_calls import worker_session
 from dynaplan.runtime.coordination.events import ComponentEvents
@@ -57,7 +58,8 @@ class Runtime:
     """
 
     own_namespace: str
-    store: Store
+    store: KeyValueStore
+    leases: LeaseKeeper
     clock: Clock
     token: str = field(repr=False)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
@@ -66,13 +68,29 @@ class Runtime:
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
-    _lives: dict[asyncio.Task[Any], WorkerRuntime] = field(default_factory=dict, init=False)
+    _workers: list[WorkerRuntime] = field(default_factory=list, init=False)
+    _serving: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _watches: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
     _plane: OnFirstUse[EventPlane] = field(init=False)
     _why: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._plane = OnFirstUse(self.connect_events)
+
+    @classmethod
+    def of_worker(cls, worker: WorkerRuntime) -> Runtime:
+        """Return the runtime of a process that a graph's service has: it is a member already."""
+        runtime = cls(
+            own_namespace=worker.namespace,
+            store=worker.store,
+            leases=worker.leases,
+            clock=worker.clock,
+            token=worker.worker_token,
+            connect_messenger=worker.connect_messenger,
+            connect_events=worker.connected_plane,
+        )
+        runtime._workers.append(worker)
+        return runtime
 
     def namespace(self, name: str = "") -> RuntimeNamespace:
         """Return the namespace of that name, or the deployment's own."""
@@ -81,8 +99,15 @@ class Runtime:
     def leave(self, why: str) -> None:
         """Drain what is served here, also what is going to be; ``why`` completes "because ..."."""
         self._why = self._why or why
-        for worker in self._lives.values():
+        for worker in self._workers:
             worker.leave(why)
+
+    def served(self, namespace: str, component: str) -> tuple[int, ...]:
+        """Return the ids of the instances of a component that are registered by this process."""
+        workers = [
+            each for each in self._workers if (each.namespace, each.component) == (namespace, component)
+        ]
+        return tuple(each.instance_id for each in workers if each.instance_id)
 
     async def discovery(self, namespace: str) -> Discovery:
         """Return the instances of a namespace, followed from the first call on."""
@@ -103,7 +128,7 @@ class Runtime:
         self._session = self._session or worker_session(self.token)
         return self._session
 
-    async def serve(self, namespace: str, component: str, handlers: Mapping[str, RequestHandler]) -> None:
+    async def serve(self, namespace: str, component: str, endpoints: Sequence[ServedEndpoint]) -> None:
         """Serve the endpoints until this process is told to leave and they are drained.
 
         The same as ``RuntimeComponent.serve``, which says more.
@@ -112,38 +137,42 @@ class Runtime:
         server = WorkerServer(bound_socket(self.host, 0), self.token)
         worker = self._worker(namespace, component, server.url, discovery)
         life = WorkerLife(worker, server, _no_public_server, self.drain_deadline_s, has_signals=False)
-        served = [
-            ServedEndpoint(name, handler, request_type_of(handler)) for name, handler in handlers.items()
-        ]
 
         async def prepare() -> HostedService:
-            return HostedService(endpoints=served, registered=tuple(handlers))
+            return HostedService(endpoints=endpoints, registered=[each.name for each in endpoints])
 
         if self._why:
             worker.leave(self._why)
-        task = asyncio.current_task()
-        assert task is not None
-        self._lives[task] = worker
-        try:
-            with on_signals(lambda name: self.leave(f"{name} arrived")):
+        with self._counting(worker), on_signals(lambda name: self.leave(f"{name} arrived")):
+            try:
                 await life.live(prepare)
-        finally:
-            del self._lives[task]
-            await worker.close()
+            finally:
+                await worker.close()
         if worker.failed.done():
             raise worker.failed.result()
 
     async def close(self) -> None:
         """Drain what is still served, and close every connection."""
         self.leave("the program leaves the deployment")
-        serving = [task for task in self._lives if task is not asyncio.current_task()]
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*(self._serving - {asyncio.current_task()}), return_exceptions=True)
         for discovery in self._discoveries.values():
             await discovery.close()
         await self._watches.cancel()
         await self._plane.close()
         if self._session:
             await self._session.close()
+
+    @contextmanager
+    def _counting(self, worker: WorkerRuntime) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._workers.append(worker)
+        self._serving.add(task)
+        try:
+            yield
+        finally:
+            self._workers.remove(worker)
+            self._serving.discard(task)
 
     async def _follow(self, namespace: str) -> Discovery:
         discovery = Discovery(self.store, namespace)
@@ -159,7 +188,7 @@ class Runtime:
             worker_token=self.token,
             url=url,
             store=self.store,
-            leases=self.store,
+            leases=self.leases,
             clock=self.clock,
             discovery=discovery,
             connect_messenger=self.connect_messenger,
@@ -212,7 +241,8 @@ class RuntimeComponent:
                     f"the handler of endpoint {name} is {type(handler).__name__}, which cannot be called",
                     hint="Give an async generator function that takes one request.",
                 )
-        await self.namespace.runtime.serve(self.namespace.name, self.name, handlers)
+        served = [ServedEndpoint(name, each, request_type_of(each)) for name, each in handlers.items()]
+        await self.namespace.runtime.serve(self.namespace.name, self.name, served)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ TESTED_ELSEWHERE = {
         "wiring/box",
         "wiring/connections",
     ],
+    "integration/test_original_runtime.py": ["joining/original", "runtime/membership/distributed"],
     "integration/test_runtime.py": ["runtime/membership/runtime"],
     "integration/test_worker_process.py": ["runtime/life"],
     "integration/test_worker_server.py": ["runtime/calls/http_calls", "runtime/listening/limited_runner"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,3 +66,37 @@ async def test_a_dataclass_that_lacks_a_field_names_the_signature_too() -> None:
 
     with pytest.raises(UserError, match=r"'text'\n.*typed\(request: Asked\)"):
         await collected(ServedEndpoint("typed", typed, Asked), {})
+
+
+class Model:
+    """A request model as pydantic's are: made from plain data, or from its own JSON."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @classmethod
+    def model_validate(cls, given: dict[str, str]) -> Model:
+        return cls(**given)
+
+    @classmethod
+    def model_validate_json(cls, given: str) -> Model:
+        return cls(**json.loads(given))
+
+
+@pytest.mark.parametrize("sent", [{"text": "a"}, '{"text": "a"}'])
+async def test_a_model_is_made_of_plain_data_or_of_its_own_json(sent: Any) -> None:
+    async def typed(request: Model) -> str:
+        return request.text
+
+    assert await collected(ServedEndpoint("typed", typed, Model), sent) == ["a"]
+
+
+async def test_a_response_object_with_a_body_to_iterate_over_streams_it() -> None:
+    async def body() -> Any:
+        yield "a"
+        yield "b"
+
+    async def streaming() -> Any:
+        return SimpleNamespace(body_iterator=body())
+
+    assert await collected(ServedEndpoint("streaming", streaming), None) == ["a", "b"]

@@ -1,0 +1,107 @@
+"""One graph and one program under the original, ``ai-dynamo`` 0.3.2, and under dynaplan: the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.sockets import free_port
+from dynaplan.supervisor.servers.embedded import find_etcd
+from tests.e2e.deployment import Deployment, dynaplan
+from tests.fakes.servers import Server
+
+HERE = Path(__file__).with_name("dynamo")
+ANSWERS = 9
+PATIENCE_S = 180
+"""The original takes half a minute to import on a busy machine."""
+
+Answers = list[list[Any]]
+
+
+@pytest.fixture
+def original() -> Path:
+    """The Python that has the original."""
+    python = os.environ.get("DYNAPLAN_DYNAMO_PYTHON")
+    if not python:
+        pytest.skip("DYNAPLAN_DYNAMO_PYTHON names no Python with ai-dynamo 0.3.2 (tox -e interop makes one)")
+    return Path(python)
+
+
+@pytest.fixture
+def tcp_etcd(tmp_path: Path) -> Iterator[str]:
+    """An etcd that the original can reach: it knows no unix sockets."""
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    options = {
+        "data-dir": str(tmp_path / "etcd"),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+        "log-level": "error",
+    }
+    command = [find_etcd()[0], *(f"--{name}={value}" for name, value in options.items())]
+    process = subprocess.Popen(guarded(command, os.getpid(), without=("ETCD_",)))
+    yield client
+    process.kill()
+    process.wait()
+
+
+def answers(command: list[str], environment: dict[str, str]) -> Answers:
+    asked = subprocess.run(
+        command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True
+    )
+    return [json.loads(line) for line in asked.stdout.splitlines() if line.startswith("[")]
+
+
+def answers_of_the_original(python: Path, environment: dict[str, str], log: Path) -> Answers:
+    with log.open("wb") as output:
+        serve = subprocess.Popen(
+            guarded([str(python.with_name("dynamo")), "serve", "chain:Front"], os.getpid()),
+            cwd=HERE,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        return answers([str(python), "ask.py"], environment)
+    finally:
+        processes = psutil.Process(serve.pid).children(recursive=True)
+        serve.terminate()
+        psutil.wait_procs([psutil.Process(serve.pid), *processes], timeout=15)
+        for process in processes:
+            if process.is_running():
+                process.kill()
+        serve.wait(10)
+
+
+@pytest.mark.timeout(400)
+def test_a_graph_and_a_program_of_the_originals_api_have_the_same_answers_here(
+    original: Path, tcp_etcd: str, nats: Server, tmp_path: Path
+) -> None:
+    environment = {
+        **os.environ,
+        **nats.environment,
+        "ETCD_ENDPOINTS": tcp_etcd,
+        "HOME": str(tmp_path),
+        "PATH": f"{original.parent}:{os.environ['PATH']}",
+    }
+    expected = answers_of_the_original(original, environment, tmp_path / "original.log")
+    assert len(expected) == ANSWERS, (tmp_path / "original.log").read_text()
+    options = ("--compat", "dynamo", "--working-dir", str(HERE))
+    deployment = Deployment(tmp_path, "chain:Front", "", *options, namespace="interop")
+    try:
+        deployment.start()
+        ours = answers([dynaplan(), "compat", sys.executable, "ask.py"], deployment.environment)
+    finally:
+        deployment.close()
+    assert ours == expected

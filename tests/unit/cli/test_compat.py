@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dynaplan.cli.main import group
+from dynaplan.domain.errors import ConfigError
+from dynaplan.sdk.compat import COMPAT_VARIABLE, FOLDER
+
+
+def test_the_command_runs_as_it_is_with_the_modules_on_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[Any] = []
+    monkeypatch.setattr(os, "execvpe", lambda *arguments: run.append(arguments))
+    result = CliRunner().invoke(group, ["compat", "python", "-u", "ask.py", "--help"])
+    assert result.exit_code == 0, result.output
+    ((program, words, environment),) = run
+    assert (program, words) == ("python", ("python", "-u", "ask.py", "--help"))
+    assert environment[COMPAT_VARIABLE] == "dynamo"
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(FOLDER)
+
+
+def test_a_program_that_there_is_not_is_named() -> None:
+    result = CliRunner().invoke(group, ["compat", "no-such-program"])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot run no-such-program: No such file" in str(result.exception)
