@@ -42,7 +42,7 @@ async def connect(
 
     Without arguments it is the one that runs on this host as this user, found by its statefile; with several
     ``namespace`` chooses. With ``store`` or ``token_file`` it is the one at the store that the environment
-    names (``ETCD_ENDPOINTS`` and ``ETCD_AUTH_*``), with the token in the file or in
+    names (``ETCD_ENDPOINTS`` and ``ETCD_AUTH_*``, or ``DYN_FILE_KV``), with the token in the file or in
     ``DYNAPLAN_WORKER_TOKEN``; the same holds inside a process of a deployment, which has all of that in its
     environment. ``store="mem"`` needs no deployment: the store is this process's own.
 

@@ -50,9 +50,15 @@ class Programs:
             process.communicate()
 
 
-@pytest.fixture
-def programs(etcd: Server, tmp_path: Path) -> Iterator[Programs]:
-    made = Programs(tmp_path, etcd.environment)
+@pytest.fixture(params=["etcd", "file"])
+def programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
+    if request.param == "etcd":
+        server: Server = request.getfixturevalue("etcd")
+        environment = server.environment
+    else:
+        (tmp_path / "store").mkdir(mode=0o700)
+        environment = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(tmp_path / "store")}
+    made = Programs(tmp_path, environment)
     yield made
     made.close()
 

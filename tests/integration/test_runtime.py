@@ -244,5 +244,11 @@ async def test_names_and_handlers_that_cannot_be_are_refused(runtime: Runtime) -
     with pytest.raises(ConfigError, match="cannot be the name of an endpoint"):
         component.endpoint("/etc")
     handler: Any = "not a function"
-    with pytest.raises(ConfigError, match="cannot be called"):
+    with pytest.raises(ConfigError, match="the handler of endpoint generate is str"):
         await component.endpoint("generate").serve(handler)
+
+    def plain(request: Any) -> Any:
+        yield request
+
+    with pytest.raises(ConfigError, match="a generator that is not async"):
+        await component.endpoint("generate").serve(plain)

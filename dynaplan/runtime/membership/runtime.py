@@ -13,6 +13,7 @@ of its own, a registration under a lease, a drain.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -235,12 +236,7 @@ class RuntimeComponent:
         them off. Raises what made serving impossible.
         """
         for name, handler in handlers.items():
-            _checked(ENDPOINT_NAME, "endpoint", name)
-            if not callable(handler):
-                raise ConfigError(
-                    f"the handler of endpoint {name} is {type(handler).__name__}, which cannot be called",
-                    hint="Give an async generator function that takes one request.",
-                )
+            _check_handler(_checked(ENDPOINT_NAME, "endpoint", name), handler)
         served = [ServedEndpoint(name, each, request_type_of(each)) for name, each in handlers.items()]
         await self.namespace.runtime.serve(self.namespace.name, self.name, served)
 
@@ -277,6 +273,16 @@ def _checked(pattern: re.Pattern[str], what: str, name: str) -> str:
             hint="Use letters, digits and the characters . _ ~ -",
         )
     return name
+
+
+def _check_handler(name: str, handler: RequestHandler) -> None:
+    if callable(handler) and not inspect.isgeneratorfunction(handler):
+        return
+    what = "a generator that is not async" if callable(handler) else type(handler).__name__
+    raise ConfigError(
+        f"the handler of endpoint {name} is {what}",
+        hint="Give an async generator function (`async def`, with `yield`) that takes one request.",
+    )
 
 
 def _no_public_server() -> WorkerServer:
