@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.bench import azure, kv_index, lifecycle, memory, planner, policies, profiling, sla, throughput
+from tests.bench import (
+    azure,
+    kv_index,
+    lifecycle,
+    memory,
+    planner,
+    policies,
+    profiling,
+    sla,
+    stores,
+    throughput,
+)
 from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -22,6 +33,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "memory": memory.rows,
     "profiling": profiling.rows,
     "kv-index": kv_index.rows,
+    "stores": stores.rows,
 }
 
 

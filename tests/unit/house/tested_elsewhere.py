@@ -9,6 +9,13 @@ TESTED_ELSEWHERE = {
     ],
     "attack/test_forgiven_crashes.py": ["serving/frontend/forgiving"],
     "attack/test_request_fields.py": ["adapters/engines/apis/vllm"],
+    "contract/test_file_store.py": [
+        "adapters/stores/file/marks",
+        "adapters/stores/file/notices",
+        "adapters/stores/file/owners",
+        "adapters/stores/file/picture",
+        "adapters/stores/file/strangers",
+    ],
     "contract/test_events.py": [
         "adapters/events/inbox",
         "adapters/events/nats_groups",
@@ -23,17 +30,6 @@ TESTED_ELSEWHERE = {
         "adapters/events/zmq_publishing",
     ],
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
-    "contract/test_store.py": [
-        "adapters/stores/file/contents",
-        "adapters/stores/file/directory",
-        "adapters/stores/file/disk",
-        "adapters/stores/file/following",
-        "adapters/stores/file/log",
-        "adapters/stores/file/marks",
-        "adapters/stores/file/notices",
-        "adapters/stores/file/owners",
-        "adapters/stores/file/picture",
-    ],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",
         "adapters/engines/sim/driver",

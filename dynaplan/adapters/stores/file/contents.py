@@ -110,9 +110,7 @@ class StoreContents:
             self._hold(FileLease.from_record(record["grant"]))
         elif "own" in record and record["own"] in self.leases:
             owner = LeaseOwner.from_record(record["owner"]) if record["owner"] else None
-            lease = self.leases[record["own"]]
-            self._let_go(lease.lease)
-            self._hold(replace(lease, owner=owner))
+            self._hold(replace(self.leases[record["own"]], owner=owner))
         return events
 
     def _put(self, item: KeyValue) -> None:
@@ -132,6 +130,7 @@ class StoreContents:
                 del self.keys_of[item.lease]
 
     def _hold(self, lease: FileLease) -> None:
+        self._let_go(lease.lease)
         self.leases[lease.lease] = lease
         self.ttls_s[lease.ttl_s] += 1
         if lease.owner:

@@ -25,6 +25,7 @@ from dynaplan.adapters.stores.file.directory import open_store_directory
 from dynaplan.adapters.stores.file.log import LogDamaged, StoreLog, line_of, write_all
 from dynaplan.adapters.stores.file.marks import StoreMarks
 from dynaplan.adapters.stores.file.picture import KeyPicture
+from dynaplan.adapters.stores.file.strangers import strangers
 from dynaplan.domain.wire.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -97,15 +98,17 @@ class StoreDisk:
         finally:
             os.close(fd)
 
+    def strangers(self) -> tuple[str, ...]:
+        """Return the files in the directory that are not the store's."""
+        return strangers(self.path, PRIVATE, self.contents.items)
+
     def look(self) -> bool:
         """Read what others have written. False when the store is not there, or is damaged: lock it, then."""
         try:
-            is_same = self._log is not None and self._log.is_at(self._log_path)
-            if self._log is not None:
-                self._read_on()
-            if not is_same:
+            if self._log is None or not self._log.is_at(self._log_path):
+                self._read_to_the_end()
                 self._open_log()
-                self._read_on()
+            self._read_on()
         except (FileNotFoundError, LogDamaged):
             return False
         return True
@@ -138,6 +141,7 @@ class StoreDisk:
         """Bring the contents up to date, and finish or undo what a killed writer began; only when locked."""
         if not self.look():
             self._begin_anew()
+        self.picture.discard()
         drawn = self.marks.drawn()
         if drawn == 0:
             self._renew_all()
@@ -161,6 +165,13 @@ class StoreDisk:
         if self._log.offset > 2 * self._log.header_size + COMPACTED_ABOVE_BYTES:
             self._compact()
 
+    def renew(self, lease: int) -> None:
+        """Let a lease begin its time again, and its files seem to be new; only when locked and settled."""
+        held = self.contents.leases[lease]
+        self.marks.renew(held.slot, lease, time.monotonic() + held.ttl_s)
+        if missing := self.picture.touch(self.contents.keys_of.get(lease, ())):
+            self._draw(self.picture.stage({key: self.contents.items[key].value for key in missing}), ())
+
     def close(self) -> None:
         """Close every file."""
         self._close_files()
@@ -173,6 +184,14 @@ class StoreDisk:
         assert self._log is not None
         for record in self._log.read_on():
             self.events += self.contents.apply(record)
+
+    def _read_to_the_end(self) -> None:
+        """Read what the former log still holds: then the new one goes on where it ended."""
+        try:
+            if self._log is not None:
+                self._read_on()
+        except LogDamaged as error:
+            log.debug("the former log ends early: %s", error)
 
     def _open_log(self) -> None:
         """Open the log that is there now, and go on with it if it continues the former one."""
@@ -287,7 +306,6 @@ class StoreDisk:
         for record in self._log.records_after(drawn):
             gone.update(record.get("put", ()), record.get("delete", ()))
         try:
-            self.picture.discard()
             staged = self.picture.stage({key: contents.items[key].value for key in keys})
         except OSError as error:
             self._not_drawn(error)

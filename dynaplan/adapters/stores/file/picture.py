@@ -48,7 +48,7 @@ class KeyPicture:
         return staged
 
     def discard(self) -> None:
-        """Remove what was staged and is not wanted, as far as possible."""
+        """Remove what is staged, as far as possible."""
         for name in os.listdir(self._staging):
             try:
                 os.unlink(name, dir_fd=self._staging)

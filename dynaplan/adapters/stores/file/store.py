@@ -20,6 +20,7 @@ from dynaplan.adapters.stores.file.disk import StoreDisk
 from dynaplan.adapters.stores.file.following import Follower, WatchQueue
 from dynaplan.adapters.stores.file.names import bytes_of
 from dynaplan.adapters.stores.file.owners import is_dead, this_process
+from dynaplan.adapters.stores.file.strangers import named
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
 
@@ -50,6 +51,7 @@ class FileStore:
         self._follower: Follower | None = None
         self._granted: set[int] = set()
         self._look_after_s = 0.0
+        self._has_named_strangers = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> FileStore:
@@ -126,10 +128,9 @@ class FileStore:
             if held is None:
                 self._granted.discard(lease)
                 return 0.0
-            self._disk.marks.renew(held.slot, lease, time.monotonic() + held.ttl_s)
+            self._disk.renew(lease)
             if held.owner != this_process():
                 self._disk.write(_owned(lease, this_process()))
-            self._disk.picture.touch(self._disk.contents.keys_of.get(lease, ()))
         self._granted.add(lease)
         return float(held.ttl_s)
 
@@ -193,11 +194,27 @@ class FileStore:
         if not is_there:
             async with self._locked():
                 pass
+        if not self._has_named_strangers:
+            await self._name_strangers()
         if self._follower is None and time.monotonic() >= self._look_after_s:
             try:
                 await self._sweep()
             except StoreUnavailable as error:
                 log.debug("ended leases stay for now: %s", error)
+
+    async def _name_strangers(self) -> None:
+        """Name files that are not the store's once, as far as the store can be locked."""
+        self._has_named_strangers = True
+        try:
+            if self._disk.strangers():
+                async with self._locked():  # Now nobody is drawing.
+                    found = self._disk.strangers()
+                if found:
+                    log.warning(
+                        "not written by the store in %s, and ignored: %s", self._disk.path, named(found)
+                    )
+        except StoreUnavailable as error:
+            log.debug("files of others are not looked for: %s", error)
 
     async def _sweep(self) -> float:
         """End the leases of dead owners and those whose time is over; return when to look again, at the

@@ -1,0 +1,17 @@
+"""Servers that the tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.servers import Server, start_etcd
+
+
+@pytest.fixture(scope="module")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real etcd, to be left as it is."""
+    server = start_etcd(tmp_path_factory.mktemp("e"))
+    yield server
+    server.kill()

@@ -1,0 +1,214 @@
+"""What the key-value store in etcd promises beyond every store's contract: outages, endpoints, passwords."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynaplan.adapters.stores.encoding import key_range
+from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.adapters.stores.gateway import Gateway, endpoints_of
+from dynaplan.adapters.stores.watch import Watch
+from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
+from dynaplan.domain.wire.store import Put, WatchEvent
+from tests.contract.stores import Watched
+from tests.fakes.polling import consistently, eventually
+from tests.fakes.servers import Server
+
+
+async def test_a_killed_and_restarted_etcd_keeps_keys_and_leases_and_watches_have_no_gap(
+    etcd: Server,
+) -> None:
+    store, other = EtcdStore.from_environment(etcd.environment), EtcdStore.from_environment(etcd.environment)
+    watched = await Watched(store, "watched/").started()
+    lease = await store.grant(10)
+    await store.put("watched/leased", "0", lease)
+    identity = await store.identity()
+    for round_ in range(3):
+        etcd.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.get("watched/leased")
+        await etcd.start_again()
+        # Written before the watch can have come back.
+        await other.put("watched/k", str(round_))
+        assert await store.keep_alive(lease) == 10.0
+        await watched.reaches({"watched/leased": "0", "watched/k": str(round_)})
+    assert await store.identity() == identity
+    assert watched.snapshots == 1
+    assert watched.puts == ["0", "0", "1", "2"]
+    await watched.stop()
+    await store.close()
+    await other.close()
+
+
+async def test_a_frozen_etcd_is_an_error_in_time_and_afterwards_the_watch_goes_on(etcd: Server) -> None:
+    store = EtcdStore.from_environment(etcd.environment)
+    watched = await Watched(store, "watched/").started()
+    etcd.freeze()
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    with pytest.raises(StoreUnavailable):
+        await store.put("watched/k", "during")
+    assert loop.time() - begun_s < 4.0
+    etcd.thaw()
+
+    async def put() -> bool:
+        try:
+            await store.put("watched/k", "after")
+        except StoreUnavailable:
+            return False
+        return True
+
+    await eventually(put)
+    await eventually(lambda: watched.state.get("watched/k") == "after")
+    await watched.stop()
+    await store.close()
+
+
+async def test_a_watch_that_begins_while_etcd_is_away_waits_for_it(etcd: Server) -> None:
+    store = EtcdStore.from_environment(etcd.environment)
+    await store.put("watched/k", "v")
+    etcd.kill()
+    watched = Watched(store, "watched/")
+    await consistently(lambda: not watched.events, for_s=0.5)
+    await etcd.start_again()
+    await eventually(lambda: watched.state == {"watched/k": "v"})
+    await watched.stop()
+    await store.close()
+
+
+async def test_an_etcd_that_comes_back_empty_is_noticed_by_a_watch(etcd: Server) -> None:
+    store = EtcdStore.from_environment(etcd.environment)
+    for number in range(5):
+        await store.put(f"watched/{number}", "v")
+    watched = await Watched(store, "watched/").started()
+    lease = await store.grant(10)
+    identity = await store.identity()
+    etcd.kill()
+    etcd.wipe()
+    await etcd.start_again()
+    assert await store.identity() != identity
+    assert await store.keep_alive(lease) == 0.0
+    await eventually(lambda: watched.snapshots == 2 and watched.state == {})
+    await store.put("watched/new", "v")
+    await eventually(lambda: watched.state == {"watched/new": "v"})
+    await watched.stop()
+    await store.close()
+
+
+async def test_an_empty_etcd_that_has_overtaken_the_old_revision_is_noticed_by_a_watch(etcd: Server) -> None:
+    store, other = EtcdStore.from_environment(etcd.environment), EtcdStore.from_environment(etcd.environment)
+    await store.identity()
+    await store.put("watched/old", "v")
+    watched = await Watched(store, "watched/").started()
+    # Away from the watch's point of view only: others are faster.
+    watching, store._gateway._endpoints = store._gateway._endpoints, ("http://127.0.0.1:9",)
+    etcd.kill()
+    etcd.wipe()
+    await etcd.start_again()
+    await other.identity()
+    for number in range(9):
+        await other.put(f"watched/{number}", "v")
+    store._gateway._endpoints = watching
+    await eventually(lambda: watched.state == {f"watched/{number}": "v" for number in range(9)})
+    await watched.stop()
+    await store.close()
+    await other.close()
+
+
+async def test_a_watch_whose_history_was_compacted_meanwhile_begins_again(etcd: Server) -> None:
+    store, other = EtcdStore.from_environment(etcd.environment), EtcdStore.from_environment(etcd.environment)
+    watched = await Watched(store, "watched/").started()
+    await store.put("watched/gone", "v")
+    await eventually(lambda: watched.puts == ["v"])
+    # Away from the watch's point of view only: it gets nothing while the history is cut.
+    watching, store._gateway._endpoints = store._gateway._endpoints, ("http://127.0.0.1:9",)
+    etcd.kill()
+    await etcd.start_again()
+    await other.delete("watched/gone")
+    for number in range(5):
+        await other.put("watched/k", str(number))
+    last = await other.get("watched/k")
+    assert last is not None
+    await other._gateway.call("/v3/kv/compaction", {"revision": str(last.revision), "physical": True})
+    store._gateway._endpoints = watching
+    await eventually(lambda: watched.state == {"watched/k": "4"})
+    assert watched.snapshots == 2
+    await watched.stop()
+    await store.close()
+    await other.close()
+
+
+async def test_a_quiet_watch_is_opened_anew_without_a_gap_or_a_new_snapshot(shared_etcd: Server) -> None:
+    store = EtcdStore.from_environment(shared_etcd.environment)
+    gateway = Gateway(endpoints_of(shared_etcd.environment))
+    seen: list[WatchEvent] = []
+
+    async def read() -> None:
+        async for event in Watch(gateway, key_range("quiet/"), store.identity, silence_s=0.02).events():
+            seen.append(event)
+
+    reading = asyncio.create_task(read())
+    await eventually(lambda: seen)
+    for number in range(40):
+        await store.put("quiet/k", str(number))
+        await asyncio.sleep(0.01 * (number % 4))
+    await eventually(lambda: len(seen) == 41)
+    assert [event.item.value for event in seen if isinstance(event, Put)] == [str(n) for n in range(40)]
+    await gateway.close()
+    await reading
+    await store.close()
+
+
+async def test_the_next_endpoint_takes_over_from_one_that_is_away(shared_etcd: Server) -> None:
+    away = "unix:///nowhere/localhost:1"
+    environment = {"ETCD_ENDPOINTS": f"{away},http://127.0.0.1:9,{shared_etcd.environment['ETCD_ENDPOINTS']}"}
+    store = EtcdStore.from_environment(environment)
+    await store.put("k", "v")
+    watched = await Watched(store, "").started()
+    assert "k" in watched.state
+    await watched.stop()
+    await store.close()
+
+
+async def test_no_endpoint_at_all_is_an_error_that_names_one() -> None:
+    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": "http://127.0.0.1:9"})
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9"):
+        await store.get("k")
+    await store.close()
+
+
+@pytest.mark.parametrize("endpoints", ["ftp://x:1", "unix://relative", " , "])
+async def test_an_endpoint_that_cannot_be_one_is_the_users_error(endpoints: str) -> None:
+    with pytest.raises(ConfigError, match="ETCD_ENDPOINTS"):
+        EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
+
+
+async def test_a_missing_certificate_file_is_the_users_error() -> None:
+    with pytest.raises(ConfigError, match="ETCD_AUTH_CA"):
+        EtcdStore.from_environment({"ETCD_AUTH_CA": "/nowhere/ca.pem"})
+
+
+async def test_a_store_behind_a_password_signs_in_and_does_so_again_after_a_restart(etcd: Server) -> None:
+    anonymous = EtcdStore.from_environment(etcd.environment)
+    call = anonymous._gateway.call
+    await call("/v3/auth/user/add", {"name": "root", "password": "secret"})
+    await call("/v3/auth/user/grant", {"user": "root", "role": "root"})
+    await call("/v3/auth/enable", {})
+    with pytest.raises(PermanentError):
+        await anonymous.get("k")
+    login = {"ETCD_AUTH_USERNAME": "root", "ETCD_AUTH_PASSWORD": "secret"}
+    store = EtcdStore.from_environment({**etcd.environment, **login})
+    watched = await Watched(store, "k").started()
+    await store.put("k", "1")
+    etcd.kill()
+    await etcd.start_again()
+    await store.put("k", "2")
+    await eventually(lambda: watched.state == {"k": "2"})
+    wrong = EtcdStore.from_environment({**etcd.environment, **login, "ETCD_AUTH_PASSWORD": "guess"})
+    with pytest.raises(PermanentError):
+        await wrong.get("k")
+    await watched.stop()
+    for each in (anonymous, store, wrong):
+        await each.close()
