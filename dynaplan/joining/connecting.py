@@ -26,6 +26,7 @@ STORE_ANSWER_S = 5.0
 DEFAULT_NAMESPACE = "dynamo"
 TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 NAMESPACE_VARIABLE = "DYN_NAMESPACE"
+SCRATCH_VARIABLE = "DYNAPLAN_SCRATCH_DIR"
 
 _TOKEN_OF_THIS_PROCESS = secrets.token_urlsafe(32)
 
@@ -65,7 +66,11 @@ async def connect(
             token=environ[TOKEN_VARIABLE],
             connect_messenger=lambda: wiring.connections.connect_messenger(environ),
             connect_events=lambda: wiring.connections.connect_events(
-                connection, environ, token=environ[TOKEN_VARIABLE]
+                connection,
+                environ,
+                directory=environ.get(SCRATCH_VARIABLE, ""),
+                prefix=f"program_{os.getpid()}",
+                token=environ[TOKEN_VARIABLE],
             ),
             drain_deadline_s=drain_deadline_s,
         )

@@ -317,6 +317,7 @@ def _clients_environment() -> dict[str, str]:
         "DYNAPLAN_API_KEY",
         "DYNAPLAN_RUNTIME_DIR",
         "DYNAPLAN_LOG_DIR",
+        "DYNAPLAN_SCRATCH_DIR",
     )
     own = {name: os.environ[name] for name in names if name in os.environ}
     return own | clients_variables(os.environ)

@@ -10,6 +10,7 @@ import psutil
 
 from tests.bench import (
     azure,
+    events,
     kv_index,
     lifecycle,
     memory,
@@ -30,6 +31,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "sla": sla.rows,
     "policies": policies.rows,
     "azure": azure.rows,
+    "events": events.rows,
     "memory": memory.rows,
     "profiling": profiling.rows,
     "kv-index": kv_index.rows,

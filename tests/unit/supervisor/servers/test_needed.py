@@ -23,7 +23,7 @@ DISAGGREGATED = (*AGGREGATED, Role.PREFILL)
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was checked; the environment names no server."""
-    for name in (BACKEND_VARIABLE, "ETCD_ENDPOINTS", "NATS_SERVER", "DYN_FILE_KV"):
+    for name in (BACKEND_VARIABLE, "ETCD_ENDPOINTS", "NATS_SERVER", "DYN_FILE_KV", "DYN_EVENT_PLANE"):
         monkeypatch.delenv(name, raising=False)
     found: list[str] = []
 
@@ -75,6 +75,23 @@ def test_frontends_that_use_the_prefill_queue_need_it_without_workers_of_the_gra
 ) -> None:
     assert started(AGGREGATED, tmp_path, **{section: {key: True}}) == ["etcd", "nats"]
     assert started(AGGREGATED, tmp_path, **{section: {key: False}}) == ["etcd"]
+
+
+@pytest.mark.parametrize(("plane", "names"), [("nats", ["etcd", "nats"]), ("zmq", ["etcd"]), ("", ["etcd"])])
+def test_nats_is_started_for_events_that_are_to_travel_by_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plane: str, names: list[str]
+) -> None:
+    monkeypatch.setenv("DYN_EVENT_PLANE", plane)
+    assert started(AGGREGATED, tmp_path) == names
+
+
+@pytest.mark.parametrize("variable", ["DYN_EVENT_PLANE", "DYN_NATS_STREAM_MAX_AGE", "DYNAPLAN_COMPAT"])
+def test_an_event_plane_that_is_none_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "wrong")
+    with pytest.raises(ConfigError, match=f"{variable} is 'wrong'"):
+        started(AGGREGATED, tmp_path)
 
 
 def test_without_nats_every_process_is_told_so_and_the_store_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""The event plane of Dynamo 1.6.1 and ours hear each other over ZMQ, found through one etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
+from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.core.events.envelope import payload_reader
+from dynaplan.domain.wire.events import Subject
+from dynaplan.foundation.sockets import free_port
+from dynaplan.supervisor.servers.embedded import find_etcd
+from tests.fakes.polling import eventually, wait_until
+
+NAMESPACE = "interop"
+
+Start = Callable[[str], Path]
+
+
+@pytest.fixture
+def endpoints(tmp_path: Path) -> Iterator[str]:
+    """An etcd at a TCP port: Dynamo's client knows no unix sockets."""
+    ports = [free_port(), free_port()]
+    client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+    options = {
+        "data-dir": str(tmp_path / "etcd"),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+        "log-level": "error",
+    }
+    process = subprocess.Popen([find_etcd()[0], *(f"--{name}={value}" for name, value in options.items())])
+    wait_until(lambda: is_open(ports[0]))
+    yield client
+    process.kill()
+    process.wait()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def start(endpoints: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts ``dynamo_events.py``; returns the file of its output. Skipped where there is no Dynamo."""
+    python = os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON")
+    if not python:
+        pytest.skip(
+            "DYNAPLAN_DYNAMO_EVENTS_PYTHON names no Python with ai-dynamo-runtime (tox -e interop makes one)"
+        )
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(what: str) -> Path:
+        output = tmp_path / what
+        command = [python, str(Path(__file__).with_name("dynamo_events.py")), what, NAMESPACE, "zmq"]
+        environ = {**os.environ, "ETCD_ENDPOINTS": endpoints, "DYN_LOG": "error"}
+        with output.open("wb") as file:
+            processes.append(subprocess.Popen(command, env=environ, stdout=file))
+        return output
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+async def test_we_hear_dynamos_kv_events_in_their_order(start: Start, endpoints: str) -> None:
+    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
+    plane = ZmqEventPlane(store, is_original=True)
+    subscription = await plane.subscribe(f"{NAMESPACE}.backend.kv_cache_update")
+    start("publish")
+    read = payload_reader(list)
+    async with asyncio.timeout(60):
+        events = [await anext(subscription) for _ in range(5)]
+    assert [event.subject for event in events] == [f"{NAMESPACE}.backend.kv_cache_update"] * 5
+    assert [event.missed for event in events[1:]] == [0] * 4
+    stored = [read(event.payload)[0]["event"] for event in events]
+    first = stored[0]["event_id"]
+    assert [each["event_id"] for each in stored] == list(range(first, first + 5))
+    assert {len(each["data"]["stored"]["blocks"]) for each in stored} == {1}
+    await plane.close()
+    await store.close()
+
+
+async def test_dynamo_hears_our_events(start: Start, endpoints: str) -> None:
+    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
+    plane = ZmqEventPlane(store, is_original=True)
+    publisher = plane.publisher(Subject(NAMESPACE, "backend", "forward-pass-metrics"), is_kept=False)
+    output = start("subscribe")
+    payload = b"\x81\xa7version\x01"
+
+    async def heard() -> bool:
+        await publisher.publish(payload)
+        return payload.hex() in output.read_text()
+
+    await eventually(heard, timeout_s=60, interval_s=0.1)
+    await plane.close()
+    await store.close()
+    assert set(output.read_text().split()) == {payload.hex()}
