@@ -556,6 +556,11 @@ async def test_a_directory_that_is_replaced_by_an_unsafe_one_ends_calls_and_watc
     with pytest.raises(ConfigError):
         await asyncio.wait_for(watched.task, 5)
     assert os.listdir(directory) == []
+    os.chmod(directory, 0o700)
+    again = await Watched(store, "").started()
+    await store.put("k", "w")
+    await again.reaches({"k": "w"})
+    await again.stop()
 
 
 # The disk

@@ -94,10 +94,15 @@ class Follower:
     async def close(self) -> None:
         """Follow the store no more."""
         await self._tasks.cancel()
-        self._owners.close()
-        self._drop_notices()
 
     async def _follow(self) -> None:
+        try:
+            await self._look_again_and_again()
+        finally:
+            self._owners.close()
+            self._drop_notices()
+
+    async def _look_again_and_again(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, SHORTEST_PAUSE_S)
         while True:
             self._wake.clear()

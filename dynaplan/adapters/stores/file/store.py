@@ -301,6 +301,8 @@ class FileStore:
             watcher.take(events, self._disk.contents)
 
     def _fail(self, error: BaseException) -> None:
+        """End the watches there are; the next one tries again."""
+        self._follower = None
         for watcher in self._watchers:
             watcher.end(error)
 
