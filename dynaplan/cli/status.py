@@ -61,7 +61,7 @@ def command(namespace: str | None, as_json: bool) -> None:
 def _document(found: RunningDeployment) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
     with connected(found):
-        loads, waits, ignored, holds = asyncio.run(_asked(found.namespace))
+        loads, waits, ignored, holds, not_callable = asyncio.run(_asked(found.namespace))
     held = (holds or held_in(found.document)).by_role
     usual = _usual_start_s(found)
     workers = [
@@ -76,6 +76,7 @@ def _document(found: RunningDeployment) -> dict[str, Any]:
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "troubles": _troubles(found),
         "ignored_keys": ignored,
+        "not_callable": not_callable,
     }
 
 
@@ -93,6 +94,11 @@ def _page(document: Mapping[str, Any], pid: int) -> str:
     parts += [
         f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."
         for key, reason in document["ignored_keys"].items()
+    ]
+    parts += [
+        f"not callable: {key} is reached by {reached}. dynaplan calls over HTTP only:"
+        " it gets no requests, and is not counted."
+        for key, reached in document["not_callable"].items()
     ]
     width = screen.width()
     below = [folded(part, width, "  ") for part in parts]
@@ -242,17 +248,18 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
 
 async def _asked(
     namespace: str,
-) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None]:
+) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None, dict[str, str]]:
     """Ask the store and the workers.
 
     Return loads by worker name, what waits for GPUs and why by the worker's or service's name, faults of
-    unreadable keys by key, and holds. A worker that has no load or does not answer is left out; all are empty
-    when the store does not answer, and the holds None.
+    unreadable keys by key, holds, and how instances are reached that cannot be called, by key. A worker that
+    has no load or does not answer is left out; all are empty when the store does not answer, and the holds
+    None.
     """
     from dynaplan import wiring
     from dynaplan.domain.errors import StoreUnavailable
     from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
-    from dynaplan.runtime.unreadable import prefixes, unreadable
+    from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
 
     store = wiring.connections.connect_store()
     try:
@@ -260,14 +267,14 @@ async def _asked(
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("the key-value store does not answer: loads are not known", err=True)
-        return {}, {}, {}, None
+        return {}, {}, {}, None, {}
     finally:
         await store.close()
-    ignored = unreadable(namespace, items)
+    ignored, foreign = unreadable(namespace, items), uncallable(items)
     registered = [
         Instance.from_json(item.value)
         for item in items
-        if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored
+        if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
     ]
     urls = {instance.worker: instance.url for instance in registered}
     metrics = wiring.planning.worker_metrics()
@@ -278,7 +285,7 @@ async def _asked(
     # A service without engine says zero throughout: it has no load.
     known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
     text = next((item.value for item in items if item.key == planner_prefix(namespace) + HOLDS), "")
-    return known, _waits(namespace, items, ignored), ignored, readable_holds(text)
+    return known, _waits(namespace, items, ignored), ignored, readable_holds(text), foreign
 
 
 def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:

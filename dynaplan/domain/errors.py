@@ -11,6 +11,8 @@
     |- TemporaryError           a retry after .delay_s may succeed
     |  |- StoreUnavailable      the key-value store does not answer
     |  |- QueueUnavailable      the work queue does not answer
+    |  |- LockNotFree           a lock did not become free in time
+    |  |- LockLost              a lock was lost while it was in use
     |  |- ArbiterBusy           the circus arbiter refuses or does not answer
     |  |- DeadlineExceeded      a call was not answered within its time
     |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
@@ -72,6 +74,14 @@ class StoreUnavailable(TemporaryError):
 
 class QueueUnavailable(TemporaryError):
     """The work queue or the messaging server did not answer."""
+
+
+class LockNotFree(TemporaryError):
+    """A lock did not become free in the time that its caller gave."""
+
+
+class LockLost(TemporaryError):
+    """A lock was lost while it was in use: another may have held it since."""
 
 
 class ArbiterBusy(TemporaryError):

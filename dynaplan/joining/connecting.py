@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dynaplan import wiring
 from dynaplan.domain.errors import ConfigError, StoreUnavailable
 from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, store_backend
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, lease_ttl_s, store_backend
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.membership.runtime import Runtime
 
@@ -73,6 +73,7 @@ async def connect(
                 token=environ[TOKEN_VARIABLE],
             ),
             drain_deadline_s=drain_deadline_s,
+            lease_ttl_s=lease_ttl_s(environ),
         )
         try:
             yield runtime

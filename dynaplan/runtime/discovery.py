@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.dynamo_keys import not_callable
 from dynaplan.domain.wire.store import KeyValue
 from dynaplan.ports.stores import KeyValueStore
 from dynaplan.runtime.coordination.prefix_watcher import PrefixWatcher, full_key_string
@@ -14,7 +15,8 @@ class Discovery:
     """The instances of a namespace, followed by watch.
 
     While the store is away the last known instances stay; when it is back, a Snapshot replaces them.
-    Reading costs a dictionary look-up, so it may be done for every request.
+    Reading costs a dictionary look-up, so it may be done for every request. Instances that cannot be called
+    over HTTP are left out, and named once.
     """
 
     def __init__(self, store: KeyValueStore, namespace: str) -> None:
@@ -60,9 +62,12 @@ class Discovery:
 
 def _instance(item: KeyValue) -> Instance:
     try:
-        return Instance.from_json(item.value)
+        instance = Instance.from_json(item.value)
     except ValueError as error:
         raise ValueError(f"it is not a registration ({error})") from error
+    if not instance.url:
+        raise ValueError(f"it is reached by {not_callable(item.value)}, and dynaplan calls over HTTP only")
+    return instance
 
 
 def _grouped(by_key: Mapping[str, Instance]) -> dict[tuple[str, str], tuple[Instance, ...]]:

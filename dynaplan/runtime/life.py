@@ -122,7 +122,15 @@ class WorkerLife:
 
     def _registration(self) -> Registration:
         runtime = self.runtime
-        return Registration(runtime.store, runtime.leases, runtime.clock, runtime.discovery, self._instances)
+        return Registration(
+            runtime.store,
+            runtime.leases,
+            runtime.clock,
+            runtime.discovery,
+            self._instances,
+            runtime.lease_ttl_s,
+            runtime.role,
+        )
 
     def _instances(self, lease: int) -> Iterable[Instance]:
         runtime = self.runtime

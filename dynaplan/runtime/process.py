@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.routes import Route
+from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
@@ -36,7 +38,8 @@ class WorkerRuntime:
     is the service's configuration, keys in kebab-case as written. ``discovery`` is started. ``ready`` is
     set once this worker serves and is registered. ``gpus`` is its ``resources.gpu``, ``scratch_dir`` the
     deployment's directory in memory for files named ``{worker_name}.*``. ``public_socket`` is bound to the
-    public port, and other processes listen on it too; None: this process is to bind the port itself.
+    public port, and other processes listen on it too; None: this process is to bind the port itself. ``role``
+    is the service's, if it has one; ``lease_ttl_s`` the time to live of the lease that it registers under.
     """
 
     namespace: str
@@ -54,6 +57,8 @@ class WorkerRuntime:
     gpus: float = 0
     scratch_dir: str = ""
     public_socket: socket.socket | None = field(default=None, repr=False)
+    role: Role | None = None
+    lease_ttl_s: int = LEASE_TTL_S
     is_draining: bool = False
     engine_url: str = field(default="", init=False)
     """The base address of the engine's OpenAI API, when that is a server of its own."""

@@ -24,7 +24,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.dynamo_keys import dynamo_keys
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.ports.box import Clock
@@ -32,9 +35,6 @@ from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.discovery import Discovery
 
 log = logging.getLogger(__name__)
-
-LEASE_TTL_S = 10
-"""Time to live of a lease: the registrations of a process that is silent for longer vanish."""
 
 STORE_ANSWER_S = 3.0
 """Time after which a call to the store counts as unanswered."""
@@ -49,7 +49,8 @@ class Registration:
     """Registers the instances that ``instances(lease)`` names and keeps them registered.
 
     ``start`` returns when they are; ``revoked`` is set when somebody revoked the lease on purpose;
-    ``withdraw`` ends it all. ``discovery``, already started, is where the own keys are watched.
+    ``withdraw`` ends it all. ``discovery``, already started, is where the own keys are watched. Each instance
+    is registered in Dynamo's layout too, in the same transaction; ``role`` says as which component.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Registration:
         discovery: Discovery,
         instances: Callable[[int], Iterable[Instance]],
         ttl_s: int = LEASE_TTL_S,
+        role: Role | None = None,
     ) -> None:
         self._store = store
         self._leases = leases
@@ -67,11 +69,13 @@ class Registration:
         self._discovery = discovery
         self._instances = instances
         self._ttl_s = ttl_s
+        self._role = role
         self._lease = 0
         self._is_complete = False
         self._lives_until_s = 0.0
         self._identity = ""
         self._keys: dict[str, str] = {}
+        self._dynamo_keys: dict[str, str] = {}
         self._seen: set[str] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +118,7 @@ class Registration:
 
     async def _stay(self) -> None:
         while not self.revoked.is_set():
-            await self._pause(self._ttl_s / 3)
+            await self._pause(max(0.0, self._lives_until_s - self._clock.now_s()) / 2)
             left_s = await self._renewed()
             answered_s = self._clock.now_s()
             if left_s:
@@ -164,7 +168,7 @@ class Registration:
         log.warning("own registration is missing: putting it again: %s", ", ".join(missing))
         # Who deleted this key may have deleted everything, and with it what identifies the store.
         self._identity = await self._asked(self._leases.identity)
-        if not await self._commit(missing):
+        if not await self._commit(self._dynamo_keys | missing):
             self._wake.set()
 
     async def _register(self) -> None:
@@ -176,11 +180,18 @@ class Registration:
             asked_s = self._clock.now_s()
             self._lease = await self._asked(lambda: self._leases.grant(self._ttl_s))
             self._lives_until_s = asked_s + self._ttl_s
-            self._keys = {each.key: each.to_json() for each in self._instances(self._lease)}
-            self._is_complete = await self._commit(self._keys)
+            self._name_keys()
+            self._is_complete = await self._commit(self._dynamo_keys | self._keys)
             if not self._is_complete:
                 await self._clock.sleep(RETRY_FIRST_S)
         log.info("registered as %x: %s", self._lease, ", ".join(self._keys))
+
+    def _name_keys(self) -> None:
+        """Have the instances of the lease that is there now named, and with them their keys."""
+        self._keys, self._dynamo_keys = {}, {}
+        for instance in self._instances(self._lease):
+            self._keys[instance.key] = instance.to_json()
+            self._dynamo_keys |= dynamo_keys(instance, self._role)
 
     async def _commit(self, keys: dict[str, str]) -> bool:
         """Write the keys under the lease; False when the lease is gone meanwhile."""

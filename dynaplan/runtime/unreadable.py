@@ -9,6 +9,7 @@ from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_prefix
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from dynaplan.domain.wire.documents import parse_object, shown, whole_number
+from dynaplan.domain.wire.dynamo_keys import INSTANCES_BUCKET, not_callable
 from dynaplan.domain.wire.store import KeyValue
 
 NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
@@ -16,7 +17,8 @@ NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
 
 def prefixes(namespace: str) -> tuple[str, ...]:
     """The prefixes of the keys that ``unreadable`` knows how to judge."""
-    return f"{SERVICES_PREFIX}{namespace}/", planner_prefix(namespace), fleet_key(namespace)
+    instances = f"{SERVICES_PREFIX}{namespace}/", f"{INSTANCES_BUCKET}/{namespace}/"
+    return *instances, planner_prefix(namespace), fleet_key(namespace)
 
 
 def unreadable(namespace: str, items: Iterable[KeyValue]) -> dict[str, str]:
@@ -25,10 +27,27 @@ def unreadable(namespace: str, items: Iterable[KeyValue]) -> dict[str, str]:
     return {key: reason for key, reason in reasons.items() if reason}
 
 
+def uncallable(items: Iterable[KeyValue]) -> dict[str, str]:
+    """The addresses of the readable instances among these that dynaplan cannot call over HTTP, by key."""
+    return {item.key: reached for item in items if (reached := _reached_otherwise(item))}
+
+
+def _reached_otherwise(item: KeyValue) -> str:
+    is_ours, is_dynamos = item.key.startswith(SERVICES_PREFIX), item.key.startswith(INSTANCES_BUCKET)
+    try:
+        if is_dynamos or (is_ours and not Instance.from_json(item.value).url):
+            return not_callable(item.value)
+    except ValueError:
+        pass  # it is unreadable
+    return ""
+
+
 def _fault(namespace: str, item: KeyValue) -> str:
     try:
         if item.key.startswith(SERVICES_PREFIX):
             Instance.from_json(item.value)
+        elif item.key.startswith(INSTANCES_BUCKET):
+            not_callable(item.value)
         elif item.key == fleet_key(namespace):
             FleetCounts.from_json(parse_object(item.value))
         elif item.key == planner_prefix(namespace) + HOLDS:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.lifecycle import EXIT_NEVER, Role
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.settings.servers import lease_ttl_s
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.sdk.compat import COMPAT_VARIABLE
@@ -46,6 +47,7 @@ class Surroundings:
     drain_deadline_s: float
     gpus: float
     scratch_dir: str
+    lease_ttl_s: int
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> Surroundings:
@@ -65,6 +67,7 @@ class Surroundings:
             ),
             gpus=_number(environment, "DYNAPLAN_GPUS", 0),
             scratch_dir=environment.get("DYNAPLAN_SCRATCH_DIR", ""),
+            lease_ttl_s=lease_ttl_s(environment),
         )
 
 
@@ -191,6 +194,8 @@ async def _runtime(
         ),
         gpus=surroundings.gpus,
         scratch_dir=surroundings.scratch_dir,
+        role=service.role,
+        lease_ttl_s=surroundings.lease_ttl_s,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.wire.documents import shown, whole_number
 
 BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
 ETCD_VARIABLE = "ETCD_ENDPOINTS"
@@ -30,6 +31,13 @@ PLACES: Mapping[str, str] = {ETCD: ETCD_VARIABLE, NATS: NATS_VARIABLE, FILE: FIL
 PATHS = (FILE_VARIABLE, "ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
 """The variables that hold a path."""
 
+LEASE_TTL_VARIABLE = "ETCD_LEASE_TTL"
+
+LEASE_TTL_S = 10
+"""Time to live of a lease: the registrations of a process that is silent for longer vanish."""
+
+SHORTEST_LEASE_TTL_S, LONGEST_LEASE_TTL_S = 5, 30
+
 _OF_CLIENTS = (
     BACKEND_VARIABLE,
     FILE_VARIABLE,
@@ -38,6 +46,7 @@ _OF_CLIENTS = (
     NATS_VARIABLE,
     "NATS_AUTH_",
     "DYN_EVENT_PLANE",
+    LEASE_TTL_VARIABLE,
 )
 
 
@@ -69,6 +78,22 @@ def shared_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) ->
             hint="Use file, which needs no server either.",
         )
     return backend
+
+
+def lease_ttl_s(environ: Mapping[str, str]) -> int:
+    """Return the time to live, in seconds, of the leases that workers register under.
+
+    Raises ConfigError for anything but a whole number from 5 to 30.
+    """
+    text = environ.get(LEASE_TTL_VARIABLE, "").strip()
+    number = whole_number(text) if text else LEASE_TTL_S
+    if number is None or not SHORTEST_LEASE_TTL_S <= number <= LONGEST_LEASE_TTL_S:
+        raise ConfigError(
+            f"{LEASE_TTL_VARIABLE} is {shown(text)}: expected whole seconds,"
+            f" from {SHORTEST_LEASE_TTL_S} to {LONGEST_LEASE_TTL_S}",
+            hint=f"Unset it for {LEASE_TTL_S} s.",
+        )
+    return number
 
 
 def says_where(environ: Mapping[str, str]) -> bool:

@@ -1,1 +1,1 @@
-"""Coordination through the key-value store: watched prefixes."""
+"""Coordination through the key-value store: watched prefixes, buckets, locks."""

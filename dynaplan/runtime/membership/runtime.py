@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.signals import on_signals
@@ -35,7 +36,9 @@ from dynaplan.ports.messaging import Messenger
 from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.calls.endpoint_client import EndpointClient
 from dynaplan.runtime.calls.http_calls import worker_session
+from dynaplan.runtime.coordination.buckets import Bucket
 from dynaplan.runtime.coordination.events import ComponentEvents
+from dynaplan.runtime.coordination.locks import Locks
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint
 from dynaplan.runtime.life import HostedService, WorkerLife
@@ -55,7 +58,8 @@ class Runtime:
     """A process's part in a deployment. Made by ``dynaplan.runtime.connect``.
 
     ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
-    the processes of the deployment show each other. Endpoints are served on a port of ``host``.
+    the processes of the deployment show each other. Endpoints are served on a port of ``host``, and
+    registered under leases of ``lease_ttl_s`` seconds.
     """
 
     own_namespace: str
@@ -67,6 +71,7 @@ class Runtime:
     connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] = field(repr=False)
     host: str = "127.0.0.1"
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
+    lease_ttl_s: int = LEASE_TTL_S
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _workers: list[WorkerRuntime] = field(default_factory=list, init=False)
@@ -96,6 +101,15 @@ class Runtime:
     def namespace(self, name: str = "") -> RuntimeNamespace:
         """Return the namespace of that name, or the deployment's own."""
         return RuntimeNamespace(self, _checked(NAME, "namespace", name or self.own_namespace))
+
+    @property
+    def locks(self) -> Locks:
+        """The locks that all processes at the same store share."""
+        return Locks(self.store, self.clock, self.lease_ttl_s)
+
+    def bucket(self, name: str) -> Bucket:
+        """Return the store's bucket of that name, as in ``v1/instances``."""
+        return Bucket(self.store, name)
 
     def leave(self, why: str) -> None:
         """Drain what is served here, also what is going to be; ``why`` completes "because ..."."""
@@ -193,6 +207,7 @@ class Runtime:
             clock=self.clock,
             discovery=discovery,
             connect_messenger=self.connect_messenger,
+            lease_ttl_s=self.lease_ttl_s,
         )
 
 

@@ -27,6 +27,7 @@ from dynaplan.domain.settings.servers import (
     NATS,
     NATS_VARIABLE,
     PLACES,
+    lease_ttl_s,
     shared_backend,
 )
 from dynaplan.domain.wire.prefill import prefill_stream
@@ -76,6 +77,7 @@ def shared_servers(
     """Find the servers to start, and check the ones that the environment names; raises UserError."""
     backend = shared_backend(os.environ)
     plane = checked_event_plane(os.environ)
+    lease_ttl_s(os.environ)
     store_outlives = bool(os.environ.get(PLACES[backend]))
     has_own_nats = not os.environ.get(NATS_VARIABLE)
     if store_outlives:

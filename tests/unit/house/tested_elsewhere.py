@@ -30,6 +30,7 @@ TESTED_ELSEWHERE = {
         "adapters/events/zmq_publishing",
     ],
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
+    "contract/test_coordination.py": ["runtime/coordination/buckets"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/api",
         "adapters/engines/sim/driver",
@@ -86,6 +87,10 @@ TESTED_ELSEWHERE = {
     "unit/core/sizing/test_pool_sizes.py": ["core/sizing/search"],
     "unit/options/test_service_config.py": ["options/engine_sizes", "options/known", "options/yaml_file"],
     "unit/planner/test_forecasts.py": ["adapters/forecasters/core_forecaster"],
+    "unit/runtime/coordination/test_locks.py": [
+        "runtime/coordination/held_lock",
+        "runtime/coordination/kept_lease",
+    ],
     "unit/sdk/test_graph.py": ["sdk/importing", "sdk/links"],
     "unit/serving/prefill/test_remote_prefill.py": ["serving/prefill/depth"],
     "unit/simulator/oracle/test_oracle.py": [

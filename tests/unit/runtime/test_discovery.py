@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -70,6 +71,22 @@ async def test_a_value_that_is_no_registration_is_ignored(
     await discovery.start()
     assert discovery.all() == (instance(2),)
     assert "not a registration" in caplog.text
+    await discovery.close()
+
+
+async def test_an_instance_that_is_not_reached_over_http_is_left_out_and_named_once(
+    store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = json.loads(instance(1).to_json()) | {"transport": {"tcp": "10.0.0.7:4000"}}
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+    for _ in range(2):
+        await store.put(instance(1).key, json.dumps(foreign))
+        await put(store, instance(2))
+    assert discovery.instances("VllmWorker") == discovery.all() == (instance(2),)
+    (message,) = caplog.messages
+    assert instance(1).key in message
+    assert "tcp 10.0.0.7:4000" in message
     await discovery.close()
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.registration import LEASE_TTL_S, Registration
+from dynaplan.runtime.registration import Registration
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -24,7 +26,7 @@ def instances(lease: int) -> list[Instance]:
 async def registration(store: FakeStore, clock: Any) -> AsyncIterator[Registration]:
     discovery = Discovery(store, "ns")
     await discovery.start()
-    made = Registration(store, store, clock, discovery, instances)
+    made = Registration(store, store, clock, discovery, instances, role=Role.DECODE)
     yield made
     store.is_away = store.is_frozen = False
     await made.withdraw()
@@ -51,16 +53,20 @@ async def test_all_keys_of_the_process_live_under_one_lease(
     assert sorted(store.items) == [
         "/services/ns/VllmWorker/generate/3e9",
         "/services/ns/VllmWorker/status/3e9",
+        "v1/instances/ns/VllmWorker/generate/3e9",
+        "v1/instances/ns/VllmWorker/status/3e9",
+        "v1/instances/ns/backend/generate/3e9",
+        "v1/instances/ns/backend/status/3e9",
     ]
     assert registered(store) == {registration.instance_id}
 
 
-async def test_the_lease_is_kept_alive_three_times_per_ttl(
+async def test_the_lease_is_kept_alive_at_half_of_what_remains(
     registration: Registration, store: FakeStore
 ) -> None:
     await registration.start()
-    await asyncio.sleep(60)
-    assert 17 <= store.keep_alives <= 18
+    await asyncio.sleep(61)
+    assert store.keep_alives == 12
     assert registered(store) == {1001}
 
 
@@ -147,7 +153,7 @@ async def test_a_store_that_came_back_empty_is_registered_in_again_and_drains_no
     await asyncio.sleep(1)
     store.come_back_empty()
     await within(1, lambda: registered(store) == {1002})
-    assert len(store.items) == 2
+    assert len(store.items) == 6
     assert not registration.revoked.is_set()
 
 
@@ -156,7 +162,7 @@ async def test_a_deleted_key_is_put_again_under_the_same_lease(
 ) -> None:
     await registration.start()
     await asyncio.sleep(5)
-    key = next(iter(store.items))
+    key = next(key for key in store.items if key.startswith("/services/"))
     await store.delete(key)
     await within(0.1, lambda: key in store.items)
     assert registered(store) == {1001}
@@ -170,7 +176,7 @@ async def test_a_revocation_drains_even_after_somebody_deleted_everything(
     store.generation += 1  # what identifies the store was deleted as well
     for key in list(store.items):
         await store.delete(key)
-    await within(0.1, lambda: len(store.items) == 2)
+    await within(0.1, lambda: len(store.items) == 6)
     await store.revoke(registration.instance_id)
     assert await asyncio.wait_for(registration.revoked.wait(), 0.1)
 

@@ -9,6 +9,7 @@ from dynaplan.domain.settings.servers import (
     BACKEND_VARIABLE,
     clients_variables,
     is_without_nats,
+    lease_ttl_s,
     says_where,
     server_addresses,
     shared_backend,
@@ -103,3 +104,18 @@ def test_the_addresses_name_the_store_and_the_servers_that_there_are() -> None:
 def test_what_people_see_of_a_store_has_no_password() -> None:
     nats = {BACKEND_VARIABLE: "nats", "NATS_SERVER": "nats://me:secret@box:4222"}
     assert unusual_store(nats) == "nats, nats://***@box:4222"
+
+
+@pytest.mark.parametrize(("text", "ttl_s"), [("", 10), ("5", 5), (" 30 ", 30)])
+def test_the_lease_ttl_is_ten_seconds_unless_the_environment_says_another(text: str, ttl_s: int) -> None:
+    assert lease_ttl_s({"ETCD_LEASE_TTL": text}) == ttl_s
+
+
+@pytest.mark.parametrize("text", ["4", "31", "-5", "10.5", "10s", "nan", "9" * 30])
+def test_a_lease_ttl_that_is_no_whole_number_from_5_to_30_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"ETCD_LEASE_TTL is '.*': expected whole seconds, from 5 to 30"):
+        lease_ttl_s({"ETCD_LEASE_TTL": text})
+
+
+def test_commands_beside_serve_learn_the_lease_ttl() -> None:
+    assert clients_variables({"ETCD_LEASE_TTL": "5", "HOME": "/"}) == {"ETCD_LEASE_TTL": "5"}
