@@ -24,7 +24,7 @@ from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.wire.store import KeyValue, Transaction
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.ports.box import Clock
-from dynaplan.ports.stores import Store
+from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
 from dynaplan.runtime.coordination.held_lock import HeldLock
 from dynaplan.runtime.coordination.kept_lease import KeptLease
 from dynaplan.runtime.coordination.prefix_watcher import PrefixWatcher, full_key_string
@@ -73,7 +73,7 @@ class LockKeys:
 class _Attempt:
     """One attempt to get a lock, under a lease that ends with it unless it leads to a lock."""
 
-    def __init__(self, store: Store, prefix: str, lease: KeptLease) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str, lease: KeptLease) -> None:
         self._store = store
         self._prefix = prefix
         self._key = ""
@@ -127,8 +127,11 @@ class Locks:
     empty name in it, or the name ``writer`` or ``readers``, is a ConfigError.
     """
 
-    def __init__(self, store: Store, clock: Clock, ttl_s: int = LEASE_TTL_S) -> None:
+    def __init__(
+        self, store: KeyValueStore, leases: LeaseKeeper, clock: Clock, ttl_s: int = LEASE_TTL_S
+    ) -> None:
         self._store = store
+        self._leases = leases
         self._clock = clock
         self._ttl_s = ttl_s
 
@@ -243,7 +246,7 @@ class Locks:
         return None
 
     async def _attempt(self, keys: LockKeys) -> _Attempt:
-        lease = await KeptLease.granted(self._store, self._clock, self._ttl_s)
+        lease = await KeptLease.granted(self._leases, self._clock, self._ttl_s)
         return _Attempt(self._store, keys.prefix, lease)
 
 

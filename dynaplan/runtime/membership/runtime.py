@@ -94,6 +94,7 @@ class Runtime:
             token=worker.worker_token,
             connect_messenger=worker.connect_messenger,
             connect_events=worker.connected_plane,
+            lease_ttl_s=worker.lease_ttl_s,
         )
         runtime._workers.append(worker)
         return runtime
@@ -105,7 +106,7 @@ class Runtime:
     @property
     def locks(self) -> Locks:
         """The locks that all processes at the same store share."""
-        return Locks(self.store, self.clock, self.lease_ttl_s)
+        return Locks(self.store, self.leases, self.clock, self.lease_ttl_s)
 
     def bucket(self, name: str) -> Bucket:
         """Return the store's bucket of that name, as in ``v1/instances``."""
