@@ -91,29 +91,6 @@ async def test_a_store_in_files_needs_no_server_and_all_holds(deploy: Callable[.
     assert (processes_of(deployment), files_of(deployment)) == ({}, [])
 
 
-async def test_a_store_in_nats_needs_no_etcd_and_all_holds(deploy: Callable[..., Deployment]) -> None:
-    deployment = await asyncio.to_thread(
-        deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--store", "nats"
-    )
-    assert servers_of(deployment) == {"nats-server"}
-    data = Path(deployment.statefile()["addresses"]["runtime_dir"]) / "nats" / "jetstream"
-    async with Load(deployment.url, MODEL, clients=3, tokens=20, prompt="word " * 900) as load:
-        await scaled(deployment, decode=2, prefill=2)
-        await killed(deployment, "FleetPlugin")
-        await killed(deployment, "nats-server")
-        await lives_on(load, deployment)
-        before = names_of(deployment)
-        wipe(data)
-        await killed(deployment, "nats-server")
-        await eventually(lambda: set(names_of(deployment).values()).isdisjoint(before.values()))
-        await lives_on(load, deployment)
-        await scaled(deployment, decode=1, prefill=1)
-        await load.stop()
-    assert load.incomplete == []
-    assert await asyncio.to_thread(deployment.stop) == 0
-    assert (processes_of(deployment), files_of(deployment)) == ({}, [])
-
-
 async def test_an_etcd_behind_tls_and_passwords_does_for_a_whole_deployment(
     deploy: Callable[..., Deployment], secured_etcd: SecuredEtcd
 ) -> None:
