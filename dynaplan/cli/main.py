@@ -14,12 +14,12 @@ from dynaplan.domain.errors import DynaplanError, UserError, nearest
 from dynaplan.foundation import screen
 
 COMMANDS = (
-    *("serve", "planner", "status", "scale", "release", "wake", "why", "logs", "stop"),
+    *("serve", "frontend", "worker", "planner", "status", "scale", "release", "wake", "why", "logs", "stop"),
     *("simulate", "replay", "profile-sla", "pull", "compat"),
 )
 """The commands, in the order of the help page. Each is ``command`` in the module of its name."""
 
-ROOMS = {"release": "scaling."}
+ROOMS = {"release": "scaling.", "frontend": "components.", "worker": "components."}
 """The room of a command whose module does not lie beside this one."""
 
 HABITS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from dynaplan.cli.overriding import (
 )
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.domain.wire.discovery import is_loopback
 from dynaplan.foundation import screen
 from dynaplan.sdk.compat import COMPAT_VARIABLE
 
@@ -226,14 +226,6 @@ def exposed(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str
         f"--host {host} without an API key: whoever reaches this machine can use the service; "
         "set DYNAPLAN_API_KEY to ask for a key"
     ]
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches that address."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def default_working_dir(graph: str) -> Path:

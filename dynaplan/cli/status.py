@@ -12,23 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.deployment import connected, namespace_argument
+from dynaplan.cli.components.rows import alone_row, out_of_reach, uptime_s
+from dynaplan.cli.deployment import connected, namespace_argument, store_option
 from dynaplan.cli.scaling.counts import held_in, readable_holds
 from dynaplan.cli.scaling.holding import described
+from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.scaling import SCALED_ROLES, planner_prefix
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.servers import FILE, says_where, store_backend
+from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.foundation import screen
 from dynaplan.foundation.durations import clock
 from dynaplan.foundation.tables import folded, text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.lifecycle import Worker
+    from dynaplan.domain.wire.discovery import Instance
     from dynaplan.domain.wire.store import KeyValue
     from dynaplan.domain.wire.worker_load import WorkerLoad
     from dynaplan.supervisor.deployments import RunningDeployment
 
 ANSWER_S = 1.0
 """Half of the time in which the store must list the workers."""
+
+DEFAULT_NAMESPACE = PlannerSettings.namespace
 
 ENGINE_ROLES = ("decode", "prefill")
 COLUMNS = ("WORKER", "ROLE", "STATE", "GPUS", "PID", "RUNNING", "WAITING", "KV", "UPTIME")
@@ -38,52 +46,81 @@ LEAST_NEEDED = ("PID", "UPTIME", "GPUS", "ROLE", "KV")
 
 @click.command(name="status", short_help="Show the workers and their load.")
 @namespace_argument
+@store_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def command(namespace: str | None, as_json: bool) -> None:
     """Show the workers: role, state, GPUs, pid, running and waiting requests, KV usage, uptime.
 
-    Without NAMESPACE every deployment that runs here has a table of its own. A worker whose engine starts is
+    Without NAMESPACE every deployment that runs here has a table of its own; when none does, the components
+    of the store that the environment names are shown. A worker whose engine starts is
     "loading", with the time that it usually takes. A worker whose GPU is not free is "waiting"; below the
     table stands what has the GPU.
     """
     from dynaplan.supervisor.deployments import find_deployments
 
-    found = find_deployments(namespace)
-    documents = [_document(each) for each in found]
+    try:
+        found = find_deployments(namespace)
+    except DeploymentError:
+        if not says_where(os.environ) and store_backend(os.environ) != FILE:
+            raise
+        found = []
+    documents = [_document(each) for each in found] or [_document_of_store(namespace or DEFAULT_NAMESPACE)]
     if as_json:
         document = documents[0] if len(documents) == 1 else {"deployments": documents}
         click.echo(json.dumps(document, indent=2))
         return
-    pages = [_page(document, each.arbiter.pid) for document, each in zip(documents, found, strict=True)]
+    owners = [f"serve runs as pid {each.arbiter.pid}" for each in found] or ["no serve of it runs here"]
+    pages = [_page(document, owner) for document, owner in zip(documents, owners, strict=True)]
     click.echo("\n\n".join(pages))
 
 
 def _document(found: RunningDeployment) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
+    from dynaplan.core.fleet.observing import unmanaged
+
     with connected(found):
-        loads, waits, ignored, holds, not_callable = asyncio.run(_asked(found.namespace))
+        loads, waits, ignored, holds, not_callable, registered = asyncio.run(_asked(found.namespace))
     held = (holds or held_in(found.document)).by_role
     usual = _usual_start_s(found)
     workers = [
         _row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
     ]
+    workers += [alone_row(instance, loads.get(instance.worker)) for instance in unmanaged(registered)]
     return {
         "namespace": found.namespace,
         "frontend_url": found.frontend_url,
         "workers": workers,
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
-        "troubles": _troubles(found),
+        "troubles": [*_troubles(found), *out_of_reach(registered)],
         "ignored_keys": ignored,
         "not_callable": not_callable,
     }
 
 
-def _page(document: Mapping[str, Any], pid: int) -> str:
+def _document_of_store(namespace: str) -> dict[str, Any]:
+    """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
+    loads, waits, ignored, holds, not_callable, registered = asyncio.run(_asked(namespace))
+    components = {each.worker: each for each in registered}
+    return {
+        "namespace": namespace,
+        "frontend_url": ", ".join(public_urls(registered)),
+        "workers": [alone_row(each, loads.get(name)) for name, each in sorted(components.items())],
+        "waits": waits,
+        "holds": {role.value: asdict(hold) for role, hold in holds.by_role.items()} if holds else {},
+        "troubles": out_of_reach(registered),
+        "ignored_keys": ignored,
+        "not_callable": not_callable,
+    }
+
+
+def _page(document: Mapping[str, Any], owner: str) -> str:
     """Lay one deployment out: its address, its workers, and below them what is wrong or waits."""
-    head = f"{document['namespace']}  {document['frontend_url']}  serve runs as pid {pid}"
+    head = f"{document['namespace']}  {document['frontend_url']}  {owner}"
     parts = list(document["troubles"])
+    if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
+        parts.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
     for role in SCALED_ROLES:
         if hold := document["holds"].get(role.value):
             parts.append(described(role, Hold(**hold), time.time()))
@@ -130,10 +167,11 @@ def _row(worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits
         "running": load.running_requests if load else None,
         "waiting": load.waiting_requests if load else None,
         "kv_usage": load.kv_usage if load else None,
-        "uptime_s": _uptime_s(worker.started_at),
+        "uptime_s": uptime_s(worker.started_at),
         "restarts": len(worker.restarts_s),
         "waits": waits,
         "reason": worker.reason,
+        "is_managed": True,
     }
 
 
@@ -225,13 +263,6 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
     return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
 
 
-def _uptime_s(started_at: int) -> float | None:
-    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
-    if not started_at:
-        return None
-    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
-
-
 def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan import wiring
@@ -248,13 +279,15 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
 
 async def _asked(
     namespace: str,
-) -> tuple[dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None, dict[str, str]]:
+) -> tuple[
+    dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None, dict[str, str], list[Instance]
+]:
     """Ask the store and the workers.
 
     Return loads by worker name, what waits for GPUs and why by the worker's or service's name, faults of
-    unreadable keys by key, holds, and how instances are reached that cannot be called, by key. A worker that
-    has no load or does not answer is left out; all are empty when the store does not answer, and the holds
-    None.
+    unreadable keys by key, holds, how instances are reached that cannot be called, by key, and the
+    registrations. A worker that has no load or does not answer is left out; all are empty when the store
+    does not answer, and the holds None.
     """
     from dynaplan import wiring
     from dynaplan.domain.errors import StoreUnavailable
@@ -267,7 +300,7 @@ async def _asked(
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("the key-value store does not answer: loads are not known", err=True)
-        return {}, {}, {}, None, {}
+        return {}, {}, {}, None, {}, []
     finally:
         await store.close()
     ignored, foreign = unreadable(namespace, items), uncallable(items)
@@ -285,7 +318,8 @@ async def _asked(
     # A service without engine says zero throughout: it has no load.
     known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
     text = next((item.value for item in items if item.key == planner_prefix(namespace) + HOLDS), "")
-    return known, _waits(namespace, items, ignored), ignored, readable_holds(text), foreign
+    holds = readable_holds(text)
+    return known, _waits(namespace, items, ignored), ignored, holds, foreign, registered
 
 
 def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:

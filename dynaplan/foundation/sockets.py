@@ -7,6 +7,8 @@ import os
 import random
 import socket
 import stat
+from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 
 LOWEST_PORT = 10000
@@ -77,6 +79,18 @@ def _is_connected(connection: socket.socket) -> bool:
     try:
         connection.getpeername()
     except OSError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def is_own_address(address: str) -> bool:
+    """Tell whether that IP address is one of this host's; a name is none."""
+    try:
+        if ip_address(address).is_multicast:
+            return False
+        bound_socket(address, 0).close()
+    except (OSError, ValueError):
         return False
     return True
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.foundation.connection import OnFirstUse
@@ -79,9 +81,10 @@ async def run_planner(settings: PlannerSettings) -> None:
     async with AsyncExitStack() as stack:
         store = wiring.connections.connect_store()
         stack.push_async_callback(store.close)
-        discovery = Discovery(store, settings.namespace)
+        discovery = Discovery(store, settings.namespace, wiring.box.network())
         stack.push_async_callback(discovery.close)
         await _announced(discovery.start(), "the key-value store to answer")
+        await _tell_owner(store, settings.namespace)
         messenger = OnFirstUse(wiring.connections.connect_messenger)
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())
@@ -93,6 +96,21 @@ async def run_planner(settings: PlannerSettings) -> None:
             server = await serve_metrics(port, settings.namespace, planner.numbers)
             stack.push_async_callback(server.cleanup)
         await planner.loop.run()
+
+
+async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
+    """Say in the log when no fleet plugin is there to carry decisions out."""
+    try:
+        has_owner = await store.get(fleet_key(namespace)) is not None
+    except TemporaryError:
+        return
+    if not has_owner:
+        log.warning(
+            "no `dynaplan serve` owns the counts of %s: decisions are written to %s, and others have to "
+            "carry them out; workers that were started by `dynaplan worker` stay as they are",
+            namespace,
+            planner_prefix(namespace),
+        )
 
 
 async def _announced(waiting: Awaitable[None], what: str) -> None:

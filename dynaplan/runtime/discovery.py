@@ -16,12 +16,13 @@ class Discovery:
 
     While the store is away the last known instances stay; when it is back, a Snapshot replaces them.
     Reading costs a dictionary look-up, so it may be done for every request. Instances that cannot be called
-    over HTTP are left out, and named once.
+    over HTTP, or not from the reader's own ``network`` (``Instance.network``), are left out, and named once.
     """
 
-    def __init__(self, store: KeyValueStore, namespace: str) -> None:
+    def __init__(self, store: KeyValueStore, namespace: str, network: str = "") -> None:
         prefix = f"{SERVICES_PREFIX}{namespace}/"
-        self._watcher = PrefixWatcher(store, prefix, full_key_string, _instance)
+        self._network = network
+        self._watcher = PrefixWatcher(store, prefix, full_key_string, self._instance)
         self._by_endpoint: dict[tuple[str, str], tuple[Instance, ...]] = {}
         self._watcher.on_change(self._group)
 
@@ -59,15 +60,19 @@ class Discovery:
     def _group(self) -> None:
         self._by_endpoint = _grouped(self._watcher.current)
 
-
-def _instance(item: KeyValue) -> Instance:
-    try:
-        instance = Instance.from_json(item.value)
-    except ValueError as error:
-        raise ValueError(f"it is not a registration ({error})") from error
-    if not instance.url:
-        raise ValueError(f"it is reached by {not_callable(item.value)}, and dynaplan calls over HTTP only")
-    return instance
+    def _instance(self, item: KeyValue) -> Instance:
+        """Read a registration; raises ValueError for what is none, and for an instance out of reach."""
+        try:
+            instance = Instance.from_json(item.value)
+        except ValueError as error:
+            raise ValueError(f"it is not a registration ({error})") from error
+        if not instance.url:
+            how = not_callable(item.value)
+            raise ValueError(f"it is reached by {how}, and dynaplan calls over HTTP only")
+        if not instance.is_within_reach(self._network):
+            where = f"{instance.url} of {instance.host or 'another host'}"
+            raise ValueError(f"only that host reaches {where}; --advertise-host changes that")
+        return instance
 
 
 def _grouped(by_key: Mapping[str, Instance]) -> dict[tuple[str, str], tuple[Instance, ...]]:

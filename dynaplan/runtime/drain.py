@@ -76,7 +76,8 @@ async def drain(
     await _within(deadline_s, _finish(runtime, servers), runtime.failed)
     cut = _held(runtime, servers)
     await _within(HOOKS_S, _call_each(hooks))
-    left_s = begun_s + deadline_s - runtime.clock.now_s() if runtime.ready.is_set() else 0.0
+    has_time = runtime.ready.is_set() and not runtime.is_hurried
+    left_s = begun_s + deadline_s - runtime.clock.now_s() if has_time else 0.0
     await close(runtime, min(max(left_s, STOP_LEAST_S), STOP_S))
     # What came before everybody had heard of the deregistration was held too.
     proof = Proof(max(held, cut), cut, runtime.clock.now_s() - begun_s, runtime.told_to_leave.result())

@@ -18,11 +18,21 @@ from dynaplan.foundation.signals import on_signals
 from dynaplan.runtime import metrics
 from dynaplan.runtime.drain import FAILED_STOP_S, close, drain
 from dynaplan.runtime.endpoints import ServedEndpoint, check_route, internal_route, public_route
-from dynaplan.runtime.process import EXIT_CRASHED, EXIT_CUT, EXIT_DRAINED, WorkerRuntime
+from dynaplan.runtime.process import (
+    EXIT_CRASHED,
+    EXIT_CUT,
+    EXIT_DRAINED,
+    EXIT_HURRIED,
+    ToldTwice,
+    WorkerRuntime,
+)
 from dynaplan.runtime.registration import Registration
 from dynaplan.runtime.server import WorkerServer
 
 log = logging.getLogger(__name__)
+
+WHO_PATH = "/who"
+"""The route that tells a bearer of the namespace's token the worker's name, and answers 401 to others."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,8 @@ class WorkerLife:
 
     ``server`` is the worker's own HTTP server; ``public`` makes the one for ``@api`` endpoints, and is
     called only when there are any. ``has_signals``: SIGTERM and SIGINT mean this worker; False where the
-    process has more than one, and tells them itself.
+    process has more than one, and tells them itself. ``is_in_foreground``: somebody at a terminal may tell it
+    twice to end, and then it does not wait for its requests.
     """
 
     runtime: WorkerRuntime
@@ -52,6 +63,7 @@ class WorkerLife:
     public: Callable[[], WorkerServer]
     drain_deadline_s: float
     has_signals: bool = True
+    is_in_foreground: bool = False
     _servers: list[WorkerServer] = field(default_factory=list, init=False)
     _prepared: HostedService = field(default_factory=HostedService, init=False)
 
@@ -75,6 +87,8 @@ class WorkerLife:
                     await server.stop()
 
     def _signalled(self, name: str) -> None:
+        if self.is_in_foreground and self.runtime.told_to_leave.done():
+            self.runtime.fail(ToldTwice())
         self.runtime.leave(f"{name} arrived")
 
     async def _until_told(self, beginning: asyncio.Task[None]) -> None:
@@ -113,6 +127,9 @@ class WorkerLife:
             if not runtime.failed.done():
                 return EXIT_CUT if proof.cut else EXIT_DRAINED
         await registration.withdraw(1.0)
+        if runtime.is_hurried:
+            log.warning("told twice to end: not waiting for what is held")
+            return EXIT_HURRIED
         log.error("this worker failed: %r", runtime.failed.result())
         return EXIT_CRASHED
 
@@ -146,6 +163,9 @@ class WorkerLife:
                 pid=os.getpid(),
                 card=runtime.card,
                 engine_url=runtime.engine_url,
+                host=os.uname().nodename,
+                network=runtime.network,
+                is_managed=runtime.is_managed,
             )
             for endpoint in self._names()
         ]
@@ -159,6 +179,7 @@ class WorkerLife:
             Route("GET", "/health", self._health, is_open=True, is_work=False),
             Route("GET", "/metrics", self._metrics, is_open=True, is_work=False),
             Route("GET", "/load_metrics", self._load_metrics, is_open=True, is_work=False),
+            Route("GET", WHO_PATH, self._who, is_work=False),
         )
 
     def _service_routes(self) -> Sequence[Route]:
@@ -172,6 +193,10 @@ class WorkerLife:
         status = "draining" if draining else "ready" if self.runtime.ready.is_set() else "starting"
         document = {"status": status, "worker": self.runtime.worker_name}
         return web.json_response(document, status=200 if status == "ready" else 503)
+
+    async def _who(self, _: web.Request) -> web.Response:
+        """Answer the bearer of the right token."""
+        return web.json_response({"namespace": self.runtime.namespace, "worker": self.runtime.worker_name})
 
     async def _load_metrics(self, _: web.Request) -> web.Response:
         return web.json_response(self.runtime.load.to_json())

@@ -26,6 +26,13 @@ EXIT_DRAINED = 0
 EXIT_CRASHED = 1
 EXIT_CUT = 75
 """Drained, but the deadline cut requests off (``EX_TEMPFAIL``)."""
+EXIT_HURRIED = 130
+"""Told twice to end, at a terminal: it ended without waiting for its requests."""
+
+
+class ToldTwice(Exception):
+    """The user wants the process to end at once."""
+
 
 Finish = Callable[[], Awaitable[None]]
 
@@ -40,6 +47,8 @@ class WorkerRuntime:
     deployment's directory in memory for files named ``{worker_name}.*``. ``public_socket`` is bound to the
     public port, and other processes listen on it too; None: this process is to bind the port itself. ``role``
     is the service's, if it has one; ``lease_ttl_s`` the time to live of the lease that it registers under.
+    ``network`` is what ``Instance.network`` says of this process; ``is_managed`` is False for one that no
+    ``serve`` has started.
     """
 
     namespace: str
@@ -59,6 +68,8 @@ class WorkerRuntime:
     public_socket: socket.socket | None = field(default=None, repr=False)
     role: Role | None = None
     lease_ttl_s: int = LEASE_TTL_S
+    network: str = ""
+    is_managed: bool = True
     is_draining: bool = False
     engine_url: str = field(default="", init=False)
     """The base address of the engine's OpenAI API, when that is a server of its own."""
@@ -164,6 +175,11 @@ class WorkerRuntime:
         """End this process with exit code 1. Only the first call counts."""
         if not self.failed.done():
             self.failed.set_result(error)
+
+    @property
+    def is_hurried(self) -> bool:
+        """True when the user has told this process a second time to end."""
+        return self.failed.done() and isinstance(self.failed.result(), ToldTwice)
 
     @property
     def load(self) -> WorkerLoad:

@@ -60,12 +60,19 @@ class WorkerServer:
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
-    then too, so that the kernel gives new connections to the others that share its port.
+    then too, so that the kernel gives new connections to the others that share its port. ``advertised`` is
+    the host name by which others know the socket's address.
     """
 
-    def __init__(self, listen_on: socket.socket, token: str, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        listen_on: socket.socket,
+        token: str,
+        limits: ConnectionLimits | None = None,
+        advertised: str = "",
+    ) -> None:
         self._socket = listen_on
-        self.url = _url(listen_on)
+        self.url = _url(listen_on, advertised)
         self._limits = limits
         self._credentials = f"Bearer {token}".encode() if token else b""
         self._table = web.UrlDispatcher()
@@ -148,8 +155,9 @@ class WorkerServer:
         return not self._credentials or hmac.compare_digest(given, self._credentials)
 
 
-def _url(bound: socket.socket) -> str:
+def _url(bound: socket.socket, advertised: str) -> str:
     host, port = bound.getsockname()[:2]
+    host = advertised or host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

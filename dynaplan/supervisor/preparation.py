@@ -14,9 +14,10 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from dynaplan.domain.errors import (
 )
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.frontend import FrontendSettings
@@ -41,6 +41,7 @@ from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.log_lines import LogLines
 from dynaplan.foundation.sockets import free_port
+from dynaplan.ports.box import Claims
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.deployments import port_holder
 from dynaplan.supervisor.fleet.document import new_document
@@ -55,8 +56,10 @@ from dynaplan.supervisor.runtime_dir import (
     hold_port,
     make_runtime_directory,
     new_token,
+    read_token,
     remove_runtime_directory,
     runtime_directory,
+    token_path,
     write_private,
 )
 from dynaplan.supervisor.scratch import scratch_directory
@@ -116,7 +119,8 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         notes = clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes())
     arbiter = wiring.box.processes().identity_of(os.getpid())
     gpus, is_simulated = wiring.box.gpu_inventory(options.gpus)
-    workers, left_out = _first_workers(graph, gpus, arbiter, options, stack, bool(notes))
+    claims = partial(wiring.box.gpu_claims, arbiter, graph.namespace)
+    workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
     public_socket = _public_socket(graph, options, stack)
     port = public_socket.getsockname()[1] if public_socket else options.port
     log_dir = _log_dir(graph.namespace, options)
@@ -208,26 +212,27 @@ def _as_deployment_error() -> Iterator[None]:
         raise DeploymentError(str(error.args[0]), hint=error.hint) from error
 
 
-def _first_workers(
+def first_workers(
     graph: GraphSpec,
     gpus: Sequence[Gpu],
-    arbiter: ProcessIdentity,
-    options: ServeOptions,
+    make_claims: Callable[[], Claims],
     stack: ExitStack,
-    has_killed: bool,
+    uses_busy: bool,
+    has_killed: bool = False,
 ) -> tuple[tuple[Worker, ...], list[str]]:
     """Claim the GPUs of the configured workers; return these, and lines about GPUs that others have.
 
+    The claims end with ``stack``. ``uses_busy``: GPUs whose memory other programs use will do, too.
     ``has_killed``: leftovers were killed a moment ago, whose memory may not be free yet. Raises CapacityError
     when the workers do not fit.
     """
-    claims = GpuClaims(wiring.box.gpu_claims(arbiter, graph.namespace), gpus)
+    claims = GpuClaims(make_claims(), gpus)
     # Not by ``claims``: the fleet plugin has claimed more in our name.
-    stack.callback(GpuClaims(wiring.box.gpu_claims(arbiter, graph.namespace), gpus).release_beyond, ())
+    stack.callback(GpuClaims(make_claims(), gpus).release_beyond, ())
     foreign = claims.foreign()
     busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
-    notes = gpu_stock.notes(gpus, foreign, busy, options.use_busy_gpus)
-    unusable = foreign if options.use_busy_gpus else {**busy, **foreign}
+    notes = gpu_stock.notes(gpus, foreign, busy, uses_busy)
+    unusable = foreign if uses_busy else {**busy, **foreign}
     while True:
         check_fits(graph, gpus, unusable)
         workers = reconcile(graph, (), {}, gpus, unusable, time.monotonic()).fleet
@@ -299,7 +304,7 @@ def _environment(launch: Launch, servers: SharedServers, api_key: str | None) ->
         "DYNAMO_HOST": launch.host,
         "DYNAMO_PORT": str(launch.port),
         "DYNAPLAN_API_KEY": api_key or "",
-        "DYNAPLAN_WORKER_TOKEN": new_token(),
+        "DYNAPLAN_WORKER_TOKEN": _token(launch.statefile),
         "DYNAPLAN_RUNTIME_DIR": str(launch.runtime_dir),
         "DYNAPLAN_LOG_DIR": str(launch.log_dir),
         "DYNAPLAN_SCRATCH_DIR": str(launch.scratch_dir),
@@ -307,6 +312,12 @@ def _environment(launch: Launch, servers: SharedServers, api_key: str | None) ->
         "DYNAPLAN_PARENT_PID": str(launch.arbiter.pid),
         "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.leave_timeout_s:g}",
     }
+
+
+def _token(statefile: Path) -> str:
+    """Return the token that components of this namespace keep on this host, or one for this time only."""
+    path = token_path(statefile)
+    return read_token(path) if path.exists() else new_token()
 
 
 def _clients_environment() -> dict[str, str]:

@@ -30,6 +30,13 @@ CLIENTS_FILE = "clients.json"
 """The environment that a client of the deployment needs, tokens included; mode 0600."""
 
 
+TOKEN_SUFFIX = ".token"
+LARGEST_TOKEN_BYTES = 4096
+PLAIN_TOKEN = re.compile(r"[\x21-\x7e]{16,}")
+"""A token travels in an HTTP header, and must not be guessed."""
+
+TOKEN_HINT = "Make one: `(umask 077; openssl rand -hex 32 > FILE)`, and copy it to every host."
+
 PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
 """The paths that may be addresses: circus takes a plugin's endpoint apart at white space, etcd's clients a
 list of endpoints at commas."""
@@ -130,14 +137,62 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def hold_port(host: str, port: int, holder_of: Callable[[int], str]) -> socket.socket:
+def token_path(statefile: Path) -> Path:
+    """Return where a namespace's token lies that outlasts every ``serve``, beside its statefile."""
+    return statefile.with_name(statefile.name.removesuffix(".json") + TOKEN_SUFFIX)
+
+
+def read_token(path: Path) -> str:
+    """Return the token in the file; ConfigError unless it holds one that only its owner can read."""
+    try:
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            text = file.read(LARGEST_TOKEN_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"cannot read the token in {path}: {why}", hint=TOKEN_HINT) from error
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        raise ConfigError(f"other users can read the token in {path}", hint=f"Run: chmod 600 {path}")
+    if not PLAIN_TOKEN.fullmatch(text):
+        raise ConfigError(f"{path} does not hold a token", hint=TOKEN_HINT)
+    return text
+
+
+def lasting_token(statefile: Path, otherwise: Callable[[], str]) -> str:
+    """Return the token beside the statefile; where there is none, ``otherwise`` gives one, which is kept.
+
+    Raises ConfigError when what is there cannot be used, DeploymentError when it cannot be written.
+    """
+    path = token_path(statefile)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(temporary, otherwise() + "\n")
+            with suppress(FileExistsError):  # Another process was faster: its token counts.
+                os.link(temporary, path)
+            temporary.unlink()
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot write the token {path}: {error.strerror}",
+            hint="Name one with --token-file, or set DYN_LOCAL_STATE_DIR to a directory of yours.",
+        ) from error
+    return read_token(path)
+
+
+def hold_port(
+    host: str,
+    port: int,
+    holder_of: Callable[[int], str],
+    bind: Callable[[str, int], socket.socket] = holding_socket,
+) -> socket.socket:
     """Bind a socket that keeps the port for the Frontends, which inherit it and listen on it.
 
     Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
     that the kernel chooses. ``holder_of`` names the holder of a port; empty when it is not known.
     """
     try:
-        return holding_socket(host, port)
+        return bind(host, port)
     except socket.gaierror as error:
         raise ConfigError(
             f"--host {host}: {error.strerror}", hint="Expected an address of this machine."

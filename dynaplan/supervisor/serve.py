@@ -42,6 +42,7 @@ from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
 from dynaplan.supervisor.upkeep.drain_display import show_drain
 from dynaplan.supervisor.upkeep.failure_watch import FailureWatch
 from dynaplan.supervisor.upkeep.server_watch import server_watches
+from dynaplan.supervisor.upkeep.unmanaged import staying
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
 
@@ -155,6 +156,7 @@ class Serving:
 
     async def _drained(self, shutdown: Shutdown) -> None:
         """End everything, and show the requests in flight meanwhile."""
+        stays = await staying(self._launch.namespace)
         try:
             workers = self._workers()
         except StatefileCorrupt:
@@ -167,6 +169,8 @@ class Serving:
         finally:
             display.cancel()
             await asyncio.wait({display})
+        if stays:
+            say(stays)
 
     async def _start(self, arbiter: ServeArbiter) -> None:
         try:

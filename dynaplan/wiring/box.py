@@ -74,11 +74,14 @@ def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
     return uses_reader(gpus, node_dir(os.environ))
 
 
-def gpu_claims(arbiter: ProcessIdentity, namespace: str) -> Claims:
-    """Return this arbiter's claims, which keep the arbiters of the machine off each other's GPUs."""
+def gpu_claims(arbiter: ProcessIdentity, namespace: str, worker: str = "") -> Claims:
+    """Return this arbiter's claims, which keep the arbiters of the machine off each other's GPUs.
+
+    ``worker`` is the name of a worker that claims for itself, as its own arbiter.
+    """
     from dynaplan.adapters.local.claims import NodeClaims, node_dir
 
-    return NodeClaims(arbiter, namespace, node_dir(os.environ))
+    return NodeClaims(arbiter, namespace, node_dir(os.environ), worker=worker)
 
 
 def port_holder(port: int) -> str:
@@ -100,3 +103,10 @@ def processes() -> Processes:
     from dynaplan.adapters.local import processes
 
     return processes
+
+
+def network() -> str:
+    """Return what tells the network of this process from others: see ``Instance.network``."""
+    from dynaplan.adapters.local import processes
+
+    return processes.network()

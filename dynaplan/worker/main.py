@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +24,18 @@ from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.sdk.compat import COMPAT_VARIABLE
 
 if TYPE_CHECKING:
+    import socket
+
     from dynaplan.ports.stores import Store
     from dynaplan.runtime.process import WorkerRuntime
     from dynaplan.sdk.service import Service
 
 CLOSE_S = 3.0
 """Seconds that closing connections may take at the end; servers may be away."""
+
+
+CLAIMS_EVERY_S = 60.0
+"""Seconds between two looks at the claims of a worker that holds them itself."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,31 @@ class Surroundings:
         )
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Alone:
+    """A process that no ``serve`` has started: in the foreground of a terminal, and unmanaged.
+
+    ``public_socket`` is bound to the public port, for a service that listens on it; ``gpus`` are the indices
+    of the GPUs that it has claimed for itself. ``own_socket`` is bound to an address that other hosts reach,
+    ``advertised`` is the name by which they do; None: loopback. ``look_at_claims`` makes those claims again
+    that a cleaner of temporary files has taken away.
+    """
+
+    public_socket: socket.socket | None = None
+    gpus: tuple[int, ...] = ()
+    own_socket: socket.socket | None = None
+    advertised: str = ""
+    look_at_claims: Callable[[], object] = object
+
+
+def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
     """Live one worker's life; the exit code."""
     from dynaplan.runtime.process import EXIT_CRASHED
 
     try:
         options = _options(arguments)
         surroundings = Surroundings.read(os.environ, options["service-name"])
-        log_file = _prepare_process(surroundings)
-        return _run(_live(options, surroundings, log_file))
+        return _run(_live(options, surroundings, _prepare_process(surroundings), alone))
     except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
         return EXIT_CRASHED
@@ -107,7 +129,12 @@ def _prepare_process(surroundings: Surroundings) -> LogFile | None:
     return log_file
 
 
-async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file: LogFile | None) -> int:
+async def _live(
+    options: Mapping[str, str],
+    surroundings: Surroundings,
+    log_file: LogFile | None,
+    alone: Alone | None,
+) -> int:
     import asyncio
 
     from dynaplan import wiring
@@ -118,15 +145,18 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
     from dynaplan.worker.hosting import Host
 
     # First of all, so that nothing that this process starts inherits it.
-    inherited = socket_of_stdin(surroundings.port)
+    inherited = (alone and alone.public_socket) or socket_of_stdin(surroundings.port)
     service = _service(options)
     if inherited and not _is_public(service):
         inherited.close()
         inherited = None
-    server = WorkerServer(bound_socket("127.0.0.1", 0), surroundings.worker_token)
+    own_socket = (alone and alone.own_socket) or bound_socket("127.0.0.1", 0)
+    server = WorkerServer(own_socket, surroundings.worker_token, advertised=alone.advertised if alone else "")
     store = wiring.connections.connect_store()
     runtime = await _runtime(service, surroundings, server.url, store)
     runtime.public_socket = inherited
+    if alone:
+        _be_unmanaged(runtime, alone, service)
     if log_file:
         runtime.spawn(log_file.watch(runtime.clock), "log file")
     runtime.spawn(runtime.discovery.failed(), "discovery")
@@ -139,7 +169,8 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
     host = Host(service, runtime)
     deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)
     try:
-        return await WorkerLife(runtime, server, public, deadline_s).live(host.prepare)
+        life = WorkerLife(runtime, server, public, deadline_s, is_in_foreground=alone is not None)
+        return await life.live(host.prepare)
     finally:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -147,6 +178,25 @@ async def _live(options: Mapping[str, str], surroundings: Surroundings, log_file
                 await runtime.close()
                 await runtime.discovery.close()
                 await store.close()
+
+
+def _be_unmanaged(runtime: WorkerRuntime, alone: Alone, service: Service[Any]) -> None:
+    runtime.is_managed = False
+    runtime.describe(role=service.role.value, gpus=list(alone.gpus))
+    runtime.spawn(_keep_claims(runtime, alone), "GPU claims")
+
+
+async def _keep_claims(runtime: WorkerRuntime, alone: Alone) -> None:
+    """Look at the claims now and then, as the fleet plugin does at those of its workers."""
+    import asyncio
+    import logging
+
+    while alone.gpus:
+        await runtime.clock.sleep(CLAIMS_EVERY_S)
+        try:
+            await asyncio.to_thread(alone.look_at_claims)
+        except DeploymentError as error:
+            logging.getLogger(__name__).warning("%s", error)
 
 
 def _is_public(service: Service[Any]) -> bool:
@@ -168,7 +218,8 @@ async def _runtime(
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 
-    discovery = Discovery(store, surroundings.namespace)
+    network = wiring.box.network()
+    discovery = Discovery(store, surroundings.namespace, network)
     await discovery.start()
     settings = section_options(ServiceConfig.get_instance(), service.name)
     reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
@@ -196,6 +247,7 @@ async def _runtime(
         scratch_dir=surroundings.scratch_dir,
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
+        network=network,
     )
 
 

@@ -34,6 +34,7 @@ from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
+from dynaplan.domain.wire.discovery import host_of, is_loopback
 from dynaplan.options.engine_flags import (
     FlagStyle,
     engine_flags,
@@ -165,10 +166,17 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
     environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
     if transfer is not None:
         argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
-        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        environment |= _side_channel(options, context)
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
-        environment |= loopback_transport(os.environ)
     return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
+
+
+def _side_channel(options: Options, context: EngineContext) -> dict[str, str]:
+    """Return where NIXL listens: on loopback, unless ``kv-network`` opens it to the worker's own network."""
+    host = host_of(context.address).strip("[]")
+    if options.get("kv-network") and host and not is_loopback(host):
+        return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **loopback_transport(os.environ)}
 
 
 def ports_needed(options: Options, context: EngineContext) -> int:

@@ -48,16 +48,23 @@ class NodeClaims:
 
     A cleaner of temporary files may take the directory away: what this object has claimed and not released is
     claimed again at the next look, unless somebody else has claimed it meanwhile.
+    ``worker`` is the name of a worker without a ``serve``, whose own process stands for the arbiter.
     """
 
     def __init__(
-        self, arbiter: ProcessIdentity, namespace: str, directory: Path, lock_timeout_s: float = 5.0
+        self,
+        arbiter: ProcessIdentity,
+        namespace: str,
+        directory: Path,
+        lock_timeout_s: float = 5.0,
+        worker: str = "",
     ) -> None:
         self._arbiter = arbiter
         self._namespace = namespace
         self._directory = directory
         self._lock_timeout_s = lock_timeout_s
         self._claimed: set[str] = set()
+        self._worker = worker
 
     def claim(self, uuids: Iterable[str]) -> set[str]:
         """Claim these GPUs; return all but the ones that another living arbiter holds."""
@@ -120,6 +127,8 @@ class NodeClaims:
         """Replace our user's claim file of that GPU."""
         name = _file_name(uuid, os.getuid())
         document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
+        if self._worker:
+            document["worker"] = self._worker
         try:
             os.unlink(name, dir_fd=directory)
         except FileNotFoundError:
@@ -159,7 +168,8 @@ class NodeClaims:
 def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
     """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
 
-    The path is the directory of its statefile; None where the process may not be looked at.
+    A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
+    process may not be looked at.
 
     Whatever is in the way, a directory that is not there included, is "none": this is only told.
     """
@@ -170,7 +180,11 @@ def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
         return found
     try:
         for document in (_read(fd, name) for name in os.listdir(fd)):
-            if document is not None and is_alive(arbiter := _arbiter(document)):
+            if (
+                document is not None
+                and not document.get("worker")
+                and is_alive(arbiter := _arbiter(document))
+            ):
                 namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
                 environment = environment_of(arbiter.pid)
                 where = state_dir(environment) if environment else None
@@ -205,7 +219,10 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
 
 
 def _holder(document: Mapping[str, Any], pid: int) -> str:
-    """Return ``claimed by deployment 'two' (serve pid 123, user alice)``."""
+    """Return ``claimed by deployment 'two' (serve pid 123, user alice)``, or the like of a worker alone."""
+    if document.get("worker"):
+        worker = str(document["worker"])[:LONGEST_NAMESPACE]
+        return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
     namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
     return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
 

@@ -206,8 +206,20 @@ def scaled_services(graph: GraphSpec) -> tuple[ServiceSpec, ...]:
     return tuple(service for service in services if service and not service.in_process_of)
 
 
-def fleet_document(graph: GraphSpec, workers: Workers, gpus_total: int) -> dict[str, Any]:
-    """Return the document that is published about the fleet: workers by role and state, and the GPUs."""
+def unmanaged(instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    """Return one registration of each worker that was started without ``serve``, by name."""
+    found = {each.worker: each for each in instances if not each.is_managed}
+    return tuple(found[name] for name in sorted(found))
+
+
+def fleet_document(
+    graph: GraphSpec, workers: Workers, gpus_total: int, instances: Iterable[Instance] = ()
+) -> dict[str, Any]:
+    """Return the document that is published about the fleet: workers by role and state, and the GPUs.
+
+    Unmanaged workers, which are registered in ``instances`` only, are counted apart.
+    """
+    alone = [each.component for each in unmanaged(instances)]
     states = (
         WorkerState.STARTING,
         WorkerState.READY,
@@ -228,4 +240,5 @@ def fleet_document(graph: GraphSpec, workers: Workers, gpus_total: int) -> dict[
         },
         "gpus_total": gpus_total,
         "gpus_per_worker": {service.role.value: service.gpus for service in services},
+        "unmanaged": {service.role.value: alone.count(service.name) for service in services},
     }

@@ -16,6 +16,7 @@ class PrefillPlace(Enum):
     REMOTE = "remote"
     OFF = "remote prefill is off"
     NO_WORKER = "there is no prefill worker"
+    OUT_OF_REACH = "a prefill worker is on another host, and cannot hand KV entries over"
     SHORT = "the prompt is short enough for the decode worker"
     QUEUE_FULL = "the prefill queue is full"
     QUEUE_AWAY = "the prefill queue does not answer"
@@ -27,18 +28,22 @@ def place_prefill(
     prefix_hit_rate: float,
     queue_size: int,
     prefill_workers: int,
+    can_hand_over: bool = True,
 ) -> PrefillPlace:
     """Return the place to compute the prompt.
 
     Remote iff ``int(prompt_tokens * (1 - prefix_hit_rate)) > max_local_prefill_length`` (only asked for
     when conditional) and ``queue_size < max_prefill_queue_size``. Source: the disaggregated router of
     Dynamo 0.2 to 0.3. New here: never remote without a prefill worker, nor, when unconditional, onto a
-    full queue.
+    full queue; nor unless every prefill worker ``can_hand_over`` to the decode worker, for any of them may
+    take the prompt from the queue.
     """
     if not settings.is_on:
         return PrefillPlace.OFF
     if not prefill_workers:
         return PrefillPlace.NO_WORKER
+    if not can_hand_over:
+        return PrefillPlace.OUT_OF_REACH
     to_compute_tokens = int(prompt_tokens * (1 - prefix_hit_rate))
     if settings.is_conditional and to_compute_tokens <= settings.max_local_prefill_length_tokens:
         return PrefillPlace.SHORT

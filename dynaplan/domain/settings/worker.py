@@ -54,6 +54,11 @@ class WorkerSettings(ProcessSettings):
         "Seconds without progress after which an engine that has requests is replaced; 0 is never",
         least=0,
     )
+    kv_network: bool = option(
+        False,
+        "Let KV entries move between hosts, by NIXL: its sockets listen on `--advertise-host`, without a key",
+        engine="vllm",
+    )
     max_concurrent_prefills: int = option(
         4, "Prompts that a prefill worker takes from the queue at once", least=1
     )

@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
-from dynaplan.domain.wire.documents import flag_field, object_field, parse_object, text_field, whole_field
+from dynaplan.domain.wire.documents import (
+    flag_field,
+    object_field,
+    parse_object,
+    text_field,
+    whole_field,
+    whole_list_field,
+)
 
 SERVICES_PREFIX = "/services/"
 
@@ -24,6 +32,8 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "needs_hand_off": flag_field,
     "keep_alive": flag_field,
     "routes_to": text_field,
+    "gpus": whole_list_field,
+    "kv_network": flag_field,
     PUBLIC_URL: text_field,
 }
 """The fields of a card that dynaplan reads, each with the reader of its type."""
@@ -37,7 +47,10 @@ class Instance:
     id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
     (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
     address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
-    adds about itself (the model's name, its context length ...).
+    adds about itself (the model's name, its context length ...). ``host`` is the name of the worker's host,
+    and ``network`` the same for all processes that share its loopback addresses; both are empty where a
+    worker does not say. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one that
+    was started alone.
     """
 
     namespace: str
@@ -49,6 +62,19 @@ class Instance:
     pid: int = 0
     card: Mapping[str, Any] = field(default_factory=dict)
     engine_url: str = ""
+    host: str = ""
+    network: str = ""
+    is_managed: bool = True
+
+    def is_within_reach(self, network: str) -> bool:
+        """Tell whether a process of that network can call the worker: loopback leads to its own host only."""
+        is_elsewhere = bool(network and self.network) and network != self.network
+        return not (is_elsewhere and is_loopback(host_of(self.url)))
+
+    def can_hand_over_to(self, other: Instance) -> bool:
+        """Tell whether KV entries can move from this worker to the other: on one host, or over a network."""
+        is_on_one_host = not (self.network and other.network) or self.network == other.network
+        return is_on_one_host or bool(self.card.get("kv_network") and other.card.get("kv_network"))
 
     @property
     def openai_url(self) -> str:
@@ -72,6 +98,9 @@ class Instance:
                 "worker": self.worker,
                 "pid": self.pid,
                 "card": dict(self.card),
+                **({"host": self.host} if self.host else {}),
+                **({"network": self.network} if self.network else {}),
+                **({} if self.is_managed else {"managed": False}),
             },
             separators=(",", ":"),
         )
@@ -91,6 +120,9 @@ class Instance:
             pid=whole_field(document, "pid", 0),
             card=_checked_card(object_field(document, "card", {})),
             engine_url=text_field(transport, "openai", ""),
+            host=text_field(document, "host", ""),
+            network=text_field(document, "network", ""),
+            is_managed=flag_field(document, "managed", True),
         )
 
 
@@ -99,6 +131,20 @@ def _checked_card(card: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in CARD_FIELDS.keys() & card.keys():
         CARD_FIELDS[name](card, name)
     return card
+
+
+def host_of(url: str) -> str:
+    """The host name or address in a URL; empty when there is none."""
+    place = url.partition("://")[2].partition("/")[0]
+    return place.partition("]")[0] + "]" if place.startswith("[") else place.partition(":")[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether that host name or address leads to the asking host itself."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:

@@ -87,10 +87,15 @@ class Forwarder:
                     check_fields(exchange.call, exchange.api)
                     if not is_prefill_placed:
                         exchange.hand_off = await self._prefill.hand_off(
-                            exchange.call, booking.prefix_hit_rate, is_needed=is_needed
+                            exchange.call,
+                            booking.prefix_hit_rate,
+                            is_needed=is_needed,
+                            taker=booking.instance,
                         )
                         is_prefill_placed = True
                         deadline_s = self._now_s() + self._worker_wait_s
+                    elif exchange.hand_off and not self._prefill.can_reach(booking.instance):
+                        exchange.let_go()
                     if is_needed and exchange.hand_off is None:
                         raise no_worker(
                             "No prefill worker has taken the prompt, and no decode worker can. Try again."

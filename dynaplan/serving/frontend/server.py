@@ -6,6 +6,7 @@ The package's docstring (``serving/frontend/__init__.py``) follows a request thr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.wire.absence import Absence, absence_in
-from dynaplan.domain.wire.discovery import PUBLIC_URL
+from dynaplan.domain.wire.discovery import PUBLIC_URL, host_of, is_loopback
 from dynaplan.domain.wire.documents import parse_object
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
@@ -44,6 +45,8 @@ from dynaplan.serving.routing.worker_router import WorkerRouter
 
 if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
+
+log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
 """Time between two looks of a draining frontend whether its last answers have been sent."""
@@ -133,6 +136,7 @@ class FrontendServer:
         is_alone = settings.shared_metrics is None
         self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone)
         self._acceptor.start()
+        log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(self._server.watch(), "watch connections")
         self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
         if self._recording:
@@ -213,10 +217,12 @@ class FrontendServer:
         )
 
     def _public_url(self) -> str:
-        """Return the URL of the public server, as seen from this machine."""
+        """Return the URL of the public server, as seen from this machine, or from others that see it."""
         assert self._acceptor
         host, port = self._acceptor.address
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        own = host_of(self._runtime.url).strip("[]")
+        seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
+        host = seen.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _has_unsent_bytes(self) -> bool:

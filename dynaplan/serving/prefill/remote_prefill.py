@@ -20,6 +20,7 @@ from dynaplan.core.routing.disaggregation import (
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.messaging import Messenger, WorkQueue
@@ -127,15 +128,21 @@ class RemotePrefill:
         return live_settings_prefix(self._namespace)
 
     async def hand_off(
-        self, call: Call, prefix_hit_rate: float, *, is_needed: bool = False
+        self,
+        call: Call,
+        prefix_hit_rate: float,
+        *,
+        is_needed: bool = False,
+        taker: Instance | None = None,
     ) -> HandOff | None:
         """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
         ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
-        a prefill worker answers that this prompt can never be computed.
+        a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
+        is to take it over.
         """
-        place = self._place(call, prefix_hit_rate)
+        place = self._place(call, prefix_hit_rate, taker)
         if place is not PrefillPlace.REMOTE and not (is_needed and place in _BETTER_LOCAL):
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._placed(call.model, "local")
@@ -160,7 +167,11 @@ class RemotePrefill:
         self._release_all()
         await self._depth.close()
 
-    def _place(self, call: Call, prefix_hit_rate: float) -> PrefillPlace:
+    def can_reach(self, taker: Instance) -> bool:
+        """Tell whether every prefill worker can hand KV entries over to that decode worker."""
+        return all(each.can_hand_over_to(taker) for each in self._discovery.instances(self._component))
+
+    def _place(self, call: Call, prefix_hit_rate: float, taker: Instance | None) -> PrefillPlace:
         if not self._settings.is_on:
             return PrefillPlace.OFF
         if self._queue is None or self._loop.time() < self._left_alone_until_s:
@@ -172,6 +183,7 @@ class RemotePrefill:
             prefix_hit_rate,
             self.queue_size,
             len(self._discovery.instances(self._component)),
+            taker is None or self.can_reach(taker),
         )
 
     async def _computed(self, call: Call) -> PrefillAnswer | None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.settings.worker import WorkerSettings, engine_of
+from dynaplan.domain.wire.discovery import host_of, is_loopback
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
+from dynaplan.serving.workers.relay import Relay
 from dynaplan.serving.workers.sleeping import SleepNotice
 
 if TYPE_CHECKING:
@@ -21,10 +23,16 @@ async def start_decode_worker(runtime: WorkerRuntime) -> Engine:
     """Start the configured engine and serve its OpenAI API: for decode and for aggregated workers.
 
     In a drain the requests in flight finish first, and the engine stops last. An engine with a port of its
-    own first waits until no router sends it requests any more.
+    own first waits until no router sends it requests any more; on a worker that other hosts reach it gets
+    them through the worker's own server.
     """
     engine = await _start_engine(runtime, "decode")
-    if engine.url:
+    if engine.url and not is_loopback(host_of(runtime.url)):
+        relay = Relay(engine.url, runtime.worker_token)
+        runtime.add_routes(relay.routes())
+        runtime.on_stop(relay.close)
+        runtime.engine_url = ""
+    elif engine.url:
         routed = RoutedRequests(runtime, engine.requests, engine.load)
         runtime.held_requests(lambda: routed.held, routed.look)
         runtime.on_drain(routed.gone)
@@ -82,6 +90,7 @@ async def _stop_without_orphans(engine: Engine, routers: RoutersWatch) -> None:
 
 
 async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
+    settings = WorkerSettings.from_options(runtime.settings)
     context = EngineContext(
         worker_name=runtime.worker_name,
         role=role,
@@ -96,6 +105,8 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
     runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
+    if settings.kv_network and not is_loopback(host_of(runtime.url)):
+        runtime.describe(kv_network=True)
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)
     runtime.spawn(engine.died(), "engine")

@@ -284,14 +284,14 @@ class FleetKeeper:
             if not first.keys() <= self._kept().keys():
                 link.decide_first(first)
             return
-        workers = tuple(self._workers.values())
-        document = fleet_document(graph, self._workers, self._gpus.total(workers))
+        workers, instances = tuple(self._workers.values()), link.instances or ()
+        document = fleet_document(graph, self._workers, self._gpus.total(workers), instances)
         document |= {"waiting": self._waits.reasons, GPUS_LEFT_OUT: self._gpus.left_out(workers)}
         document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
-        if counts.is_pending and is_carried_out(graph, self._workers, desired, link.instances or ()):
+        if counts.is_pending and is_carried_out(graph, self._workers, desired, instances):
             link.acknowledge(counts.decision_id)
 
     def _next_look_s(self) -> float:

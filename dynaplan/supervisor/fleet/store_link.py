@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
@@ -44,7 +45,7 @@ class StoreLink:
             store, FORGIVEN_CRASHES.prefix(namespace), full_key_string, value_string
         )
         self._named: Mapping[str, str] = {}
-        self._discovery = Discovery(store, namespace)
+        self._discovery = Discovery(store, namespace, wiring.box.network())
         self._is_following = False
         self._wanted: dict[str, str] = {}
         self._written: dict[str, str] = {}

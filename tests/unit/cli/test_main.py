@@ -36,7 +36,7 @@ def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, m
 
 
 def test_a_command_like_no_other_is_answered_with_all() -> None:
-    assert "Known: compat, logs, planner, profile-sla" in run("xyzzy")
+    assert "Known: compat, frontend, logs, planner, profile-sla" in run("xyzzy")
 
 
 def test_the_module_runs_as_the_command_does() -> None:

@@ -13,6 +13,7 @@ from dynaplan.foundation.sockets import (
     free_port,
     holding_socket,
     is_free,
+    is_own_address,
     quiet_ports,
     socket_of_stdin,
 )
@@ -95,3 +96,18 @@ def test_any_other_standard_input_is_left_alone() -> None:
                 os.close(stdin)
             assert socket_of_stdin(port, file.fileno()) is None
     assert socket_of_stdin(port, 10**6) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.7", True),
+        ("192.0.2.77", False),
+        ("224.0.0.1", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_an_address_of_this_host_is_told_from_others(address: str, is_own: bool) -> None:
+    assert is_own_address(address) is is_own

@@ -68,7 +68,8 @@ def known_options() -> set[str]:
         for parameter in command.params
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
-    return of_services | of_engines | of_commands | {"help", "version"}
+    aliases = {name for command in commands for name in getattr(command, "aliases", {})}
+    return of_services | of_engines | of_commands | aliases | {"help", "version"}
 
 
 def test_every_option_in_a_guide_exists() -> None:

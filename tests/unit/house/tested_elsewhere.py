@@ -41,6 +41,7 @@ TESTED_ELSEWHERE = {
     "e2e/test_scaling.py": ["cli/scale", "cli/why"],
     "e2e/test_shutdown.py": ["cli/serve", "cli/stop"],
     "e2e/test_sleep.py": ["cli/wake"],
+    "integration/test_components.py": ["cli/components/running"],
     "integration/test_frontend.py": [
         "serving/frontend/admission",
         "serving/frontend/answering",

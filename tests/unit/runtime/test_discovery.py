@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -98,4 +99,20 @@ async def test_starting_waits_for_a_store_that_is_away(store: FakeStore) -> None
     assert not starting.done()
     store.come_back()
     await asyncio.wait_for(starting, 1)
+    await discovery.close()
+
+
+async def test_instances_on_the_loopback_of_another_host_are_left_out_and_named_once(
+    store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = replace(instance(1), network="here")
+    far = replace(instance(2), network="there", host="gpu2")
+    reached = replace(far, instance_id=3, url="http://10.0.0.2:9")
+    await put(store, near, far, reached, instance(4))
+    discovery = Discovery(store, "ns", "here")
+    await discovery.start()
+    await put(store, far)
+    assert discovery.all() == (near, reached, instance(4))
+    (record,) = caplog.records
+    assert "only that host reaches http://127.0.0.1:2 of gpu2; --advertise-host" in record.message
     await discovery.close()

@@ -18,6 +18,7 @@ from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
 from dynaplan.domain.errors import UserError
 from dynaplan.domain.wire.documents import shown
+from dynaplan.foundation.sockets import is_own_address
 
 INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
 FILLER_TEXT = (
@@ -141,7 +142,7 @@ def _remote_kv(params: object) -> RemoteKv | None:
     if not isinstance(params, Mapping) or params.get("do_remote_prefill") is not True:
         return None
     host, port, request_id = (params.get(f"remote_{key}") for key in ("host", "port", "request_id"))
-    is_here = isinstance(host, str) and host in LOOPBACK_HOSTS
+    is_here = isinstance(host, str) and (host in LOOPBACK_HOSTS or is_own_address(host))
     if not is_here or type(port) is not int or not 0 < port < 65536:
         raise UserError("'kv_transfer_params' names no worker of this machine")
     tokens = params.get("remote_num_tokens")

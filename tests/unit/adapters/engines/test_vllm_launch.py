@@ -24,9 +24,11 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYNAPLAN_DRAIN_DEADLINE_S", raising=False)
 
 
-def launch(options: dict[str, Any] | None = None, *, role: str = "decode", gpus: float = 1) -> LaunchLine:
+def launch(
+    options: dict[str, Any] | None = None, *, role: str = "decode", gpus: float = 1, address: str = ""
+) -> LaunchLine:
     options = {"model": "/models/m", "vllm-command": "vllm serve", **(options or {})}
-    context = EngineContext("w", role, token=TOKEN, gpus=gpus)
+    context = EngineContext("w", role, address, token=TOKEN, gpus=gpus)
     vllm.check(options, gpus)
     ports = range(20001, 20001 + vllm.ports_needed(options, context))
     return vllm.command(options, context, tuple(ports))
@@ -98,6 +100,24 @@ def test_in_a_disaggregated_graph_kv_blocks_move_by_nixl(
     assert config == {"kv_connector": "NixlConnector", "kv_role": kv_role}
     assert made.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
     assert made.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "20002"
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "host", "devices"),
+    [
+        ("http://10.0.0.2:9", {"kv-network": True}, "10.0.0.2", None),
+        ("http://10.0.0.2:9", {}, "127.0.0.1", "lo"),
+        ("http://127.0.0.1:9", {"kv-network": True}, "127.0.0.1", "lo"),
+    ],
+)
+def test_nixl_listens_on_the_network_only_where_it_was_opened(
+    monkeypatch: pytest.MonkeyPatch, address: str, options: dict[str, Any], host: str, devices: str | None
+) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    made = launch(options, role="prefill", address=address)
+    assert made.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
+    assert made.environment.get("UCX_NET_DEVICES") == devices
+    assert "kv-network" not in " ".join(made.argv)
 
 
 @pytest.mark.parametrize("devices", ["", "GPU-SIM-0,GPU-SIM-1", None])

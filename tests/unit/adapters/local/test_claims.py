@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.claims import NodeClaims, node_dir
+from dynaplan.adapters.local.claims import NodeClaims, claimants, node_dir
 from dynaplan.adapters.local.processes import boot_id, identify, identity_of, is_alive
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.identity import ProcessIdentity
@@ -141,3 +141,11 @@ def test_claims_that_a_cleaner_took_away_are_made_again_at_the_next_look(
     assert "the claim on GPU-1" in caplog.text
     assert "GPU-2 had vanished, and meanwhile it is claimed by deployment" in caplog.text
     assert list(other.foreign(["GPU-1", "GPU-2", "GPU-3"])) == ["GPU-1"]
+
+
+def test_a_worker_claims_for_itself_and_is_no_deployment(node: Path) -> None:
+    worker = NodeClaims(THEIRS, "box", node, worker="box_VllmWorker_gpu1_7")
+    assert worker.claim(["GPU-0"]) == {"GPU-0"}
+    (holder,) = NodeClaims(OURS, "box", node).foreign(["GPU-0"]).values()
+    assert holder.startswith(f"claimed by worker 'box_VllmWorker_gpu1_7' (pid {THEIRS.pid}, user ")
+    assert claimants(node) == {}

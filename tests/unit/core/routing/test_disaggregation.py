@@ -64,3 +64,8 @@ def test_a_live_value_that_is_not_a_whole_number_changes_nothing(text: str) -> N
 def test_the_queue_is_estimated_from_the_others_at_the_reading_and_the_own_now() -> None:
     assert QueueReading(depth=5, own=3).estimate(own_now=1) == 3
     assert QueueReading(depth=1, own=3).estimate(own_now=0) == 0
+
+
+def test_a_prompt_is_local_unless_every_prefill_worker_can_hand_over() -> None:
+    assert place_prefill(ALWAYS, 5000, 0.0, 0, 2, can_hand_over=False) is PrefillPlace.OUT_OF_REACH
+    assert place_prefill(ALWAYS, 5000, 0.0, 0, 0, can_hand_over=False) is PrefillPlace.NO_WORKER

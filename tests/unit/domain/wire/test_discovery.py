@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance, public_urls
+from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance, host_of, is_loopback, public_urls
 
 WORKER = Instance(
     "ns", "VllmWorker", "generate", 31, "http://127.0.0.1:1", "ns_VllmWorker", 7, {"model": "m"}
@@ -40,3 +43,62 @@ def test_a_public_address_that_several_frontends_share_counts_once_and_nonsense_
     )
     workers = [Instance("ns", "Frontend", "http", number, "", card=card) for number, card in enumerate(cards)]
     assert public_urls(workers) == ("http://a", "http://b")
+
+
+def test_an_unmanaged_worker_and_its_host_are_told() -> None:
+    worker = replace(WORKER, host="gpu1", network="boot/4", is_managed=False, card={"gpus": [0, 3]})
+    assert Instance.from_json(worker.to_json()) == worker
+    assert Instance.from_json(WORKER.to_json()).is_managed
+
+
+@pytest.mark.parametrize(
+    ("url", "network", "is_within_reach"),
+    [
+        ("http://127.0.0.1:1", "boot/4", True),
+        ("http://127.0.0.1:1", "boot/5", False),
+        ("http://[::1]:1", "boot/5", False),
+        ("http://localhost:1", "boot/5", False),
+        ("http://10.0.0.2:1", "boot/5", True),
+        ("http://gpu2:1", "boot/5", True),
+        ("http://127.0.0.1:1", "", True),
+        ("", "boot/5", True),
+    ],
+)
+def test_loopback_leads_to_the_own_host_only(url: str, network: str, is_within_reach: bool) -> None:
+    worker = replace(WORKER, url=url, network="boot/4")
+    assert worker.is_within_reach(network) is is_within_reach
+    assert replace(worker, network="").is_within_reach(network)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://gpu2:1/path", "gpu2"),
+        ("https://[fd00::1]:1", "[fd00::1]"),
+        ("http://[fd00::1", "[fd00::1]"),
+        ("nonsense", ""),
+    ],
+)
+def test_the_host_of_a_url_is_read_from_anything(url: str, host: str) -> None:
+    assert host_of(url) == host
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "can"),
+    [
+        ({"network": "a"}, {"network": "a"}, True),
+        ({"network": "a"}, {"network": "b"}, False),
+        ({}, {"network": "b"}, True),
+        ({"network": "a", "card": {"kv_network": True}}, {"network": "b"}, False),
+        (
+            {"network": "a", "card": {"kv_network": True}},
+            {"network": "b", "card": {"kv_network": True}},
+            True,
+        ),
+    ],
+)
+def test_kv_entries_move_on_one_host_or_over_a_network_that_both_have_opened(
+    prefill: dict[str, Any], decode: dict[str, Any], can: bool
+) -> None:
+    assert replace(WORKER, **prefill).can_hand_over_to(replace(WORKER, **decode)) is can

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -332,3 +332,14 @@ async def _is_empty(queue: WorkQueue) -> bool:
 
 async def _has_work(queue: WorkQueue) -> bool:
     return await queue.depth() > 0
+
+
+async def test_a_decode_worker_on_another_host_computes_its_prompts_itself() -> None:
+    async with scene() as here:
+        apart = replace(PREFILL_WORKER, network="there")
+        await here.store.put(apart.key, apart.to_json())
+        taker = Instance("ns", "VllmWorker", "generate", 9, "http://10.0.0.2:1", network="here")
+        await eventually(lambda: not here.prefill.can_reach(taker))
+        assert await here.prefill.hand_off(call(), 0.0, taker=taker) is None
+        assert here.placed == ["local"]
+        assert here.prefill.can_reach(replace(taker, network="there"))

@@ -199,3 +199,15 @@ async def test_a_prefill_worker_does_not_wait_for_hand_offs_that_nobody_is_left_
 
     assert engine.events == ["start", "abandon", "stop"]
     await runtime.discovery.close()
+
+
+async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engines_requests(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring.engines, "make_engine", lambda *_: ServingEngine())
+    runtime.url, runtime.settings = "http://10.0.0.2:1", {"kv-network": True}
+    await start_decode_worker(runtime)
+    assert runtime.engine_url == ""
+    assert "/v1/{path:.*}" in [route.path for route in runtime.routes]
+    assert runtime.card["kv_network"]
+    assert runtime.finishers == []

@@ -1,0 +1,70 @@
+"""Rows of ``dynaplan status`` for components that no ``serve`` has started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynaplan.domain.wire.discovery import Instance
+    from dynaplan.domain.wire.worker_load import WorkerLoad
+
+
+def alone_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
+    """Return the JSON form of a component by its registration; it has the keys of a managed worker's."""
+    return {
+        "worker": instance.worker,
+        "component": instance.component,
+        "role": str(instance.card.get("role") or "service"),
+        "state": "asleep" if load and load.is_asleep else "ready",
+        "loading_s": None,
+        "usually_s": None,
+        "gpus": list(instance.card.get("gpus", ())),
+        "pid": instance.pid,
+        "is_alive": None,
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+        "uptime_s": _uptime_of(instance),
+        "restarts": 0,
+        "waits": "",
+        "reason": "",
+        "is_managed": instance.is_managed,
+        "host": instance.host,
+    }
+
+
+def out_of_reach(instances: Iterable[Instance]) -> list[str]:
+    """Return a sentence when prompts are computed by decode workers that prefill workers cannot reach."""
+    by_role: dict[object, list[Instance]] = {}
+    for each in instances:
+        by_role.setdefault(each.card.get("role"), []).append(each)
+    alone = [
+        decode.worker
+        for decode in by_role.get("decode", ())
+        if not all(prefill.can_hand_over_to(decode) for prefill in by_role.get("prefill", ()))
+    ]
+    if not alone:
+        return []
+    return [
+        f"{', '.join(alone)} computes prompts itself: prefill workers on another host cannot hand KV entries "
+        "over. vLLM's can, with kv-network and --advertise-host on both sides."
+    ]
+
+
+def uptime_s(started_at: int) -> float | None:
+    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
+    if not started_at:
+        return None
+    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+
+
+def _uptime_of(instance: Instance) -> float | None:
+    """Return the age of its process, which is known on its own host only."""
+    from dynaplan import wiring
+
+    if instance.network != wiring.box.network():
+        return None
+    return uptime_s(wiring.box.processes().identify(instance.pid) or 0)

@@ -1,0 +1,163 @@
+"""One stock service in the foreground: its configuration is checked, its GPUs are claimed, and it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dynaplan import wiring
+from dynaplan.cli.checking import check_settings, locate_models
+from dynaplan.cli.components.joining import Joined
+from dynaplan.cli.components.reaching import Address
+from dynaplan.cli.memory import check_memory
+from dynaplan.cli.serve import only_service, warn
+from dynaplan.core.fleet.allocation import worker_environment
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import Worker
+from dynaplan.domain.settings.worker import SIMULATED, ModelSettings, engine_of
+from dynaplan.foundation.descriptors import raise_descriptor_limit
+from dynaplan.foundation.sockets import bound_socket
+from dynaplan.options.overrides import Sections, merge_sections
+from dynaplan.options.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
+from dynaplan.ports.box import Claims
+from dynaplan.sdk.config import find_config_file, read_config
+from dynaplan.sdk.graph import load_graph
+from dynaplan.sdk.importing import shipped_graphs
+from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.sdk.validation import validate_config
+from dynaplan.supervisor.deployments import port_holder
+from dynaplan.supervisor.preparation import first_workers
+from dynaplan.supervisor.runtime_dir import hold_port
+
+GRAPH = "dynaplan.serving.components:Frontend"
+"""The stock services, linked without a planner."""
+
+
+@dataclass(frozen=True)
+class ComponentSockets:
+    """The sockets of a component: of its own server, and of the public port with the host of ``--host``.
+
+    ``own`` is None on loopback; ``public`` is None without a public port.
+    """
+
+    own: Address | None = None
+    public: socket.socket | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One service that is to run here: its graph of one service, and the configuration of all of them."""
+
+    spec: GraphSpec
+    config: Sections
+    name: str
+
+    @property
+    def worker_name(self) -> str:
+        """The name that the process registers: of the namespace, the service, this host and the process."""
+        host = re.sub(r"[^A-Za-z0-9-]+", "-", os.uname().nodename)
+        return f"{self.spec.namespace}_{self.name}_{host}_{os.getpid()}"
+
+
+def config_for(file: str | None, overrides: Sequence[str], joined: Joined) -> Sections:
+    """Return the configuration: of the deployment, over it the file's, over it ``--Service.key=value``."""
+    path = find_config_file(file, Path.cwd(), beside=shipped_graphs()) if file else None
+    return merge_sections(joined.config, read_config(path, overrides))
+
+
+def checked(name: str, config: Sections, section: Mapping[str, Any], namespace: str) -> Component:
+    """Return the service, once its options are checked as its own process would; raises a UserError.
+
+    ``section`` are the flags, which come over everything in ``config``. Sections of services that are none of
+    the stock ones are left out.
+    """
+    graph = load_graph(GRAPH, Path.cwd())
+    merged = merge_sections(config, {name: dict(section)})
+    merged[name] = _alone(merged[name])
+    known = {COMMON, *(service.name for service in graph.services())}
+    merged = {key: value for key, value in merged.items() if key in known}
+    warnings = validate_config(graph, merged)
+    merged = locate_models(graph, merged, Path.cwd())
+    spec = only_service(resolve_graph(graph, merged, namespace), name)
+    warnings += check_settings(graph, spec, merged)
+    warn([each for each in warnings if each.startswith(name)])
+    return Component(spec, merged, name)
+
+
+def refuse_another_model(component: Component, joined: Joined) -> None:
+    """Raise ConfigError when the registered workers of this service serve another model."""
+    options = section_options(component.config, component.name)
+    usual = ModelSettings.model if engine_of(options) == SIMULATED else ""
+    names = {str(options.get("served-model-name") or ""), str(options.get("model") or usual)} - {""}
+    for each in joined.instances:
+        model = each.card.get("model")
+        if each.component == component.name and model and names and model not in names:
+            raise ConfigError(
+                f"{each.worker} of namespace {joined.namespace} serves {model}, and not {max(names)}",
+                hint="Frontends send a request to any worker of a namespace: choose another --namespace.",
+            )
+
+
+def run(
+    component: Component, joined: Joined, place: ComponentSockets, *, uses_busy_gpus: bool = False
+) -> int:
+    """Claim the component's GPUs and live its life in the foreground; return the exit code."""
+    from dynaplan.worker.main import Alone, main
+
+    raise_descriptor_limit()
+    with ExitStack() as stack:
+        own_process = wiring.box.processes().identity_of(os.getpid())
+        name = component.worker_name
+        claims = wiring.box.gpu_claims(own_process, component.spec.namespace, name)
+        worker = replace(_with_gpus(component, claims, uses_busy_gpus, stack), name=name)
+        service = component.spec.services[0]
+        inventory, _ = wiring.box.gpu_inventory(None)
+        os.environ.update(worker_environment(worker, inventory, service.envs))
+        os.environ[CONFIG_VARIABLE] = json.dumps(component.config)
+        if place.public:
+            os.environ.update(DYNAMO_HOST=place.host, DYNAMO_PORT=str(place.public.getsockname()[1]))
+        gpus = f" on GPU {', '.join(map(str, worker.gpus))}" if worker.gpus else ""
+        click.echo(f"{worker.name}{gpus} joins {joined.where}. Ctrl-C drains it; twice ends it at once.")
+        sys.stdout.flush()
+        own, advertised = (place.own.socket, place.own.host) if place.own else (None, "")
+        alone = Alone(place.public, worker.gpus, own, advertised, partial(claims.foreign, ()))
+        return main((GRAPH, "--service-name", component.name), alone)
+
+
+def _with_gpus(component: Component, claims: Claims, uses_busy_gpus: bool, stack: ExitStack) -> Worker:
+    """Return this process as a worker with its GPUs, which are its own until ``stack`` ends."""
+    inventory, is_simulated = wiring.box.gpu_inventory(None)
+    _, warnings = check_memory(component.spec, component.config, inventory, is_simulated)
+    warn(warnings)
+    (worker,), _ = first_workers(component.spec, inventory, lambda: claims, stack, uses_busy_gpus)
+    return worker
+
+
+def _alone(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of one process: a deployment's number of workers is not its own."""
+    arguments = section.get(SERVICE_ARGS)
+    if not isinstance(arguments, Mapping):
+        return dict(section)
+    return {**section, SERVICE_ARGS: {key: arguments[key] for key in arguments if key != "workers"}}
+
+
+def held_port(host: str, port: int, is_shared: bool) -> socket.socket:
+    """Return a socket that is bound to the public port; ConfigError when it is taken.
+
+    ``is_shared``: frontends of this user may have it already, when they share it as well. It may be bound
+    again at once when the process has ended, whatever connections it had.
+    """
+    return hold_port(host, port, port_holder, partial(bound_socket, is_shared=is_shared))

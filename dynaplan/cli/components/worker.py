@@ -1,0 +1,112 @@
+"""``dynaplan worker``: one engine worker in the foreground; only its user starts it again or ends it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags
+from dynaplan.cli.deployment import store_option
+from dynaplan.domain.settings.fields import table
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
+from dynaplan.domain.settings.worker import (
+    SIMULATED,
+    EngineOptions,
+    SimulationOptions,
+    WorkerSettings,
+    engine_of,
+)
+from dynaplan.options import stock
+from dynaplan.options.overrides import merge_sections
+
+COMPONENTS = {"decode": DECODE_COMPONENT, "prefill": PREFILL_COMPONENT}
+LISTED = table(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings)
+
+
+@click.command(
+    cls=ComponentCommand,
+    name="worker",
+    short_help="Run one engine worker on its own.",
+    table=stock.WORKER,
+    listed=LISTED,
+    heading="Options of the worker (a real engine gets every other one as it is)",
+)
+@click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="The namespace to join.")
+@store_option
+@click.option(
+    "--role",
+    type=click.Choice(list(COMPONENTS)),
+    default="decode",
+    show_default=True,
+    help="decode also prefills where no prefill worker does.",
+)
+@click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
+@click.option("--gpus", metavar="NUMBER", help="GPUs of this worker; 0.5 and the like share one.")
+@click.option("--use-busy-gpus", is_flag=True, help="Also take a GPU whose memory other programs use.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    envvar="DYNAPLAN_TOKEN_FILE",
+    help="File with the namespace's token, mode 0600; not needed on one host.",
+)
+@click.option(
+    "--advertise-host",
+    metavar="HOST",
+    help="Name or address by which other hosts reach this one; needs the token.  [default: loopback]",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    namespace: str | None,
+    role: str,
+    config_file: str | None,
+    gpus: str | None,
+    use_busy_gpus: bool,
+    token_file: Path | None,
+    advertise_host: str | None,
+) -> int:
+    """Run one worker in the foreground and join a namespace: frontends send it requests.
+
+    It joins the `dynaplan serve` of that namespace that runs here, with its configuration, unless a store is
+    named: ETCD_ENDPOINTS, or --store with NATS_SERVER or DYN_FILE_KV. A serve lets it be: it neither counts
+    it as one of its own nor ends it.
+    """
+    from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
+    from dynaplan.cli.components.reaching import reachable
+    from dynaplan.cli.components.running import (
+        ComponentSockets,
+        checked,
+        config_for,
+        refuse_another_model,
+        run,
+    )
+
+    flags: Flags = ctx.meta[FLAGS]
+    address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
+    joined = join(namespace, token_file)
+    name = COMPONENTS[role]
+    config = config_for(config_file, ctx.obj, joined)
+    section = flags.known | flags.others
+    if gpus is not None:
+        section["ServiceArgs"] = {"resources": {"gpu": gpus}}
+    if engine_of(merge_sections(config, {name: section}).get(name, {})) == SIMULATED:
+        assert isinstance(ctx.command, ComponentCommand)
+        flags.refuse_others(ctx, ctx.command.flags)
+    component = checked(name, config, section, joined.namespace)
+    refuse_another_model(component, joined)
+    if role == "prefill":
+        require_queue()
+    return run(component, joined, ComponentSockets(address), uses_busy_gpus=use_busy_gpus)
+
+
+def require_queue() -> None:
+    """Raise ConfigError when no server is named for the prefill queue."""
+    from dynaplan.domain.errors import ConfigError
+
+    if not os.environ.get("NATS_SERVER"):
+        raise ConfigError(
+            "no server for the prefill queue is named",
+            hint="Set NATS_SERVER, or join a `dynaplan serve` whose graph has prefill workers.",
+        )

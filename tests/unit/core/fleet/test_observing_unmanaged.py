@@ -1,0 +1,31 @@
+"""Workers that no ``serve`` has started, as the published fleet counts them."""
+
+from __future__ import annotations
+
+from dynaplan.core.fleet.observing import fleet_document, unmanaged
+from dynaplan.domain.wire.discovery import Instance
+from tests.unit.core.fleet.graphs import decode, graph, prefill, worker
+
+
+def instance(name: str, component: str, number: int, *, is_managed: bool = False) -> Instance:
+    url = f"http://127.0.0.1:{number}"
+    return Instance("ns", component, "generate", number, url, worker=name, is_managed=is_managed)
+
+
+def test_unmanaged_workers_are_counted_apart_from_the_fleets_own() -> None:
+    instances = [
+        instance("ns_VllmWorker", "VllmWorker", 1, is_managed=True),
+        instance("ns_VllmWorker_gpu1_8", "VllmWorker", 3),
+        instance("ns_VllmWorker_gpu1_7", "VllmWorker", 2),
+        instance("ns_VllmWorker_gpu1_7", "VllmWorker", 2),
+        instance("ns_Frontend_gpu1_9", "Frontend", 4),
+    ]
+    own = worker("VllmWorker")
+    document = fleet_document(graph(prefill(), decode()), {own.name: own}, 8, instances)
+    assert document["unmanaged"] == {"prefill": 0, "decode": 2}
+    assert sum(document["roles"]["decode"].values()) == 1
+    assert [each.worker for each in unmanaged(instances)] == [
+        "ns_Frontend_gpu1_9",
+        "ns_VllmWorker_gpu1_7",
+        "ns_VllmWorker_gpu1_8",
+    ]
