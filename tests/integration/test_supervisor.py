@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -415,7 +416,7 @@ async def test_a_stopped_worker_cannot_hold_up_the_exit(start: Start) -> None:
     assert plain.stop() == 0
     assert time.monotonic() - begun_s < 4
     assert plain.left() == []
-    assert "killed: plain_VllmWorker" in plain.text
+    assert re.search("killed: .*plain_VllmWorker", plain.text), plain.text  # others may take longer than 1 s
 
 
 async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> None:

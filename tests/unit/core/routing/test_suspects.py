@@ -127,13 +127,14 @@ def test_conversations_of_different_length_have_one_shape() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=10,
 )
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.dictionaries(st.text(), json_values))
+@given(st.dictionaries(st.text(max_size=8), json_values, max_size=8))
 def test_any_request_has_a_fingerprint(document: dict[str, Any]) -> None:
     body = json.dumps(document).encode()
     assert fingerprint(body, document) == fingerprint(body, json.loads(body))
