@@ -16,6 +16,7 @@ from dynaplan.domain.masking import mask_secrets
 from dynaplan.domain.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, lease_ttl_s, store_backend
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.membership.runtime import Runtime
+from dynaplan.supervisor.runtime_dir import read_token
 
 if TYPE_CHECKING:
     from dynaplan.ports.stores import Store
@@ -53,28 +54,12 @@ async def connect(
     """
     environ = _surroundings(namespace, store, token_file)
     is_in_memory = store_backend(environ) == MEMORY
-    connection = (
-        wiring.connections.memory_store() if is_in_memory else wiring.connections.connect_store(environ)
-    )
+    connections = wiring.connections
+    connection = connections.memory_store() if is_in_memory else connections.connect_store(environ)
     try:
         await _answers(connection, environ)
-        runtime = Runtime(
-            own_namespace=namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE,
-            store=connection,
-            leases=connection,
-            clock=wiring.connections.system_clock(),
-            token=environ[TOKEN_VARIABLE],
-            connect_messenger=lambda: wiring.connections.connect_messenger(environ),
-            connect_events=lambda: wiring.connections.connect_events(
-                connection,
-                environ,
-                directory=environ.get(SCRATCH_VARIABLE, ""),
-                prefix=f"program_{os.getpid()}",
-                token=environ[TOKEN_VARIABLE],
-            ),
-            drain_deadline_s=drain_deadline_s,
-            lease_ttl_s=lease_ttl_s(environ),
-        )
+        own_namespace = namespace or environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+        runtime = _runtime(connection, environ, own_namespace, drain_deadline_s)
         try:
             yield runtime
         finally:
@@ -84,6 +69,29 @@ async def connect(
             await connection.close()
 
 
+def _runtime(
+    connection: Store, environ: Mapping[str, str], own_namespace: str, drain_deadline_s: float
+) -> Runtime:
+    return Runtime(
+        own_namespace=own_namespace,
+        store=connection,
+        leases=connection,
+        clock=wiring.connections.system_clock(),
+        token=environ[TOKEN_VARIABLE],
+        connect_messenger=lambda: wiring.connections.connect_messenger(environ),
+        connect_events=lambda: wiring.connections.connect_events(
+            connection,
+            environ,
+            directory=environ.get(SCRATCH_VARIABLE, ""),
+            prefix=f"program_{os.getpid()}",
+            token=environ[TOKEN_VARIABLE],
+        ),
+        network=wiring.box.network(),
+        drain_deadline_s=drain_deadline_s,
+        lease_ttl_s=lease_ttl_s(environ),
+    )
+
+
 def _surroundings(
     namespace: str | None, store: str | None, token_file: str | os.PathLike[str] | None
 ) -> Mapping[str, str]:
@@ -91,7 +99,7 @@ def _surroundings(
     environ = {**os.environ, **({BACKEND_VARIABLE: store} if store else {})}
     if store_backend(environ, "store" if store else BACKEND_VARIABLE) == MEMORY:
         return {**environ, TOKEN_VARIABLE: _TOKEN_OF_THIS_PROCESS}
-    token = _token_in(Path(token_file)) if token_file else environ.get(TOKEN_VARIABLE, "")
+    token = read_token(Path(token_file)) if token_file else environ.get(TOKEN_VARIABLE, "")
     is_of_this = namespace in (None, environ.get(NAMESPACE_VARIABLE))
     if store or token_file or (token and is_of_this):
         if not token:
@@ -115,14 +123,3 @@ async def _answers(store: Store, environ: Mapping[str, str]) -> None:
             f"the key-value store at {where} does not answer: {error or 'no answer in time'}",
             hint="Is the deployment running? `dynaplan status` tells.",
         ) from error
-
-
-def _token_in(path: Path) -> str:
-    """Return the token in a file; raises ConfigError when it cannot be read."""
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"token_file: cannot read {path}: {error}") from error
-    if not token:
-        raise ConfigError(f"token_file: {path} is empty", hint="It must hold the deployment's token.")
-    return token

@@ -59,7 +59,8 @@ class Runtime:
 
     ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
     the processes of the deployment show each other. Endpoints are served on a port of ``host``, and
-    registered under leases of ``lease_ttl_s`` seconds.
+    registered under leases of ``lease_ttl_s`` seconds; ``network`` is what ``Instance.network`` says of this
+    process.
     """
 
     own_namespace: str
@@ -70,6 +71,7 @@ class Runtime:
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
     connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] = field(repr=False)
     host: str = "127.0.0.1"
+    network: str = ""
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
     lease_ttl_s: int = LEASE_TTL_S
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
@@ -94,6 +96,7 @@ class Runtime:
             token=worker.worker_token,
             connect_messenger=worker.connect_messenger,
             connect_events=worker.connected_plane,
+            network=worker.network,
             lease_ttl_s=worker.lease_ttl_s,
         )
         runtime._workers.append(worker)
@@ -191,7 +194,7 @@ class Runtime:
             self._serving.discard(task)
 
     async def _follow(self, namespace: str) -> Discovery:
-        discovery = Discovery(self.store, namespace)
+        discovery = Discovery(self.store, namespace, self.network)
         await discovery.start()
         self._watches.spawn(discovery.failed(), f"discovery of {namespace}")
         return discovery
@@ -207,6 +210,8 @@ class Runtime:
             leases=self.leases,
             clock=self.clock,
             discovery=discovery,
+            network=self.network,
+            is_managed=False,
             connect_messenger=self.connect_messenger,
             lease_ttl_s=self.lease_ttl_s,
         )

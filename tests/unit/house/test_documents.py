@@ -101,7 +101,7 @@ def options_in(text: str) -> set[str]:
 
 OF_OTHER_PROGRAMS = frozenset(
     {
-        *("logdir", "endpoint", "stream-interval", "no-deps", "extra-index-url"),
+        *("logdir", "endpoint", "stream-interval", "no-deps", "extra-index-url", "no-kv-events"),
         *(
             flag.removeprefix("--")
             for file in (REPOSITORY / "tests" / "fixtures" / "engines").glob("*/flags.txt")
@@ -109,7 +109,7 @@ OF_OTHER_PROGRAMS = frozenset(
         ),
     }
 )
-"""TensorBoard's, circusctl's, pip's, and those of engines that dynaplan passes on."""
+"""TensorBoard's, circusctl's, pip's, the original's, and those of engines that dynaplan passes on."""
 
 
 def variables_in(text: str) -> set[str]:

@@ -73,6 +73,6 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path) -> None
         async with connect(token_file=tmp_path / "missing"):
             pass
     (tmp_path / "empty").touch(mode=0o600)
-    with pytest.raises(ConfigError, match="empty"):
+    with pytest.raises(ConfigError, match="does not hold a token"):
         async with connect(token_file=str(tmp_path / "empty")):
             pass
