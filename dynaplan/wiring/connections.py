@@ -51,8 +51,13 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
         from dynaplan.adapters.stores.file.store import FileStore
 
         return FileStore.from_environment(environ)
+    if backend == NATS:
+        from dynaplan.adapters.stores.nats_kv.store import NatsStore
+
+        return NatsStore.from_environment(environ)
     raise ConfigError(
-        f"{BACKEND_VARIABLE} is {backend!r}: that store is not there yet", hint="Use etcd for now."
+        f"{BACKEND_VARIABLE} is {backend!r}: that store lives in one process",
+        hint="Use file, which needs no server either.",
     )
 
 

@@ -22,11 +22,12 @@ import psutil
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.adapters.stores.file.store import FileStore
+from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
 from dynaplan.foundation.guard import guarded
 from dynaplan.ports.stores import Store
 from tests.bench.table import Row
-from tests.fakes.servers import start_etcd
+from tests.fakes.servers import start_etcd, start_nats
 
 CALLS = 300
 INSTANCES = 1000
@@ -53,7 +54,11 @@ async def main():
 asyncio.run(main())
 """
 
-CONNECT = {"etcd": EtcdStore.from_environment, "file": FileStore.from_environment}
+CONNECT = {
+    "etcd": EtcdStore.from_environment,
+    "file": FileStore.from_environment,
+    "nats": NatsStore.from_environment,
+}
 
 
 @asynccontextmanager
@@ -66,11 +71,20 @@ async def _etcd(directory: Path) -> AsyncIterator[tuple[dict[str, str], int | No
 
 
 @asynccontextmanager
+async def _nats(directory: Path) -> AsyncIterator[tuple[dict[str, str], int | None]]:
+    server = await asyncio.to_thread(start_nats, directory)
+    try:
+        yield server.environment, server.pid
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
 async def _file(directory: Path) -> AsyncIterator[tuple[dict[str, str], int | None]]:
     yield {"DYN_FILE_KV": str(directory / "kv")}, None
 
 
-STORES = {"etcd": _etcd, "file": _file}
+STORES = {"etcd": _etcd, "nats": _nats, "file": _file}
 """Backend -> its environment, and the pid of its server if it has one."""
 
 

@@ -15,11 +15,13 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.adapters.stores.file.store import FileStore
 from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
 from dynaplan.ports.stores import Store
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 
+EVERY_CHANGE = "a watch tells every value, also one that is replaced at once"
 ONE_REVISION = "all that a transaction writes has one revision"
 OTHER_CLIENTS = "another client reads and changes the same data"
 LEASES_OUTLIVE = "a lease lives on when its client has closed the store"
@@ -41,14 +43,25 @@ async def _file(_request: pytest.FixtureRequest, directory: Path) -> Callable[[]
     return lambda: FileStore.from_environment({"DYN_FILE_KV": str(directory / "kv")})
 
 
+async def _nats(request: pytest.FixtureRequest, _directory: Path) -> Callable[[], Store]:
+    server: Server = request.getfixturevalue("shared_nats")
+    await _emptied(store := NatsStore.from_environment(server.environment))
+    await store.close()
+    return lambda: NatsStore.from_environment(server.environment)
+
+
 BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], Awaitable[Callable[[], Store]]]] = {
     "memory": _memory,
     "etcd": _etcd,
     "file": _file,
+    "nats": _nats,
 }
 """Backend -> what makes its data empty and returns a way to connect to it."""
 
-LACKS: dict[str, frozenset[str]] = {"memory": frozenset({OTHER_CLIENTS, LEASES_OUTLIVE})}
+LACKS: dict[str, frozenset[str]] = {
+    "memory": frozenset({OTHER_CLIENTS, LEASES_OUTLIVE}),
+    "nats": frozenset({EVERY_CHANGE, ONE_REVISION}),
+}
 """Backend -> promises that it does not make."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import aiohttp
 import pytest
 
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -100,6 +101,26 @@ async def test_etcd_away_restarts_nobody_and_loses_nothing(
             lambda: all(lease and lease != leases_before[name] for name, lease in leases(deployment).items()),
             15,
         )
+    await asyncio.to_thread(deployment.scale, decode=2)
+    await eventually(lambda: len(deployment.workers("VllmWorker")) == 2 and is_whole(deployment), 15)
+    assert pids(deployment).items() >= before.items()
+
+
+@in_torture
+@pytest.mark.parametrize("outage", [killed, frozen, wiped])
+@pytest.mark.parametrize("seconds", [5, 40])
+async def test_nats_away_that_is_the_store_too_restarts_nobody_and_loses_nothing(
+    deploy: Callable[..., Deployment],
+    nats: Server,
+    outage: Outage,
+    seconds: int,
+) -> None:
+    nats.environment[BACKEND_VARIABLE] = "nats"
+    deployment = await asyncio.to_thread(start, deploy, nats)
+    before = pids(deployment)
+    load = await load_through(deployment, outage(nats, seconds))
+    assert load.incomplete == []
+    assert pids(deployment) == before
     await asyncio.to_thread(deployment.scale, decode=2)
     await eventually(lambda: len(deployment.workers("VllmWorker")) == 2 and is_whole(deployment), 15)
     assert pids(deployment).items() >= before.items()

@@ -47,6 +47,7 @@ class NatsMessenger:
         self._wanted: dict[int, tuple[str, Callable[[Msg], Awaitable[None]]]] = {}
         self._live: dict[int, Subscription] = {}
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_loss: list[Callable[[], None]] = []
         self._tasks = BackgroundTasks(_log_quietly)
         self._lost = asyncio.Event()
         self._is_closed = False
@@ -61,13 +62,7 @@ class NatsMessenger:
         Raises QueueUnavailable when it cannot be reached within five seconds, PermanentError when it does
         not let us in.
         """
-        servers = environ.get("NATS_SERVER") or DEFAULT_SERVER
-        options: dict[str, Any] = {"servers": [server.strip() for server in servers.split(",")]}
-        if token := environ.get("NATS_AUTH_TOKEN"):
-            options["token"] = token
-        if user := environ.get("NATS_AUTH_USERNAME"):
-            options |= {"user": user, "password": environ.get("NATS_AUTH_PASSWORD", "")}
-        messenger = cls(options, max_reconnects)
+        messenger = cls(options_of(environ), max_reconnects)
         await messenger.connect()
         return messenger
 
@@ -210,6 +205,10 @@ class NatsMessenger:
         """The size of the largest message that the server takes, as far as is known."""
         return int(self._client.max_payload) if self._client else 2**20
 
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call back whenever the connection is lost: what was asked of the server stays unanswered."""
+        self._on_loss.append(callback)
+
     @asynccontextmanager
     async def call(self) -> AsyncIterator[Client]:
         """The connected client, for one call; what goes wrong becomes QueueUnavailable or PermanentError."""
@@ -253,6 +252,8 @@ class NatsMessenger:
 
     async def _on_disconnected(self) -> None:
         self._lost.set()
+        for callback in self._on_loss:
+            callback()
         if not self._is_closed:
             log.warning("the connection to NATS is lost")
 
@@ -273,6 +274,17 @@ class NatsMessenger:
             except (QueueUnavailable, PermanentError) as error:
                 log.debug("%s", error)
                 await asyncio.sleep(RECONNECT_WAIT_S)
+
+
+def options_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the server is and how to sign in, as nats-py takes it; see ``from_environment``."""
+    servers = environ.get("NATS_SERVER") or DEFAULT_SERVER
+    options: dict[str, Any] = {"servers": [server.strip() for server in servers.split(",")]}
+    if token := environ.get("NATS_AUTH_TOKEN"):
+        options["token"] = token
+    if user := environ.get("NATS_AUTH_USERNAME"):
+        options |= {"user": user, "password": environ.get("NATS_AUTH_PASSWORD", "")}
+    return options
 
 
 def _log_quietly(_: asyncio.Task[Any], error: BaseException) -> None:

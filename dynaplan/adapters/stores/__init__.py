@@ -1,1 +1,1 @@
-"""Keys, watches and leases: etcd through its JSON gateway, and its twin in memory."""
+"""Keys, watches and leases: etcd through its JSON gateway, NATS, and a twin in memory."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dynaplan import wiring
 from dynaplan.domain.errors import PermanentError, TemporaryError, UserError
 from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.settings.servers import ETCD, FILE, NATS_VARIABLE, PLACES, store_backend
+from dynaplan.domain.settings.servers import ETCD, FILE, NATS, NATS_VARIABLE, PLACES, store_backend
 
 HINTS: Mapping[str, str] = {
     ETCD: "Start it, correct {where} and ETCD_AUTH_*, or unset it to let dynaplan bring an etcd along.",
+    NATS: "Start it with JetStream, correct {where} and NATS_AUTH_*, or unset it to let dynaplan bring one.",
     FILE: "Expected a directory of yours with mode 0700 on a disk of this machine, or a path to make one at.",
 }
 

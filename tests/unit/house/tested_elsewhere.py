@@ -29,6 +29,10 @@ TESTED_ELSEWHERE = {
         "adapters/events/zmq_announcing",
         "adapters/events/zmq_publishing",
     ],
+    "contract/test_nats_store.py": [
+        "adapters/stores/nats_kv/bucket",
+        "adapters/stores/nats_kv/follower",
+    ],
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
     "contract/test_coordination.py": ["runtime/coordination/buckets"],
     "contract/test_sim_engine.py": [

@@ -1,0 +1,1 @@
+"""The key-value store and its leases in one bucket of JetStream."""

@@ -1,0 +1,395 @@
+"""What the key-value store in NATS promises beyond every store's contract: outages, and who else reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats as nats_py
+import pytest
+from nats.js.kv import KeyValue as Bucket
+
+from dynaplan.adapters.stores.nats_kv.store import NatsStore
+from dynaplan.domain.errors import PermanentError, StoreUnavailable
+from dynaplan.domain.wire.store import Deleted, Transaction
+from tests.contract.stores import Watched
+from tests.fakes.polling import consistently, eventually
+from tests.fakes.servers import Server, start_nats
+
+ANSWER_S = 3.0
+
+
+@pytest.fixture
+async def store(nats: Server) -> AsyncIterator[NatsStore]:
+    """A store on a server of its own, to be killed."""
+    store = NatsStore.from_environment(nats.environment)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(nats: Server) -> AsyncIterator[NatsStore]:
+    """Another process' store on the same server."""
+    other = NatsStore.from_environment(nats.environment)
+    yield other
+    await other.close()
+
+
+@pytest.fixture
+async def watch(store: NatsStore) -> AsyncIterator[Watched]:
+    watched = Watched(store, "watched/")
+    yield watched
+    await watched.stop()
+
+
+@pytest.fixture
+async def bucket(nats: Server, store: NatsStore) -> AsyncIterator[Bucket]:
+    """The same bucket as NATS' own client for Python sees it."""
+    await store.identity()
+    environment = nats.environment
+    client = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
+    yield await client.jetstream().key_value("dynaplan")
+    await client.close()
+
+
+# Who else reads and writes it
+
+
+async def test_natss_own_client_reads_keys_by_their_documented_names(
+    store: NatsStore, bucket: Bucket
+) -> None:
+    await store.put("v1/box/planner/decision_id", "7")
+    await store.put("/services/box/Worker/generate/1f", "{}")
+    await store.put("v1/vllm-agg.2/Größe: 1", "✓")
+    assert (await bucket.get("v1.box.planner.decision_id")).value == b"7"
+    assert (await bucket.get("=.services.box.Worker.generate.1f")).value == b"{}"
+    assert (await bucket.get("v1.vllm-agg=2E2.Gr=C3=B6=C3=9Fe=3A=201")).value == "✓".encode()
+
+
+async def test_what_natss_own_client_writes_is_read_and_watched(
+    store: NatsStore, bucket: Bucket, watch: Watched
+) -> None:
+    await watch.started()
+    await bucket.put("watched.a", b"1")
+    await watch.reaches({"watched/a": "1"})
+    item = await store.get("watched/a")
+    assert item is not None
+    assert (item.value, item.lease) == ("1", 0)
+    await bucket.update("watched.a", b"2", last=item.revision)
+    await watch.reaches({"watched/a": "2"})
+    assert not await store.commit(Transaction({"watched/a": item.revision}, {"watched/a": "mine"}))
+    await bucket.delete("watched.a")
+    await watch.reaches({})
+    assert await store.get("watched/a") is None
+    assert await store.commit(Transaction({"watched/a": 0}, {"watched/a": "3"}))
+    await watch.reaches({"watched/a": "3"})
+    await bucket.purge("watched.a")
+    await watch.reaches({})
+
+
+async def test_natss_own_client_sees_deleted_keys_as_deleted(store: NatsStore, bucket: Bucket) -> None:
+    await store.put("k", "1")
+    await store.delete("k")
+    with pytest.raises(nats_py.js.errors.KeyNotFoundError):
+        await bucket.get("k")
+    await bucket.create("k", b"2")
+    item = await store.get("k")
+    assert item is not None
+    assert item.value == "2"
+
+
+async def test_the_keys_of_an_ended_lease_are_cleared_away_for_other_clients(
+    store: NatsStore, bucket: Bucket, watch: Watched
+) -> None:
+    await watch.started()
+    lease = await store.grant(10)
+    await store.put("watched/k", "v", lease)
+    await store.put("watched/k2", "v", lease)
+    assert (await bucket.get("watched.k")).value == b"v"
+    await store.revoke(lease)
+
+    async def are_gone() -> bool:
+        names = await bucket.keys()
+        return not [name for name in names if name.startswith("watched")]
+
+    await eventually(are_gone)
+    assert watch.state == {}
+    assert watch.snapshots == 1
+
+
+async def test_names_that_are_no_keys_are_passed_over(store: NatsStore, bucket: Bucket) -> None:
+    await bucket.put("a/b", b"not our form")
+    await bucket.put("a=2f", b"nor this")
+    await store.put("k", "v")
+    assert [item.key for item in await store.list("")] == ["k"]
+
+
+async def test_what_is_too_long_for_nats_is_refused_for_good_and_harms_nothing(store: NatsStore) -> None:
+    with pytest.raises(PermanentError, match="longer"):
+        await store.put("k" * 4000, "v")
+    with pytest.raises(PermanentError):
+        await store.put("k", "x" * 9_000_000)
+    await store.put("k", "v")
+    assert await store.get("k") is not None
+
+
+# Transactions and leases
+
+
+async def test_a_transaction_guards_keys_that_it_does_not_write(store: NatsStore, watch: Watched) -> None:
+    await store.put("guarded", "1")
+    guarded = await store.get("guarded")
+    assert guarded is not None
+    await watch.started()
+    expected = {"guarded": guarded.revision, "absent": 0, "watched/k": 0}
+    transaction = Transaction(expected, {"watched/k": "1", "watched/l": "1"}, ("watched/m",))
+    assert await store.commit(transaction)
+    assert not await store.commit(transaction)
+    await store.put("guarded", "2")
+    assert not await store.commit(Transaction({"guarded": guarded.revision}, {"watched/k": "2"}))
+    assert not await store.commit(Transaction({"guarded": 0}, {"watched/k": "2"}))
+    await watch.reaches({"watched/k": "1", "watched/l": "1"})
+    assert {item.key for item in await store.list("")} == {"guarded", "watched/k", "watched/l"}
+
+
+async def test_transactions_at_once_lose_no_update(store: NatsStore, other: NatsStore) -> None:
+    await store.put("a", "0")
+    await store.put("b", "0")
+
+    async def add(each: NatsStore) -> None:
+        done = 0
+        while done < 20:
+            a, b = await each.list("")
+            assert a.value == b.value
+            next_ = str(int(a.value) + 1)
+            done += await each.commit(
+                Transaction({"a": a.revision, "b": b.revision}, {"a": next_, "b": next_})
+            )
+
+    await asyncio.gather(add(store), add(other))
+    assert [item.value for item in await store.list("")] == ["40", "40"]
+
+
+async def test_a_key_that_was_deleted_can_be_expected_to_be_absent(store: NatsStore) -> None:
+    await store.put("k", "1")
+    await store.delete("k")
+    assert await store.commit(Transaction({"k": 0}, {"k": "2"}))
+    lease = await store.grant(10)
+    await store.put("leased", "1", lease)
+    await store.revoke(lease)
+    assert await store.commit(Transaction({"leased": 0}, {"leased": "2"}))
+    item = await store.get("leased")
+    assert item is not None
+    assert (item.value, item.lease) == ("2", 0)
+
+
+async def test_any_process_may_keep_alive_and_revoke_a_lease(store: NatsStore, other: NatsStore) -> None:
+    lease = await store.grant(7)
+    assert await other.keep_alive(lease) == 7.0
+    assert await store.keep_alive(lease) == 7.0
+    await other.revoke(lease)
+    assert await store.keep_alive(lease) == 0.0
+
+
+async def test_the_keys_of_a_lease_end_in_the_order_in_which_they_were_written(
+    store: NatsStore, watch: Watched
+) -> None:
+    await watch.started()
+    lease = await store.grant(10)
+    keys = ["watched/b", "watched/a", "watched/c"]
+    for key in keys:
+        await store.put(key, "v", lease)
+    await store.put("watched/a", "w", lease)
+    await store.revoke(lease)
+    await eventually(lambda: len(watch.events) == 8)
+    assert watch.events[5:] == [Deleted("watched/b"), Deleted("watched/c"), Deleted("watched/a")]
+
+
+async def test_a_writer_killed_in_the_middle_of_a_transaction_has_written_nothing(
+    nats: Server, store: NatsStore, watch: Watched
+) -> None:
+    await store.put("watched/a", "0")
+    await watch.started()
+    environment = nats.environment
+    killed = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
+    headers = {"Nats-Batch-Id": "unfinished", "Nats-Batch-Sequence": "1"}
+    await killed.request("$KV.dynaplan.watched.a", b"1", headers=headers)
+    await killed.close()
+    assert await store.commit(Transaction(puts={"watched/b": "2", "watched/c": "2"}))
+    await watch.reaches({"watched/a": "0", "watched/b": "2", "watched/c": "2"})
+    item = await store.get("watched/a")
+    assert item is not None
+    assert item.value == "0"
+
+
+async def test_a_lease_that_the_server_ends_before_its_time_was_not_revoked(
+    store: NatsStore, other: NatsStore, bucket: Bucket
+) -> None:
+    await store.identity()
+    lease = await store.grant(2)
+    await bucket._js.purge_stream("KV_dynaplan", subject=f"$KV.dynaplan.=lease.{lease:x}")
+    with pytest.raises(StoreUnavailable, match="before its time"):
+        await store.keep_alive(lease)
+
+    async def has_lapsed() -> bool:
+        try:
+            return await store.keep_alive(lease) == 0.0
+        except StoreUnavailable:
+            return False
+
+    await eventually(has_lapsed)
+
+
+# Outages
+
+
+async def test_a_killed_and_restarted_server_keeps_keys_and_leases_and_watches_have_no_gap(
+    nats: Server, store: NatsStore, other: NatsStore, watch: Watched
+) -> None:
+    await watch.started()
+    lease = await store.grant(10)
+    await store.put("watched/leased", "0", lease)
+    await other.put("watched/gone", "v")
+    identity = await store.identity()
+    for round_ in range(3):
+        nats.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.get("watched/leased")
+        await nats.start_again()
+        # Written before the watch can have come back.
+        await other.put("watched/k", str(round_))
+        await other.delete("watched/gone")
+        assert await store.keep_alive(lease) == 10.0
+        await watch.reaches({"watched/leased": "0", "watched/k": str(round_)})
+    assert await store.identity() == identity
+
+
+async def test_a_frozen_server_is_an_error_in_time_and_afterwards_the_watch_goes_on(
+    nats: Server, store: NatsStore, watch: Watched
+) -> None:
+    await watch.started()
+    nats.freeze()
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    calls = (store.put("watched/k", "during"), store.get("k"), store.list(""), store.grant(10))
+    failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(failure) for failure in failures] == [StoreUnavailable] * 4
+    assert loop.time() - begun_s < ANSWER_S + 1.0
+    nats.thaw()
+
+    async def put() -> bool:
+        try:
+            await store.put("watched/k", "after")
+        except StoreUnavailable:
+            return False
+        return True
+
+    await eventually(put)
+    await eventually(lambda: watch.state.get("watched/k") == "after")
+
+
+async def test_a_watch_that_begins_while_the_server_is_away_waits_for_it(
+    nats: Server, store: NatsStore, other: NatsStore
+) -> None:
+    await other.put("watched/k", "v")
+    nats.kill()
+    watched = Watched(store, "watched/")
+    await consistently(lambda: not watched.events, for_s=0.5)
+    await nats.start_again()
+    await eventually(lambda: watched.state == {"watched/k": "v"})
+    await watched.stop()
+
+
+async def test_a_server_that_comes_back_empty_is_noticed(
+    nats: Server, store: NatsStore, watch: Watched
+) -> None:
+    for number in range(5):
+        await store.put(f"watched/{number}", "v")
+    await watch.started()
+    lease = await store.grant(10)
+    identity = await store.identity()
+    nats.kill()
+    nats.wipe()
+    await nats.start_again()
+    assert await store.identity() != identity
+    assert await store.keep_alive(lease) == 0.0
+    await eventually(lambda: watch.snapshots == 2 and watch.state == {})
+    await store.put("watched/new", "v")
+    await watch.reaches({"watched/new": "v"})
+
+
+async def test_a_bucket_that_is_deleted_is_made_again(nats: Server, store: NatsStore, bucket: Bucket) -> None:
+    await store.put("k", "v")
+    identity = await store.identity()
+    await bucket._js.delete_key_value("dynaplan")
+    assert await store.get("k") is None
+    assert await store.identity() != identity
+
+
+async def test_a_bucket_that_somebody_has_made_is_given_what_it_lacks(nats: Server, store: NatsStore) -> None:
+    environment = nats.environment
+    client = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
+    theirs = await client.jetstream().create_key_value(bucket="dynaplan", description="theirs")
+    await theirs.put("k", b"theirs")
+    lease = await store.grant(10)
+    await store.put("leased", "v", lease)
+    assert [item.key for item in await store.list("")] == ["k", "leased"]
+    assert await store.commit(Transaction({"k2": 0}, {"k1": "1", "k2": "2"}))
+    assert (await theirs.status()).stream_info.config.description == "theirs"
+    await client.close()
+
+
+# What is not a store
+
+
+@pytest.fixture
+def plain_nats(runtime_dir: Path) -> Iterator[Server]:
+    """A server without JetStream."""
+    server = start_nats(runtime_dir)
+    server.kill()
+    config = runtime_dir / "nats" / "nats.conf"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if not line.startswith("jetstream")))
+    server.spawn()
+    yield server
+    server.kill()
+
+
+async def test_a_server_without_jetstream_is_refused_with_one_sentence(plain_nats: Server) -> None:
+    store = NatsStore.from_environment(plain_nats.environment)
+    refused = await eventually(lambda: _refusal(store))
+    assert "no JetStream" in refused
+    with pytest.raises(PermanentError, match="no JetStream"):
+        async for _ in store.watch(""):
+            pass
+    await store.close()
+
+
+async def test_a_wrong_token_is_refused(nats: Server) -> None:
+    store = NatsStore.from_environment({**nats.environment, "NATS_AUTH_TOKEN": "guess"})
+    assert "uthorization" in await _refusal(store)
+    with pytest.raises(PermanentError, match="uthorization"):
+        async for _ in store.watch(""):
+            pass
+    await store.close()
+
+
+async def test_a_store_without_its_server_is_an_error_in_time() -> None:
+    store = NatsStore.from_environment({"NATS_SERVER": "nats://127.0.0.1:9"})
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    with pytest.raises(StoreUnavailable):
+        await store.get("k")
+    assert loop.time() - begun_s < ANSWER_S
+    await store.close()
+
+
+async def _refusal(store: NatsStore) -> str:
+    try:
+        await store.get("k")
+    except StoreUnavailable:
+        return ""
+    except PermanentError as error:
+        return str(error)
+    return ""
