@@ -19,11 +19,11 @@ from dynaplan.cli.overriding import (
     model_override,
     serve_command,
 )
+from dynaplan.domain.settings.events import COMPAT_VARIABLE
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.discovery import is_loopback
 from dynaplan.foundation import screen
-from dynaplan.sdk.compat import COMPAT_VARIABLE
 
 compat_option = click.option(
     "--compat",

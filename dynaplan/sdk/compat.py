@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynaplan.domain.errors import ConfigError, nearest
-
-COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
-"""The API whose modules can be imported in a process; empty for none. A deployment's processes inherit it."""
+from dynaplan.domain.settings.events import COMPAT_VARIABLE
 
 APIS = ("dynamo",)
 

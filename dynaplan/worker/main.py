@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 from dynaplan.domain.lifecycle import EXIT_NEVER, Role
+from dynaplan.domain.settings.events import COMPAT_VARIABLE
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.servers import lease_ttl_s
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.runtime.logfile import LogFile, configure_logging
-from dynaplan.sdk.compat import COMPAT_VARIABLE
 
 if TYPE_CHECKING:
     import socket

@@ -9,8 +9,11 @@ from dynaplan.domain.settings.servers import NATS, NATS_VARIABLE
 
 PLANE_VARIABLE = "DYN_EVENT_PLANE"
 MAX_AGE_VARIABLE = "DYN_NATS_STREAM_MAX_AGE"
-COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
 HOST_VARIABLE = "DYNAPLAN_EVENTS_HOST"
+
+COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
+"""The original whose modules can be imported, and whose events are spoken; empty for none. A deployment's
+processes inherit it."""
 
 ZMQ = "zmq"
 PLANES = (NATS, ZMQ)

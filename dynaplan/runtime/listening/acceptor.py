@@ -59,6 +59,9 @@ class Acceptor:
         """Listen."""
         self._socket.setblocking(False)
         self._socket.listen(BACKLOG)
+        # Accepted connections inherit it: otherwise, for a minute after this server has closed some first, as
+        # one that is killed does, nobody could bind the port.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:

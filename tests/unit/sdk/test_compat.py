@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.sdk.compat import COMPAT_VARIABLE, FOLDER, compat_environment, enable_compat
+from dynaplan.domain.settings.events import COMPAT_VARIABLE
+from dynaplan.sdk.compat import FOLDER, compat_environment, enable_compat
 
 NAMES = """
 from dynamo.sdk import (DYNAMO_IMAGE, AbstractService, abstract_endpoint, api, async_on_start, depends,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from unittest import mock
 
-from dynaplan.foundation.sockets import bound_socket
+from dynaplan.foundation.sockets import bound_socket, holding_socket
 from dynaplan.runtime.listening.acceptor import Acceptor
 from tests.fakes.polling import eventually
 
@@ -68,6 +68,18 @@ async def test_what_waits_at_the_end_is_accepted_and_the_socket_of_others_stays_
         accepted, _ = other.accept()
         accepted.close()
     other.close()
+
+
+async def test_the_port_of_a_server_that_closed_its_connections_first_can_be_held_again_at_once() -> None:
+    listen_on = holding_socket("127.0.0.1", 0)
+    acceptor = Acceptor(listen_on, lambda _: Greeter(b"a"))
+    acceptor.start()
+    port = acceptor.address[1]
+    with clients(port, 1) as connections:
+        assert await greetings(connections) == [b"a"]
+        assert await greetings(connections) == [b""], "the server's end waits for a minute from now on"
+    await acceptor.stop()
+    holding_socket("127.0.0.1", port).close()
 
 
 async def test_without_resources_it_rests_and_goes_on() -> None:
