@@ -1,6 +1,6 @@
 """What holds with etcd holds with every other store: each of them through one deployment, under load.
 
-``tox -e stores`` runs the longer suites on them, too.
+``tox -e stores-file,stores-nats`` runs the longer suites on them, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
-from tests.e2e.traces import files_of, processes_of
+from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 from tests.fakes.secured_etcd import SecuredEtcd
@@ -91,6 +91,31 @@ async def test_a_store_in_files_needs_no_server_and_all_holds(deploy: Callable[.
     assert (processes_of(deployment), files_of(deployment)) == ({}, [])
 
 
+@in_torture
+async def test_a_store_in_nats_needs_no_etcd_and_all_holds(deploy: Callable[..., Deployment]) -> None:
+    deployment = await asyncio.to_thread(
+        deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--store", "nats"
+    )
+    assert servers_of(deployment) == {"nats-server"}
+    data = Path(deployment.statefile()["addresses"]["runtime_dir"]) / "nats" / "jetstream"
+    async with Load(deployment.url, MODEL, clients=3, tokens=20, prompt="word " * 900) as load:
+        await scaled(deployment, decode=2, prefill=2)
+        await killed(deployment, "FleetPlugin")
+        await killed(deployment, "nats-server")
+        await lives_on(load, deployment)
+        before = names_of(deployment)
+        wipe(data)
+        await killed(deployment, "nats-server")
+        await eventually(lambda: set(names_of(deployment).values()).isdisjoint(before.values()))
+        await lives_on(load, deployment)
+        await scaled(deployment, decode=1, prefill=1)
+        await load.stop()
+    assert load.incomplete == []
+    assert await asyncio.to_thread(deployment.stop) == 0
+    assert (processes_of(deployment), files_of(deployment)) == ({}, [])
+
+
+@in_torture
 async def test_an_etcd_behind_tls_and_passwords_does_for_a_whole_deployment(
     deploy: Callable[..., Deployment], secured_etcd: SecuredEtcd
 ) -> None:
