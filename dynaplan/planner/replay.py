@@ -27,6 +27,9 @@ IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
 MINIMUMS = {"min-gpu-budget", "min-endpoint"}
 """Options that state the same minimum: one given replaces the other's recorded value."""
 
+MOST_CHARACTERS = 400
+"""The part of a fault that is shown: a record may hold values of any length."""
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -141,7 +144,8 @@ def _records(path: Path) -> Iterator[DecisionRecord]:
         try:
             yield DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+            fault = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
             raise ConfigError(
-                f"{path}, line {number} is no decision ({type(error).__name__}: {error})",
+                f"{path}, line {number} is no decision ({fault})",
                 hint="expected a decisions.jsonl that a planner wrote, of this version or an older one",
             ) from error

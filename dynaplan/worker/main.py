@@ -218,11 +218,11 @@ async def _runtime(
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 
+    settings = section_options(ServiceConfig.get_instance(), service.name)
+    reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
     network = wiring.box.network()
     discovery = Discovery(store, surroundings.namespace, network)
     await discovery.start()
-    settings = section_options(ServiceConfig.get_instance(), service.name)
-    reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
     return WorkerRuntime(
         namespace=surroundings.namespace,
         component=service.name,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from dynaplan.domain.errors import ConfigError, nearest
+from dynaplan.domain.wire.documents import shown
 
 NO_EFFECT = "Of the original; has no effect"
 UNITS = ("_ms", "_s", "_tokens")
@@ -233,7 +234,7 @@ def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> 
     is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
     if read is None or is_blank:
         where = f"{settings.SECTION}.{key}" if settings.SECTION else key
-        raise ConfigError(f"{where} is {value!r}", hint=f"Expected {option.expected}.")
+        raise ConfigError(f"{where} is {shown(value)}", hint=f"Expected {option.expected}.")
     return read
 
 
