@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -152,14 +151,12 @@ def truncated(model: Path, path: Path) -> Path:
     return path
 
 
-async def test_a_truncated_model_fails_the_worker_with_the_engines_words(
-    tmp_path: Path, tiny_gguf: Path
-) -> None:
+def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path, tiny_gguf: Path) -> None:
     deployment = aggregated(tmp_path, truncated(tiny_gguf, tmp_path / "cut.gguf"))
     try:
-        deployment.spawn()
-        await eventually(lambda: f"{WORKER} has failed" in deployment.text, 30)
-        assert "corrupted or incomplete" in deployment.text
-        assert deployment.workers()[WORKER]["restarts_s"] == []
+        refused = deployment.run(*deployment.command[1:])
     finally:
-        await asyncio.to_thread(deployment.close)
+        deployment.close()
+    assert refused.returncode == 2
+    assert "which is cut off: it has 200,000 bytes" in refused.stderr
+    assert not deployment.statefile_path.exists()

@@ -5,6 +5,7 @@ The engine is ``tests.fakes.engine_server``, which says what it copies of vLLM.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+from dynaplan.domain.wire.instance_keys import ASLEEP
 from tests.e2e.deployment import Deployment
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import wait_until
@@ -86,12 +88,23 @@ def states(deployment: Deployment) -> dict[str, str]:
     return {row["worker"]: row["state"] for row in rows if row["role"] == "decode"}
 
 
+async def told(deployment: Deployment, number: int) -> None:
+    """Wait until that many workers have told the frontends that they sleep; ``status`` asks them itself."""
+    store = EtcdStore.from_environment(deployment.clients_environment())
+    try:
+        while len(await store.list(ASLEEP.prefix("dynamo"))) != number:
+            await asyncio.sleep(0.05)
+    finally:
+        await store.close()
+
+
 async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_demand(start: Start) -> None:
     deployment = start("--VllmWorker.ServiceArgs.workers=2")
     pids = {name: deployment.pid_of(name) for name in WORKERS}
     urls = await engines(deployment)
     post(f"{urls[WORKERS[0]]}/sleep?level=1")
     wait_until(lambda: states(deployment) == dict(zip(WORKERS, ("asleep", "ready"), strict=True)), 20)
+    await asyncio.wait_for(told(deployment, 1), 20)
     assert [ask(deployment)[0] for _ in range(8)] == [200] * 8
     assert "asleep" in run(deployment, "status").stdout
 
@@ -104,6 +117,7 @@ async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_dem
     post(f"{urls[WORKERS[0]]}/sleep?level=1")
     post(f"{urls[WORKERS[1]]}/pause")
     wait_until(lambda: set(states(deployment).values()) == {"asleep"}, 20)
+    await asyncio.wait_for(told(deployment, 2), 20)
     with ThreadPoolExecutor(8) as threads:
         answers = [each.result() for each in [threads.submit(ask, deployment) for _ in range(8)]]
     assert [status for status, _ in answers] == [200] * 8
@@ -117,6 +131,7 @@ async def test_a_worker_that_cannot_be_woken_is_answered_with_the_reason(start: 
     (url,) = (await engines(deployment)).values()
     post(f"{url}/sleep?level=2")
     wait_until(lambda: set(states(deployment).values()) == {"asleep"}, 20)
+    await asyncio.wait_for(told(deployment, 1), 20)
     woken = run(deployment, "wake", WORKERS[0])
     assert woken.returncode == 1
     assert "without its weights (level 2)" in woken.stderr
