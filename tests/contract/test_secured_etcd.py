@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.errors import UserError
-from dynaplan.domain.wire.store import Put, Snapshot, Transaction
+from dynaplan.domain.wire.store import Put, Snapshot, Transaction, WatchEvent
 from dynaplan.supervisor.servers.external import check_external_store
 from tests.fakes.secured_etcd import SecuredEtcd
 
@@ -24,7 +25,7 @@ async def store(secured_etcd: SecuredEtcd) -> AsyncIterator[EtcdStore]:
 async def test_keys_leases_and_watches_work_there(store: EtcdStore) -> None:
     lease = await store.grant(10)
     assert await store.commit(Transaction(puts={"/services/ns/a": "1"}, lease=lease))
-    events = store.watch("/services/ns/")
+    events = cast(AsyncGenerator[WatchEvent], store.watch("/services/ns/"))
     first = await anext(events)
     assert isinstance(first, Snapshot)
     assert [item.key for item in first.items] == ["/services/ns/a"]
@@ -33,6 +34,7 @@ async def test_keys_leases_and_watches_work_there(store: EtcdStore) -> None:
     assert await store.keep_alive(lease) > 0
     await store.revoke(lease)
     assert [item.key for item in await store.list("/services/ns/")] == ["/services/ns/b"]
+    await events.aclose()
 
 
 async def test_a_change_of_the_users_in_between_costs_nothing(

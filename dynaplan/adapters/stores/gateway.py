@@ -119,6 +119,9 @@ class Gateway:
             response.content.set_exception(aiohttp.ClientConnectionError("the client is closed"))
         for session in self._sessions.values():
             await session.close()
+        for _ in range(2 if self._tls else 0):
+            # aiohttp aborts TLS connections: their sockets are closed in the loop's next turns.
+            await asyncio.sleep(0)
 
     async def _open(self, path: str, body: Document) -> aiohttp.ClientResponse:
         """An answer with status 200, after signing in (again) where that is needed; to be closed."""
