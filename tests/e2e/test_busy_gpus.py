@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.e2e.deployment import Deployment
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3", "--leave-timeout", "3")
@@ -63,6 +64,7 @@ def test_gpus_in_use_are_left_out_until_they_are_free(
     wait_until(lambda: gpus_of(deployment) == [[1], [2]], 60)
 
 
+@in_torture
 def test_a_worker_whose_gpu_is_taken_while_it_restarts_waits_and_says_so(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:

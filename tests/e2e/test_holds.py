@@ -89,5 +89,5 @@ def test_a_hold_ends_at_its_time_and_serve_says_so(deploy: Callable[..., Deploym
     deployment.run("scale", "decode", "--at-least", "2", "--for", "8s")
     assert ready(deployment) == 2
     wait_until(lambda: ready(deployment) == 1, 60)
-    assert "decode was held at 2 or more by " in deployment.text
+    wait_until(lambda: "decode was held at 2 or more by " in deployment.text, 10)
     assert ": that is over." in deployment.text

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, lasting, wait_until
 
@@ -110,6 +111,7 @@ async def test_a_server_that_stands_still_costs_nothing(
     assert {name: worker["pid"] for name, worker in deployment.workers().items()} == pids
 
 
+@in_torture
 def test_kill_9_of_serve_leaves_nothing_and_the_next_serve_starts(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml")
     children = deployment.children()

@@ -22,7 +22,7 @@ from tests.e2e.llamacpp import (
     scratch_dir,
     scratch_files,
 )
-from tests.e2e.traces import files_of, processes_of
+from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load, stream_one
 from tests.fakes.polling import eventually, wait_until
 
@@ -168,7 +168,7 @@ async def test_a_client_that_goes_away_frees_its_slot_and_its_files(two_pools: D
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
-@pytest.mark.parametrize(("pools", "most"), [("one_pool", 3), ("two_pools", 2)])
+@pytest.mark.parametrize(("pools", "most"), [pytest.param("one_pool", 3, marks=in_torture), ("two_pools", 2)])
 async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
     pools: str, most: int, request: pytest.FixtureRequest
 ) -> None:

@@ -81,9 +81,7 @@ async def load_through(deployment: Deployment, *outages: Awaitable[None]) -> Loa
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-@pytest.mark.parametrize(
-    "outage", [pytest.param(killed, marks=in_torture), pytest.param(frozen, marks=in_torture), wiped]
-)
+@pytest.mark.parametrize("outage", [pytest.param(each, marks=in_torture) for each in (killed, frozen, wiped)])
 async def test_etcd_away_restarts_nobody_and_loses_nothing(
     deploy: Callable[..., Deployment],
     etcd: Server,

@@ -14,12 +14,14 @@ from circus.client import CircusClient
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until
 
 QUIET = ("--Planner.no-operation=true",)
 
 
+@in_torture
 def test_a_stopped_fleet_plugin_is_named_and_replaced_and_scaling_goes_on(
     deploy: Callable[..., Deployment],
 ) -> None:
