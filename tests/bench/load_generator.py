@@ -44,7 +44,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        if self.received.endswith(b"0\r\n\r\n"):
+        if self.received.endswith(b"\r\n0\r\n\r\n"):
             is_whole = self.received.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in self.received
             self.run.finished(time.perf_counter() - self.sent_s, is_whole)
             self.send()
