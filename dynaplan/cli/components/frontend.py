@@ -8,6 +8,11 @@ from pathlib import Path
 import click
 
 from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags
+from dynaplan.cli.components.shared_options import (
+    advertise_host_option,
+    config_file_option,
+    token_file_option,
+)
 from dynaplan.cli.deployment import store_option
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.options import stock
@@ -31,7 +36,7 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
 )
 @click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="The namespace to join.")
 @store_option
-@click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
+@config_file_option
 @click.option(
     "-p", "--port", type=click.IntRange(0, 65535), help=f"Default: {FrontendSettings.port}, or the file's."
 )
@@ -40,17 +45,8 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
 @click.option(
     "--api-key", envvar="DYNAPLAN_API_KEY", default="", help="Ask for this key; better as the variable."
 )
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    envvar="DYNAPLAN_TOKEN_FILE",
-    help="File with the namespace's token, mode 0600; not needed on one host.",
-)
-@click.option(
-    "--advertise-host",
-    metavar="HOST",
-    help="Name or address by which other hosts reach this one; needs the token.  [default: loopback]",
-)
+@token_file_option
+@advertise_host_option
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -8,6 +8,11 @@ from pathlib import Path
 import click
 
 from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags
+from dynaplan.cli.components.shared_options import (
+    advertise_host_option,
+    config_file_option,
+    token_file_option,
+)
 from dynaplan.cli.deployment import store_option
 from dynaplan.domain.settings.fields import table
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
@@ -42,20 +47,11 @@ LISTED = table(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationS
     show_default=True,
     help="decode also prefills where no prefill worker does.",
 )
-@click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
+@config_file_option
 @click.option("--gpus", metavar="NUMBER", help="GPUs of this worker; 0.5 and the like share one.")
 @click.option("--use-busy-gpus", is_flag=True, help="Also take a GPU whose memory other programs use.")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    envvar="DYNAPLAN_TOKEN_FILE",
-    help="File with the namespace's token, mode 0600; not needed on one host.",
-)
-@click.option(
-    "--advertise-host",
-    metavar="HOST",
-    help="Name or address by which other hosts reach this one; needs the token.  [default: loopback]",
-)
+@token_file_option
+@advertise_host_option
 @click.pass_context
 def command(
     ctx: click.Context,
