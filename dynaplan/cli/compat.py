@@ -43,8 +43,6 @@ ORIGINAL_COMMANDS: Mapping[str, OriginalCommand] = {
     "dynamo.frontend": OriginalCommand(
         ("frontend",),
         renamed={"--http-port": "--port", "--http-host": "--host"},
-        # The router predicts what is cached from its own choices, as the original does without events.
-        expanded={"--no-kv-events": ()},
     ),
     "dynamo.vllm": OriginalCommand(
         ("worker", "--engine", "vllm"),

@@ -32,7 +32,7 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
     table={name: each for name, each in TABLE.items() if name not in OWN},
     listed=LISTED,
     heading="Options of the frontend",
-    aliases={"router-mode": "router"},
+    aliases={"router-mode": "router", "router-ttl-secs": "router-ttl"},
 )
 @click.option("--namespace", envvar="DYN_NAMESPACE", default=None, help="The namespace to join.")
 @store_option

@@ -15,12 +15,32 @@ class RoutingSettings(Settings):
     """Options of choosing a worker for a request.
 
     ``overlap_weight`` is what a block of the prompt that is not in a worker's cache costs in the mode ``kv``,
-    in blocks that the worker already computes for others.
+    in blocks that the worker already computes for others. ``router_temperature`` 0 always takes the cheapest
+    worker. The last three bound what is remembered of prompts that were sent, where that has to stand for the
+    blocks that an engine tells of itself.
     """
 
     router: str = option("round-robin", "How the Frontend chooses a worker", choices=ROUTERS)
     overlap_weight: float = option(
         1.0, "Weight of the cached prefix in the KV router's cost", least=0, name="kv-overlap-score-weight"
+    )
+    router_temperature: float = option(
+        0.0, "Randomness of the KV router's choice; 0 always takes the cheapest worker", least=0
+    )
+    kv_events: bool = option(
+        True, "Route by the blocks that engines say they hold; false predicts them from what was sent there"
+    )
+    router_replica_sync: bool = option(
+        False, "Let the frontends of a deployment tell each other what they have sent where"
+    )
+    router_ttl_s: float = option(
+        120.0, "Seconds for which a prompt that was sent to a worker is predicted to be in its cache", above=0
+    )
+    router_max_tree_size: int = option(
+        2**20, "Blocks that are predicted at most; beyond it the ones unused for longest are dropped", least=1
+    )
+    router_prune_target_ratio: float = option(
+        0.8, "Part of the predicted blocks that is kept when there are too many", above=0, most=1
     )
     router_num_threads: int | None = option(None, NO_EFFECT, least=1)
     min_workers: int | None = option(None, NO_EFFECT, least=0)

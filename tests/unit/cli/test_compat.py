@@ -37,7 +37,7 @@ def test_a_program_that_there_is_not_is_named() -> None:
         (
             "dynamo.frontend",
             ["--router-mode", "kv", "--no-kv-events", "--http-port=8001", "--http-host", "0.0.0.0"],
-            ["frontend", "--router-mode", "kv", "--port=8001", "--host", "0.0.0.0"],
+            ["frontend", "--router-mode", "kv", "--no-kv-events", "--port=8001", "--host", "0.0.0.0"],
         ),
         ("dynamo.frontend", ["--router-mod", "kv"], ["frontend", "--router-mod", "kv"]),
         (
