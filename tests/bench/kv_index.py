@@ -66,7 +66,7 @@ class Ours:
     """dynaplan's."""
 
     def __init__(self) -> None:
-        from dynaplan.core.routing.block_hashes import block_hashes
+        from dynaplan.core.engine.block_hashes import block_hashes
         from dynaplan.core.routing.kv_index import KvIndex
 
         self._index = KvIndex()

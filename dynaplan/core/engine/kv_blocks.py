@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 
 def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, ...]:
@@ -27,14 +28,30 @@ def chain_hashes(prompt: str | Sequence[int], block_length: int) -> tuple[int, .
     return tuple(hashes)
 
 
+class BlockListener(Protocol):
+    """Hears of every published block that becomes findable, or is not any more."""
+
+    def stored(self, block: int) -> None:
+        """Note that a block with this hash is published; those before it in its chain are already."""
+        ...
+
+    def removed(self, block: int) -> None:
+        """Note that the place of the block with this hash was needed."""
+        ...
+
+
 class KvBlocks:
-    """Counts blocks. Requests refer to ``used`` ones; ``used + free == total`` always."""
+    """Counts blocks. Requests refer to ``used`` ones; ``used + free == total`` always.
 
-    __slots__ = ("_idle", "_users", "total", "used")
+    The listener hears of blocks in the order in which they are published, and lose their places.
+    """
 
-    def __init__(self, total: int) -> None:
+    __slots__ = ("_idle", "_listener", "_users", "total", "used")
+
+    def __init__(self, total: int, listener: BlockListener | None = None) -> None:
         self.total = total
         self.used = 0
+        self._listener = listener
         self._users: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -74,15 +91,20 @@ class KvBlocks:
         if count > self.total - self.used:
             raise ValueError(f"{count} KV blocks asked for, {self.free} free")
         self.used += count
+        listener = self._listener
         while len(self._idle) > self.total - self.used:
             block, _ = self._idle.popitem(last=False)
             del self._users[block]
+            if listener is not None:
+                listener.removed(block)
 
     def publish(self, block: int) -> bool:
         """Make a private block findable by its hash; False, and it stays private, when the hash is known."""
         if block in self._users:
             return False
         self._users[block] = 1
+        if self._listener is not None:
+            self._listener.stored(block)
         return True
 
     def release(self, private: int, shared: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from dynaplan.core.engine.draws import uniform_draws
-from dynaplan.core.engine.kv_blocks import KvBlocks
+from dynaplan.core.engine.kv_blocks import BlockListener, KvBlocks
 from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult, Totals
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
@@ -29,12 +29,17 @@ ADMISSION_RESERVE = 0.01
 
 
 class EngineModel:
-    """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``."""
+    """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``.
 
-    def __init__(self, settings: EngineSettings, timing: StepTiming) -> None:
+    The listener hears of its published blocks.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, timing: StepTiming, listener: BlockListener | None = None
+    ) -> None:
         self.settings = settings
         self.timing = timing
-        self.blocks = KvBlocks(settings.total_blocks)
+        self.blocks = KvBlocks(settings.total_blocks, listener)
         self.totals = Totals()
         self._reserve = int(settings.total_blocks * ADMISSION_RESERVE)
         self._waiting: OrderedDict[str, EngineRequest] = OrderedDict()

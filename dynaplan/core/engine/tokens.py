@@ -15,6 +15,8 @@ from dynaplan.domain.errors import UserError
 BYTES_PER_TOKEN = 4
 """The bytes of UTF-8 in one token."""
 
+LARGEST_TOKEN = 2**32 - 1
+
 
 def tokenize(text: str) -> tuple[int, ...]:
     """Return the token ids of the text; the last token is padded with zero bytes."""
@@ -54,9 +56,13 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+    if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
         return tuple(prompt)
     raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_TOKEN
 
 
 def _role(message: object) -> str:

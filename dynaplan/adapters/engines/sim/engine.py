@@ -23,7 +23,7 @@ from dynaplan.adapters.engines.sim.api import (
 from dynaplan.adapters.engines.sim.driver import StepDriver
 from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.engine.kv_blocks import chain_hashes
+from dynaplan.core.engine.block_hashes import block_hashes
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest, RequestState
 from dynaplan.core.engine.settings import EngineSettings
@@ -313,7 +313,7 @@ class SimEngine:
     def _hashes(self, prompt: Sequence[int]) -> Sequence[int]:
         if not self._settings.is_prefix_caching:
             return ()
-        return chain_hashes(prompt, self._settings.block_tokens)
+        return block_hashes(prompt, self._settings.block_tokens)
 
     def _next_number(self) -> str:
         self._numbers += 1

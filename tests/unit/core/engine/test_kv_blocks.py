@@ -28,3 +28,28 @@ def test_a_block_whose_hash_is_known_stays_private() -> None:
     blocks.take(2)
     assert blocks.publish(7)
     assert not blocks.publish(7)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, int]] = []
+
+    def stored(self, block: int) -> None:
+        self.changes.append(("stored", block))
+
+    def removed(self, block: int) -> None:
+        self.changes.append(("removed", block))
+
+
+def test_a_listener_hears_of_every_published_block_once_and_of_its_end() -> None:
+    heard = Heard()
+    blocks = KvBlocks(2, heard)
+    blocks.take(2)
+    assert blocks.publish(7)
+    assert not blocks.publish(7)
+    assert blocks.publish(8)
+    blocks.release(0, [7, 8])
+    blocks.share([7, 8])
+    blocks.release(0, [7, 8])
+    blocks.take(1)
+    assert heard.changes == [("stored", 7), ("stored", 8), ("removed", 8)]

@@ -37,7 +37,7 @@ def test_every_form_of_one_prompt_is_read(prompt: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, "", [], ["a", "b"], [1, -2], [1.5], [True], {"a": 1}, [[]], [[1], [2]]]
+    "prompt", [None, "", [], ["a", "b"], [1, -2], [2**32], [1.5], [True], {"a": 1}, [[]], [[1], [2]]]
 )
 def test_anything_else_is_refused(prompt: object) -> None:
     with pytest.raises(UserError, match="prompt"):

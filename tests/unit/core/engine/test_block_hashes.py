@@ -7,7 +7,7 @@ import struct
 import pytest
 import xxhash
 
-from dynaplan.core.routing.block_hashes import block_hashes, chained, own_hashes
+from dynaplan.core.engine.block_hashes import block_hashes, chained, own_hashes
 
 SEQUENCE = list(range(64))
 DYNAMOS = [15310707395893867146, 15292316782987903195, 5532946206955930018, 14928757266181269122]
