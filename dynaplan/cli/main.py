@@ -13,14 +13,25 @@ from dynaplan import __version__
 from dynaplan.domain.errors import DynaplanError, UserError, nearest
 from dynaplan.foundation import screen
 
-COMMANDS = (
-    *("serve", "frontend", "worker", "planner", "status", "scale", "release", "wake", "why", "logs", "stop"),
-    *("simulate", "replay", "profile-sla", "pull", "compat"),
-)
-"""The commands, in the order of the help page. Each is ``command`` in the module of its name."""
-
-ROOMS = {"release": "scaling.", "frontend": "components.", "worker": "components."}
-"""The room of a command whose module does not lie beside this one."""
+COMMANDS = {
+    "serve": "starting.serve",
+    "frontend": "components.frontend",
+    "worker": "components.worker",
+    "planner": "components.planner",
+    "status": "watching.status",
+    "scale": "scaling.scale",
+    "release": "scaling.release",
+    "wake": "scaling.wake",
+    "why": "watching.why",
+    "logs": "watching.logs",
+    "stop": "stop",
+    "simulate": "simulate",
+    "replay": "replay",
+    "profile-sla": "profile_sla",
+    "pull": "pull",
+    "compat": "compat",
+}
+"""Each command in the order of the help page, and the module that has it as ``command``."""
 
 HABITS = {
     "run": "serve",
@@ -51,7 +62,7 @@ class LazyGroup(click.Group):
         """Import the command's module and return its ``command``."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dynaplan.cli.{ROOMS.get(cmd_name, '')}{cmd_name.replace('-', '_')}")
+        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name]}")
         command: click.Command = module.command
         return command
 

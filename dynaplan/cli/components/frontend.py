@@ -68,7 +68,7 @@ def command(
     from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
     from dynaplan.cli.components.reaching import reachable
     from dynaplan.cli.components.running import ComponentSockets, checked, config_for, held_port, run
-    from dynaplan.cli.serve import exposed, warn
+    from dynaplan.cli.starting.serve import exposed, warn
 
     flags: Flags = ctx.meta[FLAGS]
     assert isinstance(ctx.command, ComponentCommand)

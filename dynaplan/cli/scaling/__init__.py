@@ -1,1 +1,1 @@
-"""Changing the number of workers by hand: counts, holds, and what the planner makes of them."""
+"""Commands that change how many workers serve: their counts, holds on these, engines that sleep."""

@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan import wiring
 from dynaplan.cli.main import main
-from dynaplan.cli.memory import check_memory
+from dynaplan.cli.starting.memory import check_memory
 from dynaplan.core.engine.kv_memory import MemoryNeed
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.gpus import Gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.cli.planner import command
+from dynaplan.cli.components.planner import command
 from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.options.stock import PLANNER

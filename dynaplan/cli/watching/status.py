@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.components.rows import alone_row, out_of_reach, uptime_s
+from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.cli.deployment import connected, namespace_argument, store_option
 from dynaplan.cli.scaling.counts import held_in, readable_holds
 from dynaplan.cli.scaling.holding import described

@@ -130,7 +130,7 @@ def command(
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
-    from dynaplan.cli.checking import check_settings, locate_models
+    from dynaplan.cli.starting.checking import check_settings, locate_models
     from dynaplan.domain.errors import GraphError
     from dynaplan.sdk.config import find_config_file, read_config
     from dynaplan.sdk.graph import load_graph
@@ -189,7 +189,7 @@ def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[
 def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
     """Return a line for each service about its model's memory; warns, or raises ConfigError."""
     from dynaplan import wiring
-    from dynaplan.cli.memory import check_memory
+    from dynaplan.cli.starting.memory import check_memory
 
     lines, warnings = check_memory(spec, config, *wiring.box.gpu_inventory(gpus))
     warn(warnings)

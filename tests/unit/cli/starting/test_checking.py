@@ -10,7 +10,7 @@ import pytest
 
 import graphs
 from dynaplan import wiring
-from dynaplan.cli.checking import check_settings, locate_models
+from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import Graph, load_graph
 from dynaplan.sdk.config import resolve_graph

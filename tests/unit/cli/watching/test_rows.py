@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dynaplan import wiring
 from dynaplan.cli import status
-from dynaplan.cli.components.rows import alone_row, out_of_reach, uptime_s
+from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.worker_load import WorkerLoad
 from tests.unit.cli.test_status import worker

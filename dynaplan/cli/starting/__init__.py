@@ -1,0 +1,1 @@
+"""`dynaplan serve`, and what it checks before anything starts."""

@@ -1,0 +1,1 @@
+"""Commands that only read: the state of a deployment, its logs, its planner's reasons."""
