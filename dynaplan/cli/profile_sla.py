@@ -184,8 +184,8 @@ def _check_names(options: ProfileOptions) -> None:
     """Raise ConfigError for an option that no service has, before anything is started."""
     from dynaplan.domain.errors import ConfigError
     from dynaplan.profiler.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
-    from dynaplan.sdk.config import validate_config
     from dynaplan.sdk.graph import load_graph
+    from dynaplan.sdk.validation import validate_config
 
     graph = load_graph(options.graph, Path.cwd())
     validate_config(graph, measured_config(options.config, Phase.DECODE, 1))

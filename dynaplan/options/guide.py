@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynaplan.domain.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
-from dynaplan.domain.settings.fields import NO_EFFECT, Option, Options, options_of, table
+from dynaplan.domain.settings.fields import NO_EFFECT, Option, Options, options_of
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import DisaggregationSettings, RoutingSettings
@@ -26,16 +26,16 @@ from dynaplan.domain.settings.worker import (
 from dynaplan.options.stock import OURS
 
 TABLES: Mapping[str, Options] = {
-    "service-args": table(ServiceArgs, Resources),
-    "worker": table(WorkerSettings, CommandSettings),
-    "engine": table(EngineOptions, VllmOptions, OtherServerOptions),
+    "service-args": options_of(ServiceArgs, Resources),
+    "worker": options_of(WorkerSettings, CommandSettings),
+    "engine": options_of(EngineOptions, VllmOptions, OtherServerOptions),
     "simulated": options_of(SimulationOptions),
     "llamacpp": options_of(LlamaCppOptions),
-    "routing": table(RoutingSettings, DisaggregationSettings),
+    "routing": options_of(RoutingSettings, DisaggregationSettings),
     "frontend": {
         name: each
         for name, each in options_of(FrontendSettings).items()
-        if name not in table(RoutingSettings, DisaggregationSettings)
+        if name not in options_of(RoutingSettings, DisaggregationSettings)
     },
     "planner": options_of(PlannerSettings),
 }

@@ -9,7 +9,7 @@ from dynaplan.domain.settings.engines import (
     OtherServerOptions,
     VllmOptions,
 )
-from dynaplan.domain.settings.fields import Option, Options, options_of, table
+from dynaplan.domain.settings.fields import Option, Options, options_of
 from dynaplan.domain.settings.frontend import FrontendSettings, ProcessorSettings, RouterSettings
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSettings, RoutingSettings
@@ -22,9 +22,9 @@ from dynaplan.domain.settings.worker import (
     WorkerSettings,
 )
 
-FRONTEND = table(ModelSettings, FrontendSettings, ProcessSettings)
-PROCESSOR = table(ModelSettings, RoutingSettings, DisaggregationSettings, ProcessorSettings)
-ROUTER = table(ModelSettings, RoutingSettings, DisaggregationSettings, RouterSettings)
+FRONTEND = options_of(ModelSettings, FrontendSettings, ProcessSettings)
+PROCESSOR = options_of(ModelSettings, RoutingSettings, DisaggregationSettings, ProcessorSettings)
+ROUTER = options_of(ModelSettings, RoutingSettings, DisaggregationSettings, RouterSettings)
 PLANNER = options_of(PlannerSettings)
 
 _OTHERS: Options = {
@@ -36,16 +36,16 @@ _OTHERS: Options = {
 }
 
 WORKER: Options = {
-    **table(WorkerSettings, EngineOptions, SimulationOptions, VllmOptions, CommandSettings),
-    **table(OtherServerOptions, LlamaCppOptions, RoutingSettings, DisaggregationSettings),
+    **options_of(WorkerSettings, EngineOptions, SimulationOptions, VllmOptions, CommandSettings),
+    **options_of(OtherServerOptions, LlamaCppOptions, RoutingSettings, DisaggregationSettings),
     **_OTHERS,
 }
 """The keys of decode and of prefill workers: the original's services share one parser."""
 
 OURS = frozenset(
     (
-        *table(WorkerSettings, CommandSettings, SimulationOptions),
-        *table(RoutingSettings, DisaggregationSettings, ComponentSettings),
+        *options_of(WorkerSettings, CommandSettings, SimulationOptions),
+        *options_of(RoutingSettings, DisaggregationSettings, ComponentSettings),
         *(name for name, each in WORKER.items() if not each.is_flag),
         *("common-configs", "ServiceArgs"),
     )

@@ -14,26 +14,10 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.masking import mask_secrets
-from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
+from dynaplan.options.overrides import Sections, merge_sections, parse_overrides
 from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
-from dynaplan.sdk.resolve import resolve_graph
-from dynaplan.sdk.validation import validate_config
-
-__all__ = [
-    "CONFIG_VARIABLE",
-    "DEPLOYMENT_CONFIG_VARIABLE",
-    "ServiceConfig",
-    "dry_run_text",
-    "environment_text",
-    "export_config",
-    "find_config_file",
-    "read_config",
-    "resolve_graph",
-    "split_overrides",
-    "validate_config",
-]
 
 DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
 """The environment variable with YAML or JSON text that replaces the file."""

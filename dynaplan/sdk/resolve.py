@@ -17,9 +17,6 @@ from dynaplan.options.overrides import deep_merge
 from dynaplan.options.service_config import SERVICE_ARGS, section_options
 from dynaplan.sdk.graph import Graph
 from dynaplan.sdk.service import Service
-from dynaplan.sdk.validation import validate_config
-
-__all__ = ["DEFAULT_NAMESPACE", "resolve_graph", "validate_config"]
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

@@ -19,10 +19,10 @@ from dynaplan.adapters.engines.common.kinds import (
     Options,
     Prefilling,
     check_common,
-    check_two_names,
     command_words,
     hub_token,
     loopback_transport,
+    under_one_name,
 )
 from dynaplan.adapters.engines.common.model_files import public_name
 from dynaplan.adapters.engines.common.server_engine import ServerEngine
@@ -109,7 +109,7 @@ def check(options: Options, gpus: float) -> None:
             "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
             hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached.",
         )
-    check_two_names(options, STYLE.renamed)
+    under_one_name(options, STYLE.renamed)
 
 
 def served_name(options: Options) -> str:

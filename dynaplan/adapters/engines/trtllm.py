@@ -22,10 +22,10 @@ from dynaplan.adapters.engines.common.kinds import (
     Prefilling,
     check_common,
     check_no_data_parallel,
-    check_two_names,
     command_words,
     hub_token,
     prefill_body,
+    under_one_name,
 )
 from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import SignalNames
@@ -104,7 +104,7 @@ def check(options: Options, gpus: float) -> None:
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "trtllm")
     _extra(options)
-    check_two_names(options, STYLE.renamed)
+    under_one_name(options, STYLE.renamed)
 
 
 def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:

@@ -5,7 +5,6 @@ They are the ones of ``--Service.key=value``, so that what ``domain/settings`` d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +25,6 @@ class Flags:
 
     known: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
-
-    def refuse_others(self, ctx: click.Context, names: Sequence[str]) -> None:
-        """Raise the usage error of the first flag that nobody knows, with the nearest of ``names``."""
-        for name in self.others:
-            meant = nearest(f"--{name}", [f"--{each}" for each in names])
-            hint = meant if meant.startswith("Did") else "`--help` lists the options."
-            raise click.UsageError(f"No such option '--{name}'. {hint}", ctx)
 
 
 class ComponentCommand(OverridingCommand):
@@ -58,9 +50,9 @@ class ComponentCommand(OverridingCommand):
 
     @property
     def flags(self) -> list[str]:
-        """The names of all flags, without their dashes."""
-        own = [name.lstrip("-") for each in self.params for name in each.opts if name.startswith("--")]
-        return [*own, *self.aliases, *self._table]
+        """The names of all flags."""
+        own = [name for each in self.params for name in each.opts if name.startswith("--")]
+        return [*own, *(f"--{name}" for name in (*self.aliases, *self._table))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split the section's flags off, then parse as usual."""
@@ -105,6 +97,16 @@ class ComponentCommand(OverridingCommand):
 
 FLAGS = "dynaplan.flags"
 """The key of ``ctx.meta`` that holds the ``Flags``."""
+
+
+def known_flags(ctx: click.Context) -> dict[str, Any]:
+    """Return the section's flags; raise the usage error of the first one that nobody knows."""
+    flags: Flags = ctx.meta[FLAGS]
+    for name in flags.others:
+        meant = nearest(f"--{name}", getattr(ctx.command, "flags", ()))
+        hint = meant if meant.startswith("Did") else "`--help` lists the options."
+        raise click.UsageError(f"No such option '--{name}'. {hint}", ctx)
+    return flags.known
 
 
 def _is_value(word: str) -> bool:

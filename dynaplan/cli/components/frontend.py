@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags
+from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
     config_file_option,
@@ -70,13 +70,11 @@ def command(
     from dynaplan.cli.components.running import ComponentSockets, checked, config_for, held_port, run
     from dynaplan.cli.starting.serve import exposed, warn
 
-    flags: Flags = ctx.meta[FLAGS]
-    assert isinstance(ctx.command, ComponentCommand)
-    flags.refuse_others(ctx, ctx.command.flags)
+    flags = known_flags(ctx)
     address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)
-    component = checked(FRONTEND, config, flags.known, joined.namespace)
+    component = checked(FRONTEND, config, flags, joined.namespace)
     section = component.config.get(FRONTEND, {})
     host = host or str(section.get("host") or FrontendSettings.host)
     port = next(each for each in (port, section.get("port"), FrontendSettings.port) if each is not None)

@@ -9,25 +9,24 @@ from typing import Any
 
 import click
 
+from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.deployment import join, store_option
-from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.options import stock
+from dynaplan.options.overrides import sections_of
 
 
-def _with_options(command: click.Command) -> click.Command:
-    for name, each in options_of(PlannerSettings).items():
-        if each.kind is bool:
-            declared = [f"--{name}/--no-{name}"] if each.default else [f"--{name}"]
-            option = click.Option(declared, default=None, is_flag=True, help=each.help)
-        else:
-            option = click.Option([f"--{name}"], default=None, help=each.help)
-        command.params.append(option)
-    return command
-
-
-@click.command(name="planner", short_help="Run the planner on its own.")
+@click.command(
+    cls=ComponentCommand,
+    name="planner",
+    short_help="Run the planner on its own.",
+    table=stock.PLANNER,
+    listed=stock.PLANNER,
+    heading="Options of the planner",
+)
 @store_option
-def command(**options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Plan for a deployment: the one whose store ETCD_ENDPOINTS names, or the one that runs here.
 
     With --store nats or file, NATS_SERVER or DYN_FILE_KV names the store.
@@ -35,7 +34,8 @@ def command(**options: Any) -> None:
     from dynaplan.planner.assembly import run_planner
     from dynaplan.runtime.logfile import configure_logging
 
-    settings = PlannerSettings.from_options(options)
+    section = sections_of(ctx.obj, ["Planner"])["Planner"]
+    settings = PlannerSettings.from_options({**section, **known_flags(ctx)})
     if found := join(settings.namespace):
         os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))
     configure_logging()
@@ -51,6 +51,3 @@ async def _until_told(planning: Any) -> None:
         await task
     except asyncio.CancelledError:
         click.echo("stopped")
-
-
-command = _with_options(command)

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from dynaplan import wiring
-from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.cli.components.joining import Joined
 from dynaplan.cli.components.reaching import Address
+from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.cli.starting.memory import check_memory
 from dynaplan.cli.starting.serve import only_service, warn
 from dynaplan.core.fleet.allocation import worker_environment

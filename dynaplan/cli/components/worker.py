@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags
+from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags, known_flags
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
     config_file_option,
     token_file_option,
 )
 from dynaplan.cli.deployment import store_option
-from dynaplan.domain.settings.fields import table
+from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
 from dynaplan.domain.settings.worker import (
     SIMULATED,
@@ -27,7 +27,7 @@ from dynaplan.options import stock
 from dynaplan.options.overrides import merge_sections
 
 COMPONENTS = {"decode": DECODE_COMPONENT, "prefill": PREFILL_COMPONENT}
-LISTED = table(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings)
+LISTED = options_of(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings)
 
 
 @click.command(
@@ -88,8 +88,7 @@ def command(
     if gpus is not None:
         section["ServiceArgs"] = {"resources": {"gpu": gpus}}
     if engine_of(merge_sections(config, {name: section}).get(name, {})) == SIMULATED:
-        assert isinstance(ctx.command, ComponentCommand)
-        flags.refuse_others(ctx, ctx.command.flags)
+        known_flags(ctx)
     component = checked(name, config, section, joined.namespace)
     refuse_another_model(component, joined)
     if role == "prefill":

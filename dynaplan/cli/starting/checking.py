@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.settings.fields import WRITTEN, kebab
+from dynaplan.domain.settings.fields import WRITTEN
 from dynaplan.domain.settings.worker import SIMULATED, engine_of
 from dynaplan.options.service_config import COMMON, section_options
 from dynaplan.options.stock import agreed_with
@@ -47,27 +47,22 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     has the name that clients use: its own ``served-model-name``, the Frontend's, or the path's last part.
     """
     from dynaplan import wiring
+    from dynaplan.options.overrides import merge_sections
     from dynaplan.sdk.validation import real_engine
 
-    located = dict(config)
+    located: Sections = {}
     for service in graph.services():
         options = section_options(config, service.name)
         paths = {key: each.path for key, each in (service.options or {}).items() if each.path}
-        for key in paths.keys() & options.keys():
-            if found := _found(options[key], directory, paths[key] == WRITTEN):
-                located[service.name] = {
-                    **located.get(service.name, {}),
-                    _spelling(key, config.get(service.name, {})): found,
-                }
+        given = (key for key in options if key in paths)
+        found = {key: _found(options[key], directory, paths[key] == WRITTEN) for key in given}
         engine = real_engine(service, options)
-        if not engine or not options.get("model"):
-            continue
-        model, name = wiring.engines.model_location(engine, options["model"], directory)
-        name = options.get("served-model-name") or _frontend_name(config) or name
-        added = {"model": model} | ({"served-model-name": name} if name else {})
-        written = {_spelling(key, config.get(service.name, {})): value for key, value in added.items()}
-        located[service.name] = {**located.get(service.name, {}), **written}
-    return located
+        if engine and options.get("model"):
+            model, usual = wiring.engines.model_location(engine, options["model"], directory)
+            found["model"] = model
+            found["served-model-name"] = options.get("served-model-name") or _frontend_name(config) or usual
+        located[service.name] = {key: value for key, value in found.items() if value}
+    return merge_sections(config, {name: section for name, section in located.items() if section})
 
 
 def _found(value: object, directory: Path, is_new: bool) -> str:
@@ -80,11 +75,6 @@ def _frontend_name(config: Sections) -> str:
     """The Frontend's name for the model when its workers have none; it reads Common's unasked."""
     sections = (section_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
-
-
-def _spelling(key: str, section: Options) -> str:
-    """The key as the section writes it, that no option is there twice."""
-    return next((each for each in section if kebab(each) == key), key)
 
 
 def _check_both_sides(spec: GraphSpec, config: Sections) -> None:

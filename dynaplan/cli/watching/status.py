@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.cli.deployment import connected, namespace_argument, store_option
 from dynaplan.cli.scaling.counts import held_in, readable_holds
 from dynaplan.cli.scaling.holding import described
+from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.scaling import SCALED_ROLES, planner_prefix

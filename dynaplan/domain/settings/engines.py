@@ -84,7 +84,10 @@ class LlamaCppOptions(Settings):
         agreed=("llamacpp",),
     )
     ctx_size: int | None = option(
-        None, "Context of all slots together, in tokens; `max-model-len` is that of one", least=1
+        None,
+        "Context of all slots together, in tokens; `max-model-len` is that of one",
+        least=1,
+        names={"llamacpp": ("n-ctx",)},
     )
     threads: int | None = option(None, "Threads that compute", least=1, shown="half of the cores")
     threads_batch: int | None = option(None, "Threads that compute prompts", least=1)

@@ -6,8 +6,10 @@ engines have for them, the flags of a command and the tables of the guide all de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, field, fields
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -65,14 +67,8 @@ class Option(NamedTuple):
         """The allowed values, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        bounds = {
-            "{:g} or more": self.least,
-            "more than {:g}": self.above,
-            "{:g} or less": self.most,
-            "less than {:g}": self.below,
-        }
-        known = (words.format(bound) for words, bound in bounds.items() if bound is not None)
-        return ", ".join((_WORDS[self.kind], *known))
+        bounds = (words.format(bound) for words, _, bound in self._bounds())
+        return ", ".join((_KINDS[self.kind][0], *bounds))
 
     @property
     def usually(self) -> str:
@@ -100,18 +96,16 @@ class Option(NamedTuple):
             value = _of_text(value, self.kind)
         if self.choices and isinstance(value, str):
             value = kebab(value)
-        if not _FITS[self.kind](value) or (self.choices and value not in self.choices):
+        if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
             return None
         value = float(value) if self.kind is float else value
-        return value if self._is_within(value) else None
+        return value if all(holds(value, bound) for _, holds, bound in self._bounds()) else None
 
-    def _is_within(self, value: Any) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
+    def _bounds(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
+        """Yield the words of each bound that is set, its comparison, and the bound."""
+        for name, words, holds in _BOUNDS:
+            if (bound := getattr(self, name)) is not None:
+                yield words, holds, bound
 
 
 Options = Mapping[str, Option]
@@ -132,20 +126,20 @@ def part(settings: type[Any]) -> Any:
     return field(default_factory=settings, metadata={"part": settings})
 
 
-_KNOWN: dict[Any, Options] = {}
+def options_of(*settings: Any) -> Options:
+    """The options of these dataclasses, those of their parts included, in the order of their fields."""
+    return {name: each for one in settings for name, each in _options_of(one).items()}
 
 
-def options_of(settings: type[Any]) -> Options:
-    """The options of a dataclass, those of its parts included, in the order of its fields."""
-    if settings not in _KNOWN:
-        found: dict[str, Option] = {}
-        for each in fields(settings):
-            if "part" in each.metadata:
-                found |= options_of(each.metadata["part"])
-            elif "option" in each.metadata:
-                found[key_of(each)] = _completed(each, settings)
-        _KNOWN[settings] = found
-    return _KNOWN[settings]
+@cache
+def _options_of(settings: type[Any]) -> Options:
+    found: dict[str, Option] = {}
+    for each in fields(settings):
+        if "part" in each.metadata:
+            found |= _options_of(each.metadata["part"])
+        elif "option" in each.metadata:
+            found[key_of(each)] = _completed(each, settings)
+    return found
 
 
 def _completed(setting: Field[Any], settings: type[Any]) -> Option:
@@ -154,13 +148,8 @@ def _completed(setting: Field[Any], settings: type[Any]) -> Option:
     kind = declared.kind
     if kind is object:
         annotation = str(setting.type).partition(" ")[0].partition("[")[0]  # of "int | None" it is "int"
-        kind = str if declared.choices else _KINDS.get(annotation, object)
+        kind = str if declared.choices else _ANNOTATED.get(annotation, object)
     return declared._replace(name=key_of(setting), kind=kind, engine=declared.engine or settings.ENGINE)
-
-
-def table(*settings: type[Any]) -> Options:
-    """The options of several dataclasses together."""
-    return {name: each for one in settings for name, each in options_of(one).items()}
 
 
 def key_of(setting: Field[Any]) -> str:
@@ -261,24 +250,27 @@ def _is_number(value: Any) -> bool:
 
 
 _TRUTH = {"true": True, "false": False}
-_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "Mapping": dict, "list": list}
+_ANNOTATED = {"bool": bool, "int": int, "float": float, "str": str, "Mapping": dict, "list": list}
+"""Types by the first word of a field's annotation."""
 
-_WORDS: Mapping[type, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "a mapping, or its JSON text",
-    list: "a list",
-    object: "anything",
+_KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
+    str: ("text", lambda value: isinstance(value, str)),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a number", _is_number),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    dict: (
+        "a mapping, or its JSON text",
+        lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
+    ),
+    list: ("a list", lambda value: isinstance(value, list | str)),
+    object: ("anything", lambda value: True),
 }
+"""Type -> its name in words, and whether a value is of it."""
 
-_FITS: Mapping[type, Callable[[Any], bool]] = {
-    str: lambda value: isinstance(value, str),
-    int: lambda value: type(value) is int,
-    float: _is_number,
-    bool: lambda value: isinstance(value, bool),
-    dict: lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
-    list: lambda value: isinstance(value, list | str),
-    object: lambda value: True,
-}
+_BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("least", "{:g} or more", operator.ge),
+    ("above", "more than {:g}", operator.gt),
+    ("most", "{:g} or less", operator.le),
+    ("below", "less than {:g}", operator.lt),
+)
+"""The bounds of an option, their words, and the comparison of a value with them."""

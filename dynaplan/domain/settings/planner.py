@@ -34,6 +34,11 @@ POLICIES = ("load", "sla", "both")
 """Workers are counted by thresholds, by targets, or by thresholds with the targets' number as a floor."""
 
 
+def _of_workers(about: str, role: str, same_as: str, shown: str = AS_THE_GRAPH) -> Any:
+    """Declare a size of a role's workers, which an option of theirs says, too."""
+    return option(None, about, least=1, shown=shown, same_as=(role, same_as))
+
+
 @dataclass(frozen=True)
 class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
     """Every option of the planner. Intervals are in seconds.
@@ -77,43 +82,21 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
     router: str | None = option(
         None, "How Frontends choose a decode worker", choices=ROUTERS, shown=AS_THE_GRAPH
     )
-    max_model_len: int | None = option(
-        None, "Context in tokens", least=1, shown=AS_THE_GRAPH, same_as=("decode", "max-model-len")
+    max_model_len: int | None = _of_workers("Context in tokens", "decode", "max-model-len")
+    decode_max_num_seqs: int | None = _of_workers(
+        "Requests that a decode worker computes at once", "decode", "max-num-seqs"
     )
-    decode_max_num_seqs: int | None = option(
-        None,
-        "Requests that a decode worker computes at once",
-        least=1,
-        shown=AS_THE_GRAPH,
-        same_as=("decode", "max-num-seqs"),
+    decode_step_limit_tokens: int | None = _of_workers(
+        "Tokens of one step of a decode worker", "decode", "max-num-batched-tokens"
     )
-    decode_step_limit_tokens: int | None = option(
-        None,
-        "Tokens of one step of a decode worker",
-        least=1,
-        shown=AS_THE_GRAPH,
-        same_as=("decode", "max-num-batched-tokens"),
+    decode_kv_total_tokens: int | None = _of_workers(
+        "KV cache of a decode worker", "decode", "kv-total-tokens", "as the graph says, else the profile"
     )
-    decode_kv_total_tokens: int | None = option(
-        None,
-        "KV cache of a decode worker",
-        least=1,
-        shown="as the graph says, else the profile",
-        same_as=("decode", "kv-total-tokens"),
+    prefill_step_limit_tokens: int | None = _of_workers(
+        "Tokens of one step of a prefill worker", "prefill", "max-num-batched-tokens"
     )
-    prefill_step_limit_tokens: int | None = option(
-        None,
-        "Tokens of one step of a prefill worker",
-        least=1,
-        shown=AS_THE_GRAPH,
-        same_as=("prefill", "max-num-batched-tokens"),
-    )
-    max_concurrent_prefills: int | None = option(
-        None,
-        "Requests that a prefill worker holds at once",
-        least=1,
-        shown=AS_THE_GRAPH,
-        same_as=("prefill", "max-concurrent-prefills"),
+    max_concurrent_prefills: int | None = _of_workers(
+        "Requests that a prefill worker holds at once", "prefill", "max-concurrent-prefills"
     )
     consolidation_guard: bool = option(
         True, "Remove no worker when the rest would then be over the scale-up threshold"

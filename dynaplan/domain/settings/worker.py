@@ -122,7 +122,11 @@ class EngineOptions(ModelSettings):
         "Most tokens of one step",
         name="max-num-batched-tokens",
         least=1,
-        names={"sglang": ("chunked-prefill-size",), "trtllm": ("max-num-tokens",)},
+        names={
+            "sglang": ("chunked-prefill-size",),
+            "trtllm": ("max-num-tokens",),
+            "llamacpp": ("batch-size",),
+        },
         usual={"llamacpp": 512},
     )
     request_slots: int = option(
@@ -139,7 +143,10 @@ class EngineOptions(ModelSettings):
         agreed=("llamacpp",),
     )
     is_prefix_caching: bool = option(
-        True, "Keep the KV blocks of prefixes for later requests", name="enable-prefix-caching"
+        True,
+        "Keep the KV blocks of prefixes for later requests",
+        name="enable-prefix-caching",
+        names={"llamacpp": ("cache-prompt",)},
     )
     tensor_parallel_size: int = option(
         1, "GPUs that each layer is split over", least=1, shown="the worker's GPUs"

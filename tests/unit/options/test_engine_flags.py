@@ -6,7 +6,7 @@ from dynaplan.adapters.engines.llamacpp.options import HANDLED
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.domain.settings.engines import LlamaCppOptions
-from dynaplan.domain.settings.fields import options_of, table
+from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.domain.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
 from dynaplan.options.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
@@ -127,7 +127,7 @@ def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
 
 
 def test_what_dynaplan_reads_itself_is_no_flag_of_an_engine() -> None:
-    assert set(table(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OURS
+    assert set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OURS
     assert "hf-token" in OURS
     assert not set(options_of(LlamaCppOptions)) - OURS - HANDLED
 

@@ -14,7 +14,9 @@ from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 from dynaplan.options.stock import WORKER
 from dynaplan.sdk import Graph, ServiceConfig, load_graph
-from dynaplan.sdk.config import find_config_file, read_config, resolve_graph, validate_config
+from dynaplan.sdk.config import find_config_file, read_config
+from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.sdk.validation import validate_config
 
 STOCK = {
     "agg": {"Frontend", "Planner", "Processor", "VllmWorker"},

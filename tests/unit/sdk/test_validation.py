@@ -10,8 +10,8 @@ import pytest
 import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import Graph, load_graph
-from dynaplan.sdk.config import read_config, validate_config
-from dynaplan.sdk.validation import unused_common
+from dynaplan.sdk.config import read_config
+from dynaplan.sdk.validation import unused_common, validate_config
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ ORIGINALS = Path(__file__).parents[2] / "fixtures" / "original_configs"
 @pytest.mark.parametrize("name", ["agg", "agg_router", "disagg", "disagg_router"])
 @pytest.mark.parametrize("file", sorted(ORIGINALS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_a_yaml_of_the_original_loads_unchanged_with_every_graph(name: str, file: Path) -> None:
-    from dynaplan.sdk.config import resolve_graph
+    from dynaplan.sdk.resolve import resolve_graph
 
     graph = load_graph(f"graphs.{name}:Frontend", Path(graphs.__file__).parents[1])
     config = read_config(file)

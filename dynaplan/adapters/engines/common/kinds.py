@@ -159,14 +159,22 @@ def check_common(options: Options, engine: str, set_here: frozenset[str]) -> Non
     WorkerSettings.from_options(options)
 
 
-def check_two_names(options: Options, renamed: Mapping[str, str]) -> None:
-    """Raise ConfigError where an option and the engine's own name for it have different values."""
-    for option, name in renamed.items():
-        if None not in (options.get(option), options.get(name)) and options[option] != options[name]:
+def under_one_name(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
+    """The options that are set, those of ``names`` under the name there.
+
+    Raises ConfigError where two names of the same option have different values.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for option, value in options.items():
+        if value is None:
+            continue
+        other, taken = found.setdefault(names.get(option, option), (option, value))
+        if taken != value:
             raise ConfigError(
-                f"{option} is {options[option]!r} and {name} is {options[name]!r}",
+                f"{other} is {taken!r} and {option} is {value!r}",
                 hint="Keep one: they are two names of the same option.",
             )
+    return {name: value for name, (_, value) in found.items()}
 
 
 def check_no_data_parallel(options: Options, engine: str) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
-from dynaplan.adapters.engines.common.kinds import Options, check_common, check_no_data_parallel, hub_token
+from dynaplan.adapters.engines.common.kinds import (
+    Options,
+    check_common,
+    check_no_data_parallel,
+    hub_token,
+    under_one_name,
+)
 from dynaplan.adapters.engines.common.model_files import public_name
 from dynaplan.adapters.engines.llamacpp.child import set_field
-from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.options.engine_flags import FlagStyle, engine_flags
-from dynaplan.options.stock import OURS, WORKER
-
-SLOTS, STEP, BLOCK = "max-num-seqs", "max-num-batched-tokens", "block-size"
+from dynaplan.options.stock import OURS, WORKER, names_of
 
 SLOT_TOKENS = 4096
 """The default context of one slot, in tokens."""
@@ -36,45 +40,42 @@ SET_HERE = frozenset(
 """Options that dynaplan sets: without them the engine could not be reached, or its load not be read."""
 
 
-@dataclass(frozen=True)
-class Knob:
+class Knob(NamedTuple):
     """One option: the field of xllamacpp's ``CommonParams`` (dotted), and llama-server's flag.
 
-    Where the field is an enum, its members are named ``prefix`` + VALUE.
+    Where the field is an enum, its members are named ``prefix`` + VALUE. ``flag`` is empty for the option's
+    own name.
     """
 
     attribute: str
-    flag: str
     prefix: str = ""
+    flag: str = ""
 
 
-FLASH_PREFIX = "LLAMA_FLASH_ATTN_TYPE_"
-
-FLASH_ATTENTION = {True: "on", False: "off"}
-"""Values of ``flash-attn`` in YAML, which reads on and off as booleans."""
-
-FLASH_ATTENTION_MEMBERS = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-"""Members of xllamacpp's enum for the values of ``flash-attn``, without their prefix."""
+FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+"""The values of ``flash-attn``, and the members of xllamacpp's enum for them, without their prefix."""
 
 KNOBS: Mapping[str, Knob] = {
-    "threads": Knob("cpuparams.n_threads", "threads"),
-    "threads-batch": Knob("cpuparams_batch.n_threads", "threads-batch"),
-    "threads-http": Knob("n_threads_http", "threads-http"),
-    "batch-size": Knob("n_batch", "batch-size"),
-    "max-num-batched-tokens": Knob("n_batch", "batch-size"),
-    "ubatch-size": Knob("n_ubatch", "ubatch-size"),
-    "n-gpu-layers": Knob("n_gpu_layers", "n-gpu-layers"),
-    "main-gpu": Knob("main_gpu", "main-gpu"),
-    "split-mode": Knob("split_mode", "split-mode", "LLAMA_SPLIT_MODE_"),
-    "flash-attn": Knob("flash_attn_type", "flash-attn", FLASH_PREFIX),
-    "cache-type-k": Knob("cache_type_k", "cache-type-k", "GGML_TYPE_"),
-    "cache-type-v": Knob("cache_type_v", "cache-type-v", "GGML_TYPE_"),
-    "cache-ram": Knob("cache_ram_mib", "cache-ram"),
-    "enable-prefix-caching": Knob("cache_prompt", "cache-prompt"),
-    "chat-template": Knob("chat_template", "chat-template"),
-    "seed": Knob("sampling.seed", "seed"),
-}  # fmt: skip
+    "threads": Knob("cpuparams.n_threads"),
+    "threads-batch": Knob("cpuparams_batch.n_threads"),
+    "threads-http": Knob("n_threads_http"),
+    "max-num-batched-tokens": Knob("n_batch", flag="batch-size"),
+    "ubatch-size": Knob("n_ubatch"),
+    "n-gpu-layers": Knob("n_gpu_layers"),
+    "main-gpu": Knob("main_gpu"),
+    "split-mode": Knob("split_mode", "LLAMA_SPLIT_MODE_"),
+    "flash-attn": Knob("flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "cache-type-k": Knob("cache_type_k", "GGML_TYPE_"),
+    "cache-type-v": Knob("cache_type_v", "GGML_TYPE_"),
+    "cache-ram": Knob("cache_ram_mib"),
+    "enable-prefix-caching": Knob("cache_prompt", flag="cache-prompt"),
+    "chat-template": Knob("chat_template"),
+    "seed": Knob("sampling.seed"),
+}
 """The options that have a field and a flag. Every other option is passed on by its own name."""
+
+NAMES = {own: option for option, names in names_of("llamacpp").items() for own in names}
+"""llama.cpp's own name of an option -> the option."""
 
 STYLE = FlagStyle(
     negatable=frozenset(
@@ -88,8 +89,8 @@ STYLE = FlagStyle(
 
 HANDLED = frozenset(
     {
-        *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "n-ctx", "parallel"),
-        *("n-parallel", "max-num-seqs", *TENSOR, *PIPELINE, *DATA, *KNOBS),
+        *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "max-num-seqs"),
+        *(*TENSOR, *PIPELINE, *DATA, *KNOBS, *NAMES),
     }
 )
 
@@ -121,28 +122,32 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
     check_common(options, "llamacpp", SET_HERE)
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
-    slots = _one_of(options, (*WORKER[SLOTS].names["llamacpp"], SLOTS), WORKER[SLOTS].usual["llamacpp"])
-    server = options.get("llama-server", "")
-    if server is not None and not isinstance(server, str | bool):
+    own = _checked(options)
+    slots = own.get("max-num-seqs", WORKER["max-num-seqs"].usual["llamacpp"])
+    server = own.get("llama-server", "")
+    if not isinstance(server, str | bool):
         raise ConfigError(f"llama-server is {server!r}", hint="Expected true, or the program's path.")
     return LlamaOptions(
-        model=options["model"],
-        name=str(
-            options.get("served-model-name") or public_name("llamacpp", options["model"]) or options["model"]
-        ),
+        model=own["model"],
+        name=str(own.get("served-model-name") or public_name("llamacpp", own["model"]) or own["model"]),
         slots=slots,
-        context_tokens=_context_tokens(options, slots),
-        block_tokens=_one_of(options, (BLOCK,), WORKER[BLOCK].usual["llamacpp"]),
+        context_tokens=_context_tokens(own, slots),
+        block_tokens=own.get("block-size", WORKER["block-size"].usual["llamacpp"]),
         server="llama-server" if server is True else str(server or ""),
-        takes_hand_offs=bool(options.get("remote-prefill")),
-        knobs=_knobs(options),
-        others={
-            key: value
-            for key, value in options.items()
-            if key not in OURS | HANDLED | SET_HERE and value is not None
-        },
-        environment=hub_token(options),
+        takes_hand_offs=bool(own.get("remote-prefill")),
+        knobs=_knobs(own),
+        others={key: value for key, value in own.items() if key not in OURS | HANDLED | SET_HERE},
+        environment=hub_token(own),
     )
+
+
+def _checked(options: Options) -> dict[str, Any]:
+    """The options that are set, each under one name; raises ConfigError for a value of the wrong type."""
+    for name, value in options.items():
+        option = WORKER.get(NAMES.get(name, name))
+        if option and not option.accepts(value):
+            raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
+    return under_one_name(options, NAMES)
 
 
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
@@ -150,11 +155,11 @@ def server_flags(options: LlamaOptions) -> tuple[str, ...]:
     words = ["--model", options.model, "--alias", options.name]
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
     for name, value in options.knobs.items():
-        knob = KNOBS[name]
+        flag = KNOBS[name].flag or name
         if isinstance(value, bool):
-            words.append(f"--{knob.flag}" if value else f"--no-{knob.flag}")
+            words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{knob.flag}", str(value)]
+            words += [f"--{flag}", str(value)]
     others = {name: _with_commas(value) for name, value in options.others.items()}
     return (*words, *engine_flags(others, STYLE))
 
@@ -188,7 +193,7 @@ def _field_value(option: str, value: Any) -> Any:
     prefix = KNOBS[option].prefix
     if not prefix:
         return value
-    return prefix + (FLASH_ATTENTION_MEMBERS[value] if option == "flash-attn" else value.upper())
+    return prefix + (FLASH_ATTENTION[value] if option == "flash-attn" else value.upper())
 
 
 def check_fields(options: LlamaOptions, params: Any) -> None:
@@ -211,27 +216,20 @@ def check_fields(options: LlamaOptions, params: Any) -> None:
             raise ConfigError(f"{name} is {given!r}: {error}", hint=f"Expected {expected}.") from error
 
 
-def _knobs(options: Options) -> dict[str, Any]:
+def _knobs(own: Options) -> dict[str, Any]:
     """Collect the knobs that are set, and our defaults where they differ from llama.cpp's."""
-    knobs: dict[str, Any] = {}
-    by_attribute: dict[str, str] = {}
-    for name, knob in KNOBS.items():
-        if options.get(name) is None:
-            continue
-        value = _checked(name, options[name])
-        other = by_attribute.setdefault(knob.attribute, name)
-        if other == name:
-            knobs[name] = value
-        elif knobs[other] != value:
-            raise _contradiction(options, other, name)
+    knobs = {name: own[name] for name in KNOBS if name in own}
+    flash = knobs.get("flash-attn")
+    if isinstance(flash, bool):  # YAML reads on and off as booleans
+        knobs["flash-attn"] = "on" if flash else "off"
+    elif flash is not None and flash not in FLASH_ATTENTION:
+        raise ConfigError(f"flash-attn is {flash!r}", hint="Expected on, off or auto.")
     defaults = {
         "threads": default_threads(),
         "threads-http": HTTP_THREADS,
-        "batch-size": WORKER[STEP].usual["llamacpp"],
+        "max-num-batched-tokens": WORKER["max-num-batched-tokens"].usual["llamacpp"],
     }
-    return knobs | {
-        name: value for name, value in defaults.items() if KNOBS[name].attribute not in by_attribute
-    }
+    return knobs | {name: value for name, value in defaults.items() if name not in knobs}
 
 
 def default_threads() -> int:
@@ -242,51 +240,21 @@ def default_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def _checked(name: str, value: Any, known_as: str = "") -> Any:
-    """Check a value against its option; ``known_as`` is the option of which this name is another name."""
-    option = WORKER[known_as or name]
-    if name == "flash-attn":
-        value = FLASH_ATTENTION[value] if isinstance(value, bool) else value
-        if value not in FLASH_ATTENTION_MEMBERS:
-            raise ConfigError(f"{name} is {value!r}", hint="Expected on, off or auto.")
-    elif not option.accepts(value):
-        raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
-    return value
-
-
-def _context_tokens(options: Options, slots: int) -> int:
+def _context_tokens(own: Options, slots: int) -> int:
     """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots."""
-    total = _one_of(options, ("ctx-size", "n-ctx"), 0)
-    if options.get("max-model-len") is None:
+    total = own.get("ctx-size", 0)
+    if "max-model-len" not in own:
         return total or SLOT_TOKENS * slots
-    needed = _checked("max-model-len", options["max-model-len"]) * slots
+    needed = int(own["max-model-len"] * slots)
     if total and total != needed:
         raise ConfigError(
             f"ctx-size is {total}, but max-model-len times {slots} slots is {needed}",
             hint="Leave ctx-size out: it follows from max-model-len and parallel.",
         )
-    return int(needed)
-
-
-def _one_of(options: Options, names: Sequence[str], default: int) -> int:
-    """The value of options that mean the same; the first name is in the table of options."""
-    given = [name for name in names if options.get(name) is not None]
-    values = [_checked(name, options[name], names[0]) for name in given]
-    if len(set(values)) > 1:
-        raise _contradiction(options, given[0], given[1])
-    return values[0] if values else default
-
-
-def _contradiction(options: Options, first: str, second: str) -> ConfigError:
-    return ConfigError(
-        f"{first} is {options[first]!r}, but {second} is {options[second]!r}",
-        hint="Both say the same to llama.cpp: leave one out.",
-    )
+    return needed
 
 
 def _nearest_field(params: Any, name: str) -> str:
-    from dynaplan.domain.errors import nearest
-
     fields = {each.replace("_", "-") for each in dir(params) if not each.startswith("_")}
     near = nearest(name, fields | HANDLED)
     return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."

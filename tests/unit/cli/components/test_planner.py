@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.components.planner import command
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.fields import options_of
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.options.stock import PLANNER
 
 
 def settings(*arguments: str) -> PlannerSettings:
-    return PlannerSettings.from_options(command.make_context("planner", list(arguments)).params)
+    return PlannerSettings.from_options(known_flags(command.make_context("planner", list(arguments))))
 
 
 def test_every_option_of_a_planner_section_is_a_flag() -> None:
-    flags = {flag.lstrip("-") for parameter in command.params for flag in parameter.opts}
+    assert isinstance(command, ComponentCommand)
+    flags = {flag.removeprefix("--") for flag in command.flags}
     assert flags - {"store"} == set(PLANNER) == set(options_of(PlannerSettings))
+
+
+def test_a_misspelt_flag_is_answered_with_the_nearest_before_anything_is_looked_for() -> None:
+    result = CliRunner().invoke(command, ["--max-gpu-bugdet", "4"])
+    assert (result.exit_code, "Did you mean '--max-gpu-budget'?" in result.output) == (2, True)
+
+
+def test_an_override_of_another_section_is_refused() -> None:
+    result = CliRunner().invoke(command, ["--Frontend.port=1"])
+    assert isinstance(result.exception, ConfigError)
+    assert "Expected Planner" in str(result.exception)
 
 
 def test_backend_is_accepted_as_in_a_file() -> None:

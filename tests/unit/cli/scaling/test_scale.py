@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from dynaplan import wiring
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.cli import scale
 from dynaplan.cli.main import group
-from dynaplan.cli.scaling import release
+from dynaplan.cli.scaling import release, scale
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.options.service_config import CONFIG_VARIABLE

@@ -13,7 +13,7 @@ from dynaplan import wiring
 from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import Graph, load_graph
-from dynaplan.sdk.config import resolve_graph
+from dynaplan.sdk.resolve import resolve_graph
 
 Config = dict[str, dict[str, Any]]
 

@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 
 from dynaplan import wiring
-from dynaplan.cli import status
+from dynaplan.cli.watching import status
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from tests.unit.cli.test_status import worker
+from tests.unit.cli.watching.test_status import worker
 
 
 def unmanaged(network: str) -> Instance:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from dynaplan.cli import status
+from dynaplan.cli.watching import status
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.wire.pulse import Pulse

@@ -13,7 +13,9 @@ from dynaplan.core.profiling.recommended_config import Sections, with_recommenda
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.profiler.results import write_config
 from dynaplan.sdk import load_graph
-from dynaplan.sdk.config import read_config, resolve_graph, validate_config
+from dynaplan.sdk.config import read_config
+from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.sdk.validation import validate_config
 from tests.unit.core.profiling.known import of_sizes, recommended
 
 GRAPHS = Path(graphs.__file__).parent
