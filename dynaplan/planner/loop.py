@@ -102,7 +102,7 @@ class PlannerLoop:
             decode = (await self._connector.fleet()).decode
         except Exception as error:  # whatever the store raises: it is asked again
             return f"the fleet is not known: {str(error) or type(error).__name__}"
-        if decode.ready:
+        if decode.ready or decode.asleep:
             return ""
         if decode.present:
             return f"{decode.starting} starting, {decode.backoff} before a restart, {decode.failed} failed"

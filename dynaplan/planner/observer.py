@@ -61,10 +61,14 @@ class Observer:
     async def pull(self) -> Sample:
         """Pull the metrics once; takes a second at most."""
         fleet = self.registered()
-        loads, (depth, queue_missing) = await asyncio.gather(
-            self._decode_loads(), self._queue_depth(fleet.prefill.ready)
+        settings = self._settings
+        loads, prefill, (depth, queue_missing) = await asyncio.gather(
+            self._loads(settings.decode_component),
+            self._loads(settings.prefill_component),
+            self._queue_depth(fleet.prefill.ready),
         )
         asleep = sum(load.is_asleep for load in loads)
+        prefill_asleep = sum(load.is_asleep for load in prefill)
         awake = [load for load in loads if not load.is_asleep]
         return Sample(
             at_s=self._clock.now_s(),
@@ -73,18 +77,19 @@ class Observer:
             prefill_queue=depth,
             queue_missing=queue_missing,
             waiting_requests=sum(load.waiting_requests for load in awake),
-            prefill_workers=fleet.prefill.ready,
+            prefill_workers=max(0, fleet.prefill.ready - prefill_asleep),
             decode_workers=max(0, fleet.decode.ready - asleep),
             decode_asleep=asleep,
+            prefill_asleep=prefill_asleep,
         )
 
     async def close(self) -> None:
         """Close the connections to the workers."""
         await self._metrics.close()
 
-    async def _decode_loads(self) -> list[WorkerLoad]:
-        """Return the loads of the decode workers that answer."""
-        urls = [instance.url for instance in self._instances(self._settings.decode_component)]
+    async def _loads(self, component: str) -> list[WorkerLoad]:
+        """Return the loads of the component's workers that answer."""
+        urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
         return [load for load in loads if load and math.isfinite(load.kv_usage)]
 

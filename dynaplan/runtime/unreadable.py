@@ -10,6 +10,7 @@ from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_pref
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from dynaplan.domain.wire.documents import parse_object, shown, whole_number
 from dynaplan.domain.wire.dynamo_keys import INSTANCES_BUCKET, not_callable
+from dynaplan.domain.wire.live_settings import LIVE_SETTINGS, live_setting, live_settings_prefix
 from dynaplan.domain.wire.store import KeyValue
 
 NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
@@ -18,7 +19,8 @@ NUMBERS = (*COUNT_KEYS.values(), "decision_id", "scaled_decision_id")
 def prefixes(namespace: str) -> tuple[str, ...]:
     """The prefixes of the keys that ``unreadable`` knows how to judge."""
     instances = f"{SERVICES_PREFIX}{namespace}/", f"{INSTANCES_BUCKET}/{namespace}/"
-    return *instances, planner_prefix(namespace), fleet_key(namespace)
+    settings = planner_prefix(namespace), live_settings_prefix(namespace)
+    return *instances, *settings, fleet_key(namespace)
 
 
 def unreadable(namespace: str, items: Iterable[KeyValue]) -> dict[str, str]:
@@ -54,6 +56,9 @@ def _fault(namespace: str, item: KeyValue) -> str:
             RoleHolds.from_text(item.value)
         elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
             return f"{shown(item.value)}: expected a whole number"
+        elif item.key.removeprefix(live_settings_prefix(namespace)) in LIVE_SETTINGS:
+            is_good = live_setting(item.value) is not None
+            return "" if is_good else f"{shown(item.value)}: expected a whole number from 0 on"
     except ValueError as error:
         return str(error)
     return ""

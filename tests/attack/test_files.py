@@ -75,6 +75,7 @@ def test_a_statefile_is_read_whole_or_is_corrupt(path: Path, data: st.DataObject
     statefile.inventory_of(document)
     statefile.arbiter_of(document)
     statefile.planner_keys_of(document)
+    statefile.live_settings_of(document)
     statefile.from_json(statefile.to_json(document))
 
 

@@ -129,6 +129,9 @@ async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_dem
 async def test_a_worker_that_cannot_be_woken_is_answered_with_the_reason(start: Start) -> None:
     deployment = start()
     (url,) = (await engines(deployment)).values()
+    post(f"{url}/sleep?level=1")
+    assert ask(deployment)[0] == 200  # it reached the engine before anybody knew that it sleeps
+    wait_until(lambda: set(states(deployment).values()) == {"ready"}, 20)
     post(f"{url}/sleep?level=2")
     wait_until(lambda: set(states(deployment).values()) == {"asleep"}, 20)
     await asyncio.wait_for(told(deployment, 1), 20)

@@ -84,6 +84,7 @@ class FakeLink:
         self.instances: tuple[Instance, ...] | None = None
         self.unanswered: set[int] = set()
         self.forgiven: frozenset[int] = frozenset()
+        self.asleep: frozenset[int] = frozenset()
         self.revoked: list[int] = []
         self.acknowledged: list[int] = []
         self.fleet: dict[str, Any] = {}

@@ -32,7 +32,8 @@ class FakeWorker:
     - ``die_before``: close the connection without a byte; ``die_at_role``: when only the role was sent;
       ``die_within``: after two tokens; ``cut_kept``: when the second request comes over it;
     - ``stop_within``: end properly after two tokens, without [DONE];
-    - ``hold_before``: wait for ``go_on`` without a byte; ``hold_within``: after two tokens;
+    - ``hold_before``: wait for ``go_on`` without a byte; ``hold_at_role``: when the stream has begun without
+      a token; ``hold_within``: after two tokens;
     - ``abort``: give the request up before the first token, and end properly; ``abort_within``: after two
       tokens and ``go_on``; ``error``, ``error_within``: the same by an error event with ``error_code``.
 
@@ -140,16 +141,13 @@ class FakeWorker:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        if is_chat:
-            await response.write(
-                _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-            )
+        await self._begin(response, is_chat)
         if self.act == "die_at_role":
             return _cut(request, response)
         if self.act in ("abort", "error"):
             return await self._give_up(response, is_chat)
         for number in range(self.tokens):
-            if number == 2 and self.act not in ("answer", "cut_kept"):
+            if number == 2 and self.act not in ("answer", "cut_kept", "hold_at_role"):
                 if self.act == "stop_within":
                     return response
                 if self.act == "die_within":
@@ -163,6 +161,14 @@ class FakeWorker:
             await response.write(_event({"choices": [], "usage": self._usage()}))
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _begin(self, response: web.StreamResponse, is_chat: bool) -> None:
+        if is_chat:
+            await response.write(
+                _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            )
+        if self.act == "hold_at_role":
+            await self.go_on.wait()
 
     async def _give_up(self, response: web.StreamResponse, is_chat: bool) -> web.StreamResponse:
         if self.act.startswith("error"):

@@ -40,7 +40,8 @@ class GaugesRecorder:
         """Return the present value of each gauge by its name."""
         numbers = {"gpu_hours": self._gpu_hours, **self._of_decision}
         if self._last:
-            numbers["num_prefill_replicas"] = self._last.prefill_workers
+            # Sleepers are replicas, and keep their GPUs.
+            numbers["num_prefill_replicas"] = self._last.prefill_workers + self._last.prefill_asleep
             numbers["num_decode_replicas"] = self._last.decode_workers + self._last.decode_asleep
         return {PREFIX + name: value for name, value in numbers.items()}
 
@@ -49,6 +50,6 @@ class GaugesRecorder:
 
     def _gpus(self, sample: Sample) -> int:
         settings = self._settings
-        prefill = sample.prefill_workers * settings.prefill_engine_num_gpu
-        decode = sample.decode_workers + sample.decode_asleep  # who sleeps keeps its GPUs
-        return prefill + decode * settings.decode_engine_num_gpu
+        prefill = sample.prefill_workers + sample.prefill_asleep
+        decode = sample.decode_workers + sample.decode_asleep
+        return prefill * settings.prefill_engine_num_gpu + decode * settings.decode_engine_num_gpu

@@ -35,9 +35,11 @@ class TensorBoardRecorder:
     def pulled(self, sample: Sample) -> None:
         """Write the curves of one pull."""
         settings = self._settings
-        decode_workers = sample.decode_workers + sample.decode_asleep  # who sleeps keeps its GPUs
+        # Sleepers keep their GPUs.
+        prefill_workers = sample.prefill_workers + sample.prefill_asleep
+        decode_workers = sample.decode_workers + sample.decode_asleep
         gpus = (
-            sample.prefill_workers * settings.prefill_engine_num_gpu
+            prefill_workers * settings.prefill_engine_num_gpu
             + decode_workers * settings.decode_engine_num_gpu
         )
         self._write(
@@ -46,7 +48,7 @@ class TensorBoardRecorder:
                 "prefill_queue_size": sample.prefill_queue,
                 "average_kv_load": sample.kv_usage,
                 "total_queued_requests": sample.waiting_requests,
-                "num_prefill_workers": sample.prefill_workers,
+                "num_prefill_workers": prefill_workers,
                 "num_decode_workers": decode_workers,
                 "num_gpu": gpus,
             },

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynaplan.core.fleet.restarting import after_exit, exit_reason
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.domain.planning.observation import WorkerCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
 from dynaplan.domain.wire.discovery import Instance
 
@@ -212,30 +214,30 @@ def unmanaged(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+def _told(worker: Worker, asleep: Container[int]) -> str:
+    """Return the state in which a worker is counted: a ready one may sleep."""
+    is_asleep = worker.state is WorkerState.READY and worker.instance_id in asleep
+    return WorkerCounts.ASLEEP if is_asleep else worker.state.value
+
+
 def fleet_document(
-    graph: GraphSpec, workers: Workers, gpus_total: int, instances: Iterable[Instance] = ()
+    graph: GraphSpec,
+    workers: Workers,
+    gpus_total: int,
+    instances: Iterable[Instance] = (),
+    asleep: Container[int] = (),
 ) -> dict[str, Any]:
     """Return the document that is published about the fleet: workers by role and state, and the GPUs.
 
-    Unmanaged workers, which are registered in ``instances`` only, are counted apart.
+    Unmanaged workers, which are registered in ``instances`` only, are counted apart; and so are ready ones
+    whose instance ids are among those ``asleep``.
     """
     alone = [each.component for each in unmanaged(instances)]
-    states = (
-        WorkerState.STARTING,
-        WorkerState.READY,
-        WorkerState.DRAINING,
-        WorkerState.BACKOFF,
-        WorkerState.FAILED,
-    )
+    states = Counter((worker.component, _told(worker, asleep)) for worker in workers.values())
     services = scaled_services(graph)
     return {
         "roles": {
-            service.role.value: {
-                state.value: sum(
-                    worker.component == service.name and worker.state is state for worker in workers.values()
-                )
-                for state in states
-            }
+            service.role.value: {state: states[service.name, state] for state in WorkerCounts.STATES}
             for service in services
         },
         "gpus_total": gpus_total,

@@ -116,8 +116,21 @@ def with_planner_keys(document: Document, keys: Mapping[str, str]) -> Document:
 
 def planner_keys_of(document: Document) -> dict[str, str]:
     """Return the values of the planner's keys in the document; any other form is ignored."""
-    keys = document.get("planner_keys")
-    texts = keys.items() if isinstance(keys, dict) else ()
+    return _texts(document.get("planner_keys"))
+
+
+def with_live_settings(document: Document, values: Mapping[str, str]) -> Document:
+    """Return the document with these values of the live settings, by the name below their prefix."""
+    return {**document, "live_settings": dict(values)}
+
+
+def live_settings_of(document: Document) -> dict[str, str]:
+    """Return the values of the live settings in the document; any other form is ignored."""
+    return _texts(document.get("live_settings"))
+
+
+def _texts(found: Any) -> dict[str, str]:
+    texts = found.items() if isinstance(found, dict) else ()
     return {name: value for name, value in texts if isinstance(value, str)}
 
 

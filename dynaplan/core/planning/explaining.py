@@ -47,7 +47,9 @@ def _observed(record: DecisionRecord) -> list[str]:
     observation = record.observation
     load = observation.load
     workers = f"{load.prefill_workers} prefill and {load.decode_workers} decode workers"
-    sleepers = f", and {load.decode_asleep} asleep (`dynaplan wake`)" if load.decode_asleep else ""
+    counts = {"prefill": load.prefill_asleep, "decode": load.decode_asleep}
+    asleep = " and ".join(f"{count} {role}" for role, count in counts.items() if count)
+    sleepers = f", and asleep {asleep} (`dynaplan wake`)" if asleep else ""
     lines = [f"{load.pulls} readings of the load; {workers} registered{sleepers}"]
     usage, depth = finite(load.kv_usage), finite(load.prefill_queue)
     lines.append(f"mean KV usage {usage:.3g}" if usage is not None else f"no KV usage: {load.kv_missing}")

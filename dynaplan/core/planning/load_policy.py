@@ -53,6 +53,7 @@ def averaged(samples: Sequence[Sample]) -> Load:
         decode_workers=last.decode_workers,
         changed=_changes(samples),
         decode_asleep=last.decode_asleep,
+        prefill_asleep=last.prefill_asleep,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dynaplan.domain.settings.routing import DisaggregationSettings
-from dynaplan.domain.wire.documents import whole_number
+from dynaplan.domain.wire.live_settings import live_setting, live_settings_prefix
 
 
 class PrefillPlace(Enum):
@@ -16,6 +16,7 @@ class PrefillPlace(Enum):
     REMOTE = "remote"
     OFF = "remote prefill is off"
     NO_WORKER = "there is no prefill worker"
+    ASLEEP = "every prefill worker sleeps"
     OUT_OF_REACH = "a prefill worker is on another host, and cannot hand KV entries over"
     SHORT = "the prompt is short enough for the decode worker"
     QUEUE_FULL = "the prefill queue is full"
@@ -52,11 +53,6 @@ def place_prefill(
     return PrefillPlace.REMOTE
 
 
-def live_settings_prefix(namespace: str) -> str:
-    """Return the prefix of the keys that change the thresholds while requests flow."""
-    return f"/{namespace}/disagg_router/"
-
-
 def with_live_settings(
     settings: DisaggregationSettings, namespace: str, keys: Mapping[str, str]
 ) -> DisaggregationSettings:
@@ -64,8 +60,8 @@ def with_live_settings(
     prefix = live_settings_prefix(namespace)
 
     def number(name: str, otherwise: int) -> int:
-        found = whole_number(keys.get(prefix + name, ""))
-        return otherwise if found is None or found < 0 else found
+        found = live_setting(keys.get(prefix + name, ""))
+        return otherwise if found is None else found
 
     return replace(
         settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import DesiredCounts
@@ -16,9 +16,13 @@ from dynaplan.domain.wire.documents import number_field, object_field
 class WorkerCounts:
     """The workers of one role by state (``dynaplan.domain.lifecycle.WorkerState``).
 
+    Ready ones whose engine is ``asleep`` are counted there alone: they keep their GPUs and serve nobody.
     ``gpus`` are the GPUs of one worker. ``startup_s`` is the time from start to ready of the last one that
     started, 0 when not known.
     """
+
+    ASLEEP: ClassVar = "asleep"
+    STATES: ClassVar = ("starting", "ready", "draining", "backoff", "failed", ASLEEP)
 
     starting: int = 0
     ready: int = 0
@@ -27,22 +31,22 @@ class WorkerCounts:
     failed: int = 0
     gpus: float = 0
     startup_s: float = 0.0
+    asleep: int = 0
 
     @property
     def present(self) -> int:
         """Workers that count towards the desired number: all but the draining ones."""
-        return self.starting + self.ready + self.backoff + self.failed
+        return self.holding + self.failed
 
     @property
     def holding(self) -> int:
         """Present workers that hold GPUs: a failed worker holds none."""
-        return self.starting + self.ready + self.backoff
+        return self.starting + self.ready + self.asleep + self.backoff
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> WorkerCounts:
         """Read ``{state: count}``; unknown states are ignored, numbers below 0 are 0. Raises ValueError."""
-        states = ("starting", "ready", "draining", "backoff", "failed")
-        counts = {state: int(max(0.0, number_field(document, state, 0))) for state in states}
+        counts = {state: int(max(0.0, number_field(document, state, 0))) for state in cls.STATES}
         gpus, startup_s = (max(0.0, number_field(document, key, 0)) for key in ("gpus", "startup_s"))
         return cls(**counts, gpus=gpus, startup_s=startup_s)
 
@@ -76,7 +80,7 @@ class Sample:
 
     ``at_s`` is monotonic seconds. ``kv_usage`` is the mean over the decode workers that answered, 0 to 1
     and above with waiting requests; ``prefill_queue`` is the depth of the whole queue in prompts. Numbers
-    of workers are of the registered ones that are awake; ``decode_asleep`` are the registered others.
+    of workers are of the registered ones that are awake; ``..._asleep`` are the registered others.
     """
 
     at_s: float
@@ -88,13 +92,14 @@ class Sample:
     prefill_workers: int = 0
     decode_workers: int = 0
     decode_asleep: int = 0
+    prefill_asleep: int = 0
 
 
 @dataclass(frozen=True)
 class Load:
     """The pulls of one interval, averaged. Numbers of workers are those at the last pull.
 
-    They are of the registered ones that are awake; ``decode_asleep`` are the others. ``changed`` tells how
+    They are of the registered ones that are awake; ``..._asleep`` are the others. ``changed`` tells how
     the numbers of workers changed in the interval; "" when they did not.
     """
 
@@ -109,6 +114,7 @@ class Load:
     decode_workers: int = 0
     changed: str = ""
     decode_asleep: int = 0
+    prefill_asleep: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,15 @@ class Observation:
         """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
         document, holds = asdict(self), self.holds.to_json()
         del document["holds"]
-        if not self.load.decode_asleep:
-            del document["load"]["decode_asleep"]
+        fleet, load = document["fleet"], document["load"]
+        for part, key in (
+            (fleet["prefill"], "asleep"),
+            (fleet["decode"], "asleep"),
+            (load, "prefill_asleep"),
+            (load, "decode_asleep"),
+        ):
+            if not part[key]:
+                del part[key]
         return {**document, "holds": holds} if holds else document
 
     @classmethod

@@ -6,6 +6,7 @@ the chunked encoding, so that a client cannot take a cut answer for a complete o
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from dataclasses import dataclass
 
@@ -64,8 +65,14 @@ class Exchange:
     failure: str = ""
     """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
 
+    def waiting(self, patience: asyncio.Timeout | None) -> None:
+        """Note that the attempt waits for the beginning of an answer, which ``patience`` can end, or not."""
+        if self.trial:
+            self.trial.patience = patience
+
     def answering(self) -> None:
         """Note that the first token of the answer has arrived."""
+        self.waiting(None)
         self.place.leave()
         self.record.answering()
         self.let_go()

@@ -60,6 +60,7 @@ class Forwarder:
         self._engine_api = engine_api
         self._apis: dict[str, EngineApi] = {}
         self._trials = Trials(self._now_s, forgive)
+        self.fell_asleep = self._trials.fell_asleep
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
@@ -113,7 +114,7 @@ class Forwarder:
                     exchange.worker_died(reason)
                     exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
                     is_prefill_placed = not is_needed
-                    deaths += 1
+                    deaths += not reason.is_asleep
                     deadline_s = self._now_s() + self._worker_wait_s
                     if deaths == MOST_DEATHS:
                         raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
@@ -124,6 +125,8 @@ class Forwarder:
         request_id = uuid.uuid4().hex
         if exchange.trial:
             exchange.trial.at(booking.instance.instance_id)
+        if self._router.is_asleep(booking.instance):
+            raise WorkerDied("its engine sleeps", is_asleep=True)  # since it was booked
         fields = exchange.hand_off.fields if exchange.hand_off else None
 
         def may_fail() -> bool:
@@ -143,24 +146,33 @@ class Forwarder:
         request_id: str,
         may_fail: Callable[[], bool],
     ) -> web.StreamResponse:
-        call, instance = exchange.call, booking.instance
-        upstream = await self._upstream.post(
-            instance.openai_url + call.endpoint.path,
-            call.body_with(fields),
-            request_id,
-            is_kept=instance.card.get("keep_alive", True),
-        )
+        call, instance, upstream = exchange.call, booking.instance, None
+        patience = asyncio.timeout(None)
         try:
-            if upstream.status == 500:
-                await self._judge_500(exchange, upstream, may_fail)
-            if upstream.status != 200 or not call.is_stream:
-                return await whole(exchange, upstream)
-            lines = WholeLines(upstream)
-            first = await beginning(lines, exchange.api)
+            async with patience:
+                exchange.waiting(patience)
+                upstream = await self._upstream.post(
+                    instance.openai_url + call.endpoint.path,
+                    call.body_with(fields),
+                    request_id,
+                    is_kept=instance.card.get("keep_alive", True),
+                )
+                if upstream.status == 500:
+                    await self._judge_500(exchange, upstream, may_fail)
+                if upstream.status != 200 or not call.is_stream:
+                    return await whole(exchange, upstream)
+                lines = WholeLines(upstream)
+                first = await beginning(lines, exchange.api)
             booking.prefilled()
             return await streamed(exchange, lines, first)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise WorkerDied("its engine fell asleep", is_asleep=True) from None
         finally:
-            upstream.close()  # gives a connection back whose answer was read to its end
+            exchange.waiting(None)
+            if upstream:
+                upstream.close()  # gives a connection back whose answer was read to its end
 
     async def _judge_500(
         self, exchange: Exchange, upstream: aiohttp.ClientResponse, may_fail: Callable[[], bool]

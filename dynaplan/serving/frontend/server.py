@@ -100,6 +100,7 @@ class FrontendServer:
             connect=runtime.messenger,
             placed=self._metrics.placed,
             background=self._background,
+            sleepers=self._sleepers,
         )
         forwarder = Forwarder(
             self._upstream,
@@ -112,6 +113,7 @@ class FrontendServer:
             ).forgive,
             engine_api=wiring.engines.engine_api,
         )
+        self._sleepers.on_change(forwarder.fell_asleep)
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from dynaplan.core.routing.suspects import TRY_AGAIN_S, Fingerprint, Suspects, Suspicion, fingerprint
@@ -28,6 +28,7 @@ class Trial:
         self.call = call
         self.instance_id: int | None = None
         self.turn: asyncio.Lock | None = None
+        self.patience: asyncio.Timeout | None = None
 
     def at(self, instance_id: int) -> None:
         """Record that the request is in flight at that worker from now on."""
@@ -39,6 +40,12 @@ class Trial:
         if is_good:
             self._trials.answering()
         self._end_turn()
+
+    def give_up(self) -> None:
+        """End the wait for the beginning of the answer, if it is still waited for."""
+        patience, self.patience = self.patience, None
+        if patience:
+            patience.reschedule(0.0)
 
     def answered(self) -> None:
         """Record that the whole answer came: this request is not what kills workers."""
@@ -91,6 +98,12 @@ class Trials:
             yield trial
         finally:
             trial.end()
+
+    def fell_asleep(self, instance_ids: Iterable[int]) -> None:
+        """Have every attempt given up that waits for an answer of these sleeping instances: none will come."""
+        for instance_id in instance_ids:
+            for trial in self.in_flight.get(instance_id, ()):
+                trial.give_up()
 
     def answering(self) -> None:
         """Take the beginning of an answer as evidence that workers are not broken."""

@@ -46,12 +46,14 @@ class WorkerDied(Exception):
     """The worker failed in the middle of the request, before the client got anything of its answer.
 
     ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
-    that says that the engine has failed.
+    that says that the engine has failed. ``is_asleep`` tells an engine that fell asleep over the request,
+    which is nobody's fault, from both.
     """
 
-    def __init__(self, reason: str, *, is_connection_lost: bool = False) -> None:
+    def __init__(self, reason: str, *, is_connection_lost: bool = False, is_asleep: bool = False) -> None:
         super().__init__(reason)
         self.is_connection_lost = is_connection_lost
+        self.is_asleep = is_asleep
 
 
 class _Connector(aiohttp.TCPConnector):

@@ -37,6 +37,9 @@ RETRY_LONGEST_S = 2.0
 ANSWER_WITHIN_S = 10.0
 """Seconds in which sending an answer is tried while the queue is away; later it is not waited for."""
 
+LOOK_ASLEEP_S = 0.2
+"""Seconds between two looks whether an engine still sleeps."""
+
 T = TypeVar("T")
 
 
@@ -46,7 +49,7 @@ class PrefillPuller:
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
     read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` hears
-    when its hand-offs are taken.
+    when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class PrefillPuller:
         namespace: str,
         worker_name: str,
         most_at_once: int = WorkerSettings.max_concurrent_prefills,
+        is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
         self._messenger = messenger
         self._engine = engine
@@ -66,6 +70,7 @@ class PrefillPuller:
         self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
         self._is_listening = False
         self._slots = asyncio.Semaphore(most_at_once)
+        self._is_asleep = is_asleep
         self._working = BackgroundTasks()
         self._in_hand: set[str] = set()
         self._is_stopping = False
@@ -115,6 +120,9 @@ class PrefillPuller:
 
     async def _pull(self, queue: WorkQueue, messenger: Messenger) -> None:
         while not self._is_stopping:
+            if self._is_asleep():
+                await self._clock.sleep(LOOK_ASLEEP_S)
+                continue
             await self._slots.acquire()
             item = None
             try:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from dynaplan.core.routing.disaggregation import (
     PrefillPlace,
-    live_settings_prefix,
     place_prefill,
     with_live_settings,
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.live_settings import live_settings_prefix
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.messaging import Messenger, WorkQueue
@@ -28,6 +28,7 @@ from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import ApiError, Call, worker_failed
 from dynaplan.serving.prefill.depth import PrefillDepth
 from dynaplan.serving.prefill.hand_off import HandOff, HandOffs
+from dynaplan.serving.routing.sleepers import Sleepers
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class RemotePrefill:
         connect: Callable[[], Awaitable[Messenger]],
         placed: Callable[[str, str], None],
         background: BackgroundTasks,
+        sleepers: Sleepers | None = None,
     ) -> None:
         self._configured = self._settings = settings
         self._discovery = discovery
@@ -95,6 +97,9 @@ class RemotePrefill:
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
         self._left_alone_until_s = float("-inf")
         discovery.on_change(self._release_if_alone)
+        self._sleepers = sleepers
+        if sleepers:
+            sleepers.on_change(lambda fell_asleep: self._pending and self._wake_if_asleep())
 
     async def connect(self) -> None:
         """Open the queue, trying again for as long as the NATS server is away."""
@@ -140,10 +145,14 @@ class RemotePrefill:
         ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
         a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
-        is to take it over.
+        is to take it over. Where all prefill workers sleep one is woken, and a prompt that can is computed
+        locally meanwhile.
         """
         place = self._place(call, prefix_hit_rate, taker)
-        if place is not PrefillPlace.REMOTE and not (is_needed and place in _BETTER_LOCAL):
+        is_remote = place is PrefillPlace.REMOTE or (is_needed and place in _BETTER_LOCAL)
+        if is_remote and self._wake_if_asleep() and not is_needed:
+            place, is_remote = PrefillPlace.ASLEEP, False
+        if not is_remote:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._placed(call.model, "local")
             return None
@@ -247,6 +256,15 @@ class RemotePrefill:
             pending.answer.set_result(answer)
         else:
             self._hand_offs.refuse(answer)
+
+    def _wake_if_asleep(self) -> bool:
+        """Have a prefill worker woken if all of them sleep; tell whether they do."""
+        instances = self._discovery.instances(self._component)
+        if self._sleepers is None or not self._sleepers.are_all(instances):
+            return False
+        if reason := self._sleepers.wake_one(instances):
+            log.debug("every prefill worker sleeps: %s", reason)
+        return True
 
     def _release_if_alone(self) -> None:
         if self._pending and not self._discovery.instances(self._component):

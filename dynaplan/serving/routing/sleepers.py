@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
@@ -23,7 +23,7 @@ WISH_TTL_S = 30
 
 
 class Sleepers:
-    """The sleeping instances of a namespace. ``changed`` is called after each change."""
+    """The sleeping instances of a namespace."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Sleepers:
         self._now_s = now_s
         self._reasons: Mapping[int, str] = {}
         self._asked_s: dict[int, float] = {}
-        self.changed: Callable[[], Any] = lambda: None
+        self._callbacks: list[Callable[[frozenset[int]], Any]] = []
 
     @property
     def prefix(self) -> str:
@@ -50,13 +50,24 @@ class Sleepers:
     def follow(self, keys: Mapping[str, str]) -> None:
         """Take over the keys under ``prefix``, as they are now."""
         named = ((ASLEEP.instance(self._namespace, key), reason) for key, reason in keys.items())
+        before = self._reasons
         self._reasons = {instance_id: reason for instance_id, reason in named if instance_id}
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
-        self.changed()
+        fell_asleep = frozenset(self._reasons.keys() - before.keys())
+        for callback in self._callbacks:
+            callback(fell_asleep)
+
+    def on_change(self, callback: Callable[[frozenset[int]], Any]) -> None:
+        """Call this after each change, with the instance ids that have fallen asleep."""
+        self._callbacks.append(callback)
 
     def __contains__(self, instance: Instance) -> bool:
         """Tell whether the instance sleeps."""
         return instance.instance_id in self._reasons
+
+    def are_all(self, instances: Collection[Instance]) -> bool:
+        """Tell whether all of these instances sleep, and there are any."""
+        return bool(instances) and all(each in self for each in instances)
 
     def wake_one(self, instances: Iterable[Instance]) -> str:
         """Have one of these sleeping instances woken, the same for every caller.

@@ -73,7 +73,7 @@ class WorkerRouter:
         self._is_coming = is_coming
         self._sleepers = sleepers
         if sleepers:
-            sleepers.changed = self._wake_waiting
+            sleepers.on_change(lambda fell_asleep: self._wake_waiting())
         self._absence = absence
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
@@ -119,12 +119,16 @@ class WorkerRouter:
     def _wake_a_sleeper(self, *, is_late: bool) -> None:
         """Have a worker woken when all sleep; raises ApiError (503) when that is in vain or too late."""
         sleepers, instances = self._sleepers, self.instances
-        if not sleepers or not instances or not all(each in sleepers for each in instances):
+        if not sleepers or not sleepers.are_all(instances):
             return
         reason = sleepers.wake_one(instances)
         if reason or is_late:
             why = f"cannot be woken. {reason}" if reason else "was not awake in time. Try again."
             raise no_worker(f"Every {self._component} is asleep, and {why}")
+
+    def is_asleep(self, instance: Instance) -> bool:
+        """Tell whether the instance's engine sleeps, as far as is known here."""
+        return self._sleepers is not None and instance in self._sleepers
 
     def leaving(self, instance_id: int) -> int:
         """Choose this instance no more; return the number of this frontend's requests in flight there.

@@ -54,6 +54,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         runtime.namespace,
         runtime.worker_name,
         most_at_once,
+        is_asleep=lambda: engine.load().is_asleep,
     )
 
     async def pull() -> None:

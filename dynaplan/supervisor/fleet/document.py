@@ -13,8 +13,10 @@ from dynaplan.core.fleet.statefile import (
     Document,
     fleet_of,
     initial,
+    live_settings_of,
     planner_keys_of,
     with_fleet,
+    with_live_settings,
     with_planner_keys,
 )
 from dynaplan.domain.errors import StatefileCorrupt
@@ -95,9 +97,17 @@ class Statefile:
         """The values of the planner's keys that were last written down, by name."""
         return planner_keys_of(self._document)
 
-    def record_planner_keys(self, keys: Mapping[str, str]) -> None:
-        """Write them down; raises StatefileUnwritable."""
-        self._replace(with_planner_keys(self._document, keys))
+    @property
+    def live_settings(self) -> dict[str, str]:
+        """The values of the live settings that were last written down, by name."""
+        return live_settings_of(self._document)
+
+    def record_kept(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
+        """Write both down; raises StatefileUnwritable."""
+        document = with_planner_keys(self._document, planner_keys)
+        if live_settings or self.live_settings:
+            document = with_live_settings(document, live_settings)
+        self._replace(document)
 
     def _replace(self, document: Document) -> None:
         self._store.write(document)

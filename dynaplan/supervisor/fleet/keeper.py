@@ -285,7 +285,7 @@ class FleetKeeper:
                 link.decide_first(first)
             return
         workers, instances = tuple(self._workers.values()), link.instances or ()
-        document = fleet_document(graph, self._workers, self._gpus.total(workers), instances)
+        document = fleet_document(graph, self._workers, self._gpus.total(workers), instances, link.asleep)
         document |= {"waiting": self._waits.reasons, GPUS_LEFT_OUT: self._gpus.left_out(workers)}
         document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
         killed = self._departures.killed

@@ -1,7 +1,7 @@
-"""Keys of the planner that the statefile remembers: they outlive a store that loses what was written to it.
+"""Keeps keys of the store in the statefile: written down when they change, written again when they were lost.
 
-Level-triggered, like the fleet keeper: a key that is there is written down, one that is missing is written
-again. So nobody ends a hold by deleting its key; ``dynaplan release`` writes ``{}``.
+Level-triggered, like the fleet keeper. Which key is lost and which was deleted is decided in
+``core/fleet/kept_keys.py``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dynaplan.core.fleet.kept_keys import STORE_ID, Comparison, KeptKeys, compare
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
-from dynaplan.domain.planning.scaling import COUNT_KEYS
-from dynaplan.domain.wire.documents import whole_number
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.fleet.document import Statefile
@@ -27,23 +27,8 @@ LOOK_EVERY_S = 0.5
 """Seconds between two looks; a planner decides a few times a minute."""
 
 
-def _number(text: str) -> int:
-    found = whole_number(text)
-    if found is None or found < 0:
-        raise ValueError(f"{text!r} is not a number of workers or decisions")
-    return found
-
-
-READERS: Mapping[str, Callable[[str], object]] = {
-    HOLDS: RoleHolds.from_text,
-    **dict.fromkeys(COUNT_KEYS.values(), _number),
-    "decision_id": _number,
-}
-"""The keys that are kept, by name, and how each is read: a value that raises ValueError is not kept."""
-
-
-class KeptKeys:
-    """Keeps the planner's keys in statefile and store alike, and ends holds whose deadline has passed.
+class KeyKeeper:
+    """Keeps keys in statefile and store alike, and ends holds whose deadline has passed.
 
     ``say(line)`` tells the user of that; ``unix_time_s`` is the wall clock.
     """
@@ -60,36 +45,61 @@ class KeptKeys:
         self._say = say
         self._unix_time_s = unix_time_s
         self._ended = ""
+        self._told: KeptKeys | None = None
 
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            self.look()
+            await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Compare the store with the statefile once, and mend what differs."""
-        found = self._link.planner_keys
+        found, before = self._link.kept, self._kept
         if found is None:
             return
-        before = self._statefile.planner_keys
-        kept = {
-            **before,
-            **{name: found[name] for name in READERS if name in found and _is_good(name, found)},
-        }
-        if kept != before:
-            try:
-                self._statefile.record_planner_keys(kept)
-            except StatefileUnwritable as error:
-                log.warning("the planner's keys are not in the statefile yet: %s", error)
-        if lost := {name: value for name, value in kept.items() if name not in found}:
-            self._say(f"The key-value store has lost {', '.join(lost)}: written again.")
-            self._link.restore(lost)
-        self._end_holds(kept.get(HOLDS, ""))
+        seen = compare(before, found)
+        if seen.lost or STORE_ID not in found.planner or before.live.keys() - found.live.keys():
+            # What is followed may be out of date, and the two kinds of keys differently so.
+            fresh = await self._link.read_kept()
+            if fresh is None:
+                return
+            seen = compare(before, fresh)
+            await self._mend(seen, fresh)
+        else:
+            self._told = None
+        self._write_down(seen.kept)
+        self._end_holds(seen.kept.planner.get(HOLDS, ""))
+
+    @property
+    def _kept(self) -> KeptKeys:
+        return KeptKeys(self._statefile.planner_keys, self._statefile.live_settings)
+
+    async def _mend(self, seen: Comparison, found: KeptKeys) -> None:
+        """Write what the store has lost, and its id if it has none yet."""
+        lost = seen.lost
+        if lost and lost != self._told:
+            self._say(_loss(seen))
+        self._told = lost
+        if STORE_ID not in found.planner and STORE_ID not in lost.planner:
+            lost = KeptKeys({**lost.planner, STORE_ID: uuid.uuid4().hex}, lost.live)
+        if lost:
+            await self._link.restore(lost)
+
+    def _write_down(self, kept: KeptKeys) -> None:
+        if kept == self._kept:
+            return
+        try:
+            self._statefile.record_kept(kept.planner, kept.live)
+        except StatefileUnwritable as error:
+            log.warning("the store's keys are not in the statefile yet: %s", error)
 
     def _end_holds(self, text: str) -> None:
         """Release holds that are over, so that a clock which is set back does not revive them."""
-        holds = RoleHolds.from_text(text) if _is_good(HOLDS, {HOLDS: text}) else RoleHolds()
+        try:
+            holds = RoleHolds.from_text(text)
+        except ValueError:
+            return
         in_force = holds.in_force(self._unix_time_s())
         if holds == in_force:
             return
@@ -101,9 +111,10 @@ class KeptKeys:
                     self._say(f"{role.value} was {hold}: that is over.")
 
 
-def _is_good(name: str, values: Mapping[str, str]) -> bool:
-    try:
-        READERS[name](values[name])
-    except ValueError:
-        return False
-    return True
+def _loss(seen: Comparison) -> str:
+    """Return the line that tells the user of a loss."""
+    names = ", ".join([*(name for name in seen.lost.planner if name != STORE_ID), *seen.lost.live])
+    if not seen.is_new_store:
+        return f"The key-value store has lost {names}: written again."
+    again = f" Written again: {names}." if names else ""
+    return f"The key-value store has lost all that it held. Workers register again by themselves.{again}"

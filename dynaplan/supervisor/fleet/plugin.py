@@ -28,7 +28,7 @@ from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
-from dynaplan.supervisor.fleet.kept_keys import KeptKeys
+from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
@@ -110,7 +110,7 @@ class FleetPlugin(CircusPlugin):
             wake=self._wake,
         )
         log.info("keeping %d workers", len(keeper.workers))
-        self._tasks.spawn(KeptKeys(link, statefile, terminal.say).run(), "planner's keys")
+        self._tasks.spawn(KeyKeeper(link, statefile, terminal.say).run(), "kept keys")
         await keeper.run()
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:

@@ -12,9 +12,11 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from dynaplan import wiring
+from dynaplan.core.fleet.kept_keys import KeptKeys
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
+from dynaplan.domain.wire.instance_keys import ASLEEP, FORGIVEN_CRASHES
+from dynaplan.domain.wire.live_settings import live_settings_prefix
 from dynaplan.domain.wire.store import KeyValue, Transaction
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.stores import Store
@@ -44,6 +46,8 @@ class StoreLink:
         self._forgiven = PrefixWatcher(
             store, FORGIVEN_CRASHES.prefix(namespace), full_key_string, value_string
         )
+        self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
+        self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
         self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace, wiring.box.network())
         self._is_following = False
@@ -60,11 +64,15 @@ class StoreLink:
         """Follow and write, in the background, from now on."""
         self._discovery.on_change(self._wake.set)
         self._counts.on_snapshot(self._write_again)
-        self._counts.on_change(self._name_unreadable)
+        for watcher in (self._counts, self._live):
+            watcher.on_change(self._name_unreadable)
         self._forgiven.on_change(self._wake.set)
+        self._asleep.on_change(self._wake.set)
         self._tasks.spawn(self._follow_registrations(), "registrations")
         self._tasks.spawn(self._counts.run(), "desired counts")
         self._tasks.spawn(self._forgiven.run(), "forgiven crashes")
+        self._tasks.spawn(self._asleep.run(), "sleeping engines")
+        self._tasks.spawn(self._live.run(), "live settings")
         self._tasks.spawn(self._write(), "store writer")
 
     @property
@@ -79,10 +87,21 @@ class StoreLink:
         return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven.current)
 
     @property
-    def planner_keys(self) -> dict[str, str] | None:
-        """The planner's keys, by their names below the prefix; None until the store has answered."""
-        keys, prefix = self._keys, planner_prefix(self._namespace)
-        return None if keys is None else {key.removeprefix(prefix): keys[key] for key in keys}
+    def asleep(self) -> frozenset[int]:
+        """The instances whose engines sleep, as their workers say."""
+        return ASLEEP.instances(self._namespace, self._asleep.current)
+
+    @property
+    def kept(self) -> KeptKeys | None:
+        """The planner's keys and the live settings; None until the store has answered."""
+        keys, planner = self._keys, planner_prefix(self._namespace)
+        if keys is None or not self._live.is_known:
+            return None
+        live, settings = live_settings_prefix(self._namespace), self._live.current
+        return KeptKeys(
+            {key.removeprefix(planner): keys[key] for key in keys},
+            {key.removeprefix(live): settings[key] for key in settings},
+        )
 
     @property
     def instances(self) -> tuple[Any, ...] | None:
@@ -97,10 +116,31 @@ class StoreLink:
         """Publish the fleet's document."""
         self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
-    def restore(self, keys: Mapping[str, str]) -> None:
-        """Write keys that the store has lost, by name, in one transaction; none that is there by then."""
-        puts = {planner_prefix(self._namespace) + name: value for name, value in keys.items()}
-        self._tasks.spawn(self._commit(Transaction(dict.fromkeys(puts, 0), puts)), "lost keys")
+    async def read_kept(self) -> KeptKeys | None:
+        """Read the planner's keys and the live settings anew; None when the store does not answer.
+
+        The settings first: when the store's id is among the planner's keys, no setting was missing because
+        the store had lost it.
+        """
+        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                settings = await self._store.list(live)
+                keys = await self._store.list(planner)
+        except (TimeoutError, TemporaryError, PermanentError) as error:
+            log.debug("the kept keys cannot be read: %s", error)
+            return None
+        return KeptKeys(
+            {item.key.removeprefix(planner): item.value for item in keys},
+            {item.key.removeprefix(live): item.value for item in settings},
+        )
+
+    async def restore(self, lost: KeptKeys) -> None:
+        """Write keys that the store has lost in one transaction; none of them if one is there by then."""
+        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        puts = {live + name: value for name, value in lost.live.items()}
+        puts |= {planner + name: value for name, value in lost.planner.items()}
+        await self._commit(Transaction(dict.fromkeys(puts, 0), puts))
 
     def replace(self, name: str, before: str, after: str) -> None:
         """Change a key of the planner, unless somebody else has changed it meanwhile."""
@@ -154,8 +194,8 @@ class StoreLink:
         self._wake.set()
 
     def _name_unreadable(self) -> None:
-        """Say once of every count that is no number that it is taken for "not set"."""
-        before, self._named = self._named, self._counts.current
+        """Say once of every value that is no number that it is taken for "not set"."""
+        before, self._named = self._named, {**self._counts.current, **self._live.current}
         changed = self._named.items() - before.items()
         for key, reason in unreadable(self._namespace, (KeyValue(*item) for item in changed)).items():
             log.warning("ignoring %s: it is %s", key, reason)

@@ -234,6 +234,25 @@ async def test_the_mean_is_over_the_workers_that_are_awake_and_the_others_are_na
     assert "every decode worker that answers is asleep, 3 of 3: `dynaplan wake`" in sample.kv_missing
 
 
+async def test_sleeping_prefill_workers_are_told_from_those_that_serve():
+    world = World(prefill=2)
+    first, second = [each.url for each in world.instances("PrefillWorker")]
+    world.metrics.by_url = {first: WorkerLoad(is_asleep=True), second: None}
+    sample = await world.observer.pull()
+    assert (sample.prefill_workers, sample.prefill_asleep) == (1, 1)
+    load = averaged([sample])
+    assert Observation.from_json(Observation(0.0, load=load).to_json()).load == load
+    assert "prefill_asleep" not in Observation(0.0).to_json()["load"]
+
+
+async def test_planning_begins_when_the_only_decode_worker_sleeps():
+    world = World(prefill=0)
+    world.is_obedient = False
+    world.connector._fleet = FleetCounts(decode=WorkerCounts(asleep=1))
+    await world.passing(11)
+    assert world.notes.records
+
+
 async def test_the_mean_is_over_the_workers_that_answer():
     world = World(decode=3)
     world.metrics.by_url = {

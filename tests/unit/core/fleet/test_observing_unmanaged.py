@@ -1,10 +1,12 @@
-"""Workers that no ``serve`` has started, as the published fleet counts them."""
+"""Workers that no ``serve`` has started, and those that sleep, as the published fleet counts them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynaplan.core.fleet.observing import fleet_document, unmanaged
 from dynaplan.domain.wire.discovery import Instance
-from tests.unit.core.fleet.graphs import decode, graph, prefill, worker
+from tests.unit.core.fleet.graphs import DRAINING, decode, graph, prefill, worker
 
 
 def instance(name: str, component: str, number: int, *, is_managed: bool = False) -> Instance:
@@ -29,3 +31,22 @@ def test_unmanaged_workers_are_counted_apart_from_the_fleets_own() -> None:
         "ns_VllmWorker_gpu1_7",
         "ns_VllmWorker_gpu1_8",
     ]
+
+
+def test_a_ready_worker_that_sleeps_is_counted_as_asleep_only() -> None:
+    awake, asleep = (
+        replace(worker("VllmWorker"), instance_id=1),
+        replace(worker("VllmWorker_1"), instance_id=2),
+    )
+    leaving = replace(worker("PrefillWorker", DRAINING), instance_id=3)
+    workers = {each.name: each for each in (awake, asleep, leaving)}
+    roles = fleet_document(graph(prefill(), decode()), workers, 8, asleep={2, 3})["roles"]
+    assert roles["decode"] == {
+        "starting": 0,
+        "ready": 1,
+        "draining": 0,
+        "backoff": 0,
+        "failed": 0,
+        "asleep": 1,
+    }
+    assert (roles["prefill"]["draining"], roles["prefill"]["asleep"]) == (1, 0)

@@ -21,9 +21,11 @@ from dynaplan.core.fleet.statefile import (
     from_json,
     initial,
     inventory_of,
+    live_settings_of,
     planner_keys_of,
     to_json,
     with_fleet,
+    with_live_settings,
     with_planner_keys,
 )
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
@@ -388,6 +390,13 @@ def test_an_entry_of_the_original_whose_command_names_no_service_is_told_by_its_
 def test_the_planners_keys_are_kept_with_the_workers() -> None:
     document = with_planner_keys(new_document(), {"holds": "{}"})
     assert planner_keys_of(with_fleet(from_json(to_json(document)), [])) == {"holds": "{}"}
+    assert list(violations(document, SCHEMA, SCHEMA)) == []
+
+
+def test_live_settings_are_kept_with_the_workers() -> None:
+    document = with_live_settings(new_document(), {"max_prefill_queue_size": "3"})
+    known = with_fleet(from_json(to_json(document)), [])
+    assert live_settings_of(known) == {"max_prefill_queue_size": "3"}
     assert list(violations(document, SCHEMA, SCHEMA)) == []
 
 

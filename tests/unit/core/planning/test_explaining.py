@@ -56,7 +56,9 @@ def test_a_decision_that_was_not_carried_out_is_told():
 def test_sleeping_workers_are_named():
     observed = interval(1, 3)
     text = told(replace(observed, load=replace(observed.load, decode_workers=2, decode_asleep=1)))
-    assert "1 prefill and 2 decode workers registered, and 1 asleep (`dynaplan wake`)" in text
+    assert "1 prefill and 2 decode workers registered, and asleep 1 decode (`dynaplan wake`)" in text
+    text = told(replace(observed, load=replace(observed.load, prefill_asleep=1, decode_asleep=2)))
+    assert "registered, and asleep 1 prefill and 2 decode (`dynaplan wake`)" in text
 
 
 def test_nonsense_is_said_to_be_so():

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.planning.observation import FleetCounts, Observation, WorkerCounts
 
 
 def test_a_published_fleet_is_read() -> None:
     document = {
         "roles": {
             "prefill": {"ready": 2, "draining": 1},
-            "decode": {"starting": 1, "failed": 3, "else": 9},
+            "decode": {"starting": 1, "failed": 3, "asleep": 2, "else": 9},
         },
         "gpus_per_worker": {"prefill": 0.5, "decode": 2},
         "startup_s": {"decode": 40.5},
@@ -19,9 +19,22 @@ def test_a_published_fleet_is_read() -> None:
     }
     assert FleetCounts.from_json(document) == FleetCounts(
         prefill=WorkerCounts(ready=2, draining=1, gpus=0.5),
-        decode=WorkerCounts(starting=1, failed=3, gpus=2.0, startup_s=40.5),
+        decode=WorkerCounts(starting=1, failed=3, asleep=2, gpus=2.0, startup_s=40.5),
         gpus_total=8,
     )
+
+
+def test_sleeping_workers_are_there_and_hold_their_gpus() -> None:
+    counts = WorkerCounts(ready=1, asleep=2, failed=1, draining=1)
+    assert (counts.holding, counts.present) == (3, 4)
+
+
+def test_sleeping_workers_are_in_a_record_only_where_there_are_any() -> None:
+    fleet = FleetCounts(decode=WorkerCounts(asleep=2))
+    document = Observation(0.0, fleet).to_json()
+    assert document["fleet"]["decode"]["asleep"] == 2
+    assert "asleep" not in document["fleet"]["prefill"]
+    assert Observation.from_json(document).fleet == fleet
 
 
 def test_numbers_below_0_are_0() -> None:

@@ -125,9 +125,16 @@ class Setup:
     def __init__(self, engine: Engine | None = None) -> None:
         self.broker = Broker()
         self.engine = engine or Engine()
+        self.is_asleep = False
         self.puller = PrefillPuller(
-            self.broker.connect, self.engine, LoopClock(), "ns", "ns_PrefillWorker", 2
-        )  # type: ignore[arg-type]
+            self.broker.connect,  # type: ignore[arg-type]
+            self.engine,
+            LoopClock(),
+            "ns",
+            "ns_PrefillWorker",
+            2,
+            is_asleep=lambda: self.is_asleep,
+        )
         self.task = asyncio.create_task(self.puller.run())
 
 
@@ -313,3 +320,16 @@ async def test_finishing_takes_nothing_more_and_returns_when_all_is_acknowledged
 async def test_finishing_what_never_ran_does_not_raise_or_wait() -> None:
     puller = PrefillPuller(Broker().connect, Engine(), LoopClock(), "ns", "w")  # type: ignore[arg-type]
     await asyncio.wait_for(puller.finish(), 1)
+
+
+async def test_while_the_engine_sleeps_nothing_is_taken_from_the_queue() -> None:
+    setup = Setup()
+    setup.is_asleep = True
+    setup.broker.ask("r1")
+    await asyncio.sleep(5)
+    assert setup.broker.waiting.qsize() == 1
+    setup.is_asleep = False
+    await asyncio.sleep(1)
+    assert setup.broker.events == ["answer", "ack"]
+    await setup.puller.finish()
+    await setup.task

@@ -15,6 +15,7 @@ from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.instance_keys import ASLEEP, WAKE
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
@@ -23,6 +24,7 @@ from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
 from dynaplan.serving.prefill import remote_prefill
 from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from dynaplan.serving.routing.sleepers import Sleepers
 from tests.fakes.polling import PATIENCE_S, eventually
 
 ON = DisaggregationSettings(is_on=True)
@@ -36,6 +38,7 @@ class Scene:
     store: MemoryStore
     queue: WorkQueue
     discovery: Discovery
+    sleepers: Sleepers
     placed: list[str] = field(default_factory=list)
 
     async def take(self) -> tuple[WorkItem, RemotePrefillRequest]:
@@ -72,6 +75,7 @@ async def scene(
         return messenger
 
     background = BackgroundTasks()
+    sleepers = Sleepers(store, store, "ns", background, clock.now_s)
     prefill = RemotePrefill(
         settings,
         discovery,
@@ -81,11 +85,12 @@ async def scene(
         connect=connect,
         placed=lambda model, place: placed.append(place),
         background=background,
+        sleepers=sleepers,
     )
     await prefill.connect()
     queue = await messenger.queue(prefill_stream("ns"))
     try:
-        yield Scene(prefill, messenger, store, queue, discovery, placed)
+        yield Scene(prefill, messenger, store, queue, discovery, sleepers, placed)
     finally:
         await prefill.close()
         await background.finish(2.0)
@@ -343,3 +348,35 @@ async def test_a_decode_worker_on_another_host_computes_its_prompts_itself() -> 
         assert await here.prefill.hand_off(call(), 0.0, taker=taker) is None
         assert here.placed == ["local"]
         assert here.prefill.can_reach(replace(taker, network="there"))
+
+
+async def test_prefill_workers_that_all_sleep_have_one_woken_and_the_prompt_is_computed_locally() -> None:
+    async with scene(replace(ON, is_conditional=False)) as here:
+        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["local"]
+        await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
+
+
+async def test_a_short_prompt_wakes_nobody() -> None:
+    async with scene(replace(ON, is_conditional=True)) as here:
+        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        await asyncio.sleep(0)
+        assert await here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)) is None
+
+
+@pytest.mark.parametrize("is_asleep_before", [True, False])
+async def test_a_prompt_that_must_be_computed_remotely_waits_for_the_worker_that_is_woken(
+    is_asleep_before: bool,
+) -> None:
+    asleep = {ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""}
+    async with scene(replace(ON, is_conditional=False)) as here:
+        here.sleepers.follow(asleep if is_asleep_before else {})
+        placing = asyncio.create_task(here.prefill.hand_off(call(), 0.0, is_needed=True))
+        _, request = await here.take()
+        here.sleepers.follow(asleep)
+        await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
+        await here.answer(request, hand_off={"taken": "over"})
+        assert fields(await placing) == {"taken": "over"}
+        assert here.placed == ["remote"]
