@@ -100,7 +100,7 @@ class Trials:
             trial.end()
 
     def fell_asleep(self, instance_ids: Iterable[int]) -> None:
-        """Have every attempt given up that waits for an answer of these sleeping instances: none will come."""
+        """Have each attempt given up that waits for an answer of these sleeping instances."""
         for instance_id in instance_ids:
             for trial in self.in_flight.get(instance_id, ()):
                 trial.give_up()
