@@ -289,7 +289,7 @@ async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_let_go() -> None:
-    async with scene(wait_s=0.01) as here:
+    async with scene(wait_s=0.25) as here:
         released = await released_in(here)
         waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
         _, request = await here.take()
