@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
     help="Workers to begin with: P,D, or N with --mode agg  [default: the graph's, 1]",
 )
 @click.option("--router", default=None, help="How a worker is chosen  [default: the graph's, round-robin]")
+@click.option(
+    "--kv-events/--no-kv-events",
+    default=None,
+    help="What router kv goes by: the blocks that engines tell of, or prediction  [default: the graph's, on]",
+)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
@@ -189,8 +195,14 @@ def _options(policies: Sequence[str], given: Mapping[str, Any], graph: Simulated
         engine={**decode, **profile},
         prefill_engine={**prefill, **profile},
         planner=planner,
-        **{**routing, **({"router": given["router"]} if given["router"] else {})},
+        **{**routing, "routing": replace(routing["routing"], **_routing(given))},
     )
+
+
+def _routing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the command line says of the router."""
+    said = {"mode": given["router"], "is_kv_events": given["kv_events"]}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 DEFAULT_STARTUP_S = 60.0

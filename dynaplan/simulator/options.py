@@ -10,6 +10,7 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.simulator.outcome import Slo
+from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.service import ANY_QUEUE
 
 EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=ANY_QUEUE)
@@ -35,13 +36,12 @@ class SimulateOptions:
     rate_scale: float = 1.0
     slo: Slo = field(default_factory=Slo)
     first: Targets | None = None
-    router: str = "round-robin"
+    routing: SimulatedRouting = field(default_factory=SimulatedRouting)
     seed: int = 1
     engine: Mapping[str, Any] = field(default_factory=dict)
     planner: Mapping[str, Any] = field(default_factory=dict)
     prefill_engine: Mapping[str, Any] | None = None
     disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
-    overlap_weight: float = 1.0
     max_waiting_requests: int | None = None
 
     def engine_of(self, role: Role) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ at most 240 windows (``Windows``).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -148,7 +149,9 @@ class Outcome:
     """The requests that have ended, against an SLO.
 
     A request of one output token has no ITL and meets that target. ``lost`` is the number never answered: no
-    engine could serve them, the frontends refused them, or they were left at the end.
+    engine could serve them, the frontends refused them, or they were left at the end. ``hashed_tokens`` are
+    those of answered prompts whose prefixes the trace tells, ``cached_tokens`` the part of them that no
+    engine computed. ``by_worker`` counts the answers of each decode worker.
     """
 
     slo: Slo
@@ -159,6 +162,9 @@ class Outcome:
     both_met: int = 0
     output_tokens: int = 0
     remote_prefills: int = 0
+    hashed_tokens: int = 0
+    cached_tokens: int = 0
+    by_worker: Counter[int] = field(default_factory=Counter)
     ttft_ms: Spread = field(default_factory=Spread)
     itl_ms: Spread = field(default_factory=Spread)
     queued_ms: Spread = field(default_factory=Spread)
@@ -182,6 +188,26 @@ class Outcome:
         self.itl_met += is_itl_met
         self.both_met += is_ttft_met and is_itl_met
         self.windows.of(arrival_s).answer(ttft_ms, itl_s, is_met=is_ttft_met and is_itl_met)
+
+    def note_hits(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count an answered prompt, and the part of it that came out of a cache."""
+        self.hashed_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    def note_worker(self, number: int) -> None:
+        """Count an answer of that decode worker."""
+        self.by_worker[number] += 1
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The part of the prompts' tokens that came out of a cache; None where no trace tells prefixes."""
+        return self.cached_tokens / self.hashed_tokens if self.hashed_tokens else None
+
+    @property
+    def imbalance(self) -> float:
+        """The answers of the busiest decode worker over the mean of all that answered; 1 is balanced."""
+        counts = self.by_worker.values()
+        return max(counts) * len(counts) / sum(counts) if counts else 1.0
 
     def attainment(self, met: int) -> float:
         """Return ``met`` as a part of all requests, lost ones included; 1 when there are none."""

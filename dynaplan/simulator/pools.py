@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.fleet.reconcile import reconcile
 from dynaplan.core.routing.booking import WorkerBook
 from dynaplan.domain.gpus import Gpu
@@ -14,7 +13,7 @@ from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.simulator.engines import OnRequest, SimulatedEngine
+from dynaplan.simulator.engines import SimulatedEngine
 
 NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECODE_COMPONENT}
 """The service that each role's workers belong to."""
@@ -41,25 +40,22 @@ class SimulatedWorker:
 class Pools:
     """The workers of both roles on one box. ``on_start`` is called with every worker that begins to start.
 
-    ``callbacks`` are an engine's ``on_first_token`` and ``on_end``, by role. ``on_change`` is called with the
-    moment when workers have come, gone or become ready, or others are wanted. ``held_gpus`` are the GPUs of
-    all workers, starting and leaving ones included.
+    ``on_change`` is called with the moment when workers have come, gone or become ready, or others are
+    wanted. ``held_gpus`` are the GPUs of all workers, starting and leaving ones included.
     """
 
     def __init__(
         self,
         gpus: int,
         gpus_per_worker: Mapping[Role, int],
-        new_model: Callable[[Role], EngineModel],
-        callbacks: Mapping[Role, tuple[OnRequest, OnRequest]],
+        new_engine: Callable[[Role], SimulatedEngine],
         on_start: Callable[[SimulatedWorker], None],
     ) -> None:
         services = tuple(ServiceSpec(NAMES[role], role, 0, count) for role, count in gpus_per_worker.items())
         self._graph = GraphSpec("simulation", "/", "simulation", services)
         self._gpus_per_worker = gpus_per_worker
         self._inventory = tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(gpus))
-        self._new_model = new_model
-        self._callbacks = callbacks
+        self._new_engine = new_engine
         self._on_start = on_start
         self._by_name: dict[str, SimulatedWorker] = {}
         self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
@@ -148,8 +144,8 @@ class Pools:
         self.on_change(at_s)
 
     def _start(self, worker: Worker) -> None:
-        engine = SimulatedEngine(self._new_model(worker.role), *self._callbacks[worker.role])
         self._numbers += 1
+        engine = self._new_engine(worker.role)
         simulated = self._by_name[worker.name] = SimulatedWorker(worker, engine, self._numbers)
         self._on_start(simulated)
 

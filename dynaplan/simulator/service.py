@@ -9,12 +9,11 @@ nothing changes it. So thousands of decode steps cost one call.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.engine.hand_off import hand_off_s
 from dynaplan.core.engine.model import EngineModel
 from dynaplan.core.engine.request import EngineRequest
@@ -22,19 +21,19 @@ from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.core.routing.booking import BookEntry
-from dynaplan.core.routing.choosing import MODES, Inputs
 from dynaplan.core.routing.disaggregation import PrefillPlace, place_prefill
-from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.engines import CacheChanges, SimulatedEngine
 from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.outcome import Outcome, Slo
 from dynaplan.simulator.pools import Pools, SimulatedWorker
 from dynaplan.simulator.prefill_queue import SimulatedPrefillQueue
+from dynaplan.simulator.router import SimulatedRouter, SimulatedRouting
 
 REFILL_S = 0.002
 """Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
@@ -60,8 +59,7 @@ class ServiceSettings:
     gpus: int
     gpus_per_worker: Mapping[Role, int]
     startup_s: Mapping[Role, float]
-    router: str = "round-robin"
-    overlap_weight: float = 1.0
+    routing: SimulatedRouting = field(default_factory=SimulatedRouting)
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     concurrent_prefills: int = WorkerSettings.max_concurrent_prefills
     max_waiting_requests: int | None = None
@@ -72,12 +70,13 @@ class ServiceSettings:
 @dataclass(slots=True)
 class _Request:
     """One request on its way. ``begun_s``: an engine had the prompt; ``first_s``: the first token was
-    emitted."""
+    emitted. ``computed`` is the request of the engine that computes the prompt."""
 
     traced: TracedRequest
     decode: SimulatedWorker | None = None
     entry: BookEntry | None = None
     prefill: SimulatedWorker | None = None
+    computed: EngineRequest | None = None
     first_s: float = -1.0
     begun_s: float = -1.0
 
@@ -97,16 +96,8 @@ class SimulatedService:
         self._waiting = 0
         self._without_worker: deque[str] = deque()
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills)
-        self._turn = 0
-        self._draws = uniform_draws(settings.seed)
-        self._index = PrefixIndex()
-        callbacks = {
-            Role.PREFILL: (_do_nothing, self._prefilled_at),
-            Role.DECODE: (self._first_token_at, self._finished_at),
-        }
-        self.pools = Pools(
-            settings.gpus, settings.gpus_per_worker, self._new_model, callbacks, self._begin_start
-        )
+        self._router = SimulatedRouter(settings.routing, settings.seed)
+        self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
         self._is_first = True
         self.pools.want(first, 0.0)
         self._is_first = False
@@ -212,7 +203,7 @@ class SimulatedService:
         if not workers:
             self._without_worker.append(key)
             return
-        hit_rate = self._book(request, workers)
+        hit_rate = self._book(request)
         place = place_prefill(
             self.settings.disaggregation,
             request.traced.prompt_tokens,
@@ -227,25 +218,12 @@ class SimulatedService:
         else:
             self._submit(key, request, is_remote=False)
 
-    def _book(self, request: _Request, workers: Sequence[SimulatedWorker]) -> float:
+    def _book(self, request: _Request) -> float:
         """Book the request at the router's choice; return the part of its prompt that is cached there."""
-        router = self.settings.router
-        if router != "round-robin":
+        if self._router.needs_present:
             self.advance_decoders(self.now_s)
-        hashes = request.traced.block_hashes if router == "kv" else ()
-        overlaps = self._index.overlaps(hashes, self.now_s) if hashes else {}
-        candidates = [
-            worker.book.candidate(worker.number, overlaps.get(worker.number, 0)) for worker in workers
-        ]
-        draw = next(self._draws) if router == "random" else 0.0
-        chosen = MODES[router](
-            candidates, Inputs(self._turn, draw, len(hashes), self.settings.overlap_weight)
-        )
-        self._turn += 1
-        if hashes:
-            self._index.record(hashes, chosen.instance_id, self.now_s)
-        request.decode = next(worker for worker in workers if worker.number == chosen.instance_id)
-        request.entry = BookEntry(request.decode.book, len(hashes), chosen.overlap_blocks)
+        workers = self.pools.serving(Role.DECODE)
+        request.decode, request.entry = self._router.book(request.traced.block_hashes, workers, self.now_s)
         return request.entry.prefix_hit_rate
 
     def _submit(self, key: str, request: _Request, *, is_remote: bool) -> None:
@@ -256,6 +234,7 @@ class SimulatedService:
         request.begun_s = request.begun_s if is_remote else self.now_s
         prompt, output = traced.prompt_tokens, traced.output_tokens
         asked = EngineRequest(key, prompt, output, traced.block_hashes, is_remote=is_remote)
+        request.computed = request.computed or asked
         request.decode.engine.submit(asked, self.now_s)
 
     def _first_token_at(self, key: str, at_s: float) -> None:
@@ -277,6 +256,11 @@ class SimulatedService:
         arrival_s = traced.arrival_s
         self.outcome.add(arrival_s, request.first_s - arrival_s, itl_s, at_s - arrival_s, tokens)
         self.outcome.queued_ms.add(max(0.0, request.begun_s - traced.arrival_s) * 1000)
+        assert request.decode is not None
+        assert request.computed is not None
+        self.outcome.note_worker(request.decode.number)
+        if traced.block_hashes:
+            self.outcome.note_hits(traced.prompt_tokens, request.computed.cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 
@@ -287,6 +271,7 @@ class SimulatedService:
             request.prefill, request.begun_s = worker, self.now_s
             traced = request.traced.with_blocks_of(worker.engine.model.settings.block_tokens)
             asked = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
+            request.computed = asked
             worker.engine.submit(asked, self.now_s)
             self._step_prefill(worker)
 
@@ -327,14 +312,17 @@ class SimulatedService:
         serving = self.pools.serving(Role.DECODE)
         if not request.decode.is_ready and serving:
             request.entry.close()
-            self._book(request, serving)
+            self._book(request)
         self._submit(key, request, is_remote=True)
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def _new_model(self, role: Role) -> EngineModel:
-        engine, timing = self.settings.engines[role]
-        return EngineModel(engine, timing)
+    def _new_engine(self, role: Role) -> SimulatedEngine:
+        if role is Role.PREFILL:
+            return SimulatedEngine(EngineModel(*self.settings.engines[role]), _do_nothing, self._prefilled_at)
+        changes = CacheChanges() if self.settings.routing.hears_events else None
+        model = EngineModel(*self.settings.engines[role], changes)
+        return SimulatedEngine(model, self._first_token_at, self._finished_at, changes)
 
     def _begin_start(self, worker: SimulatedWorker) -> None:
         if self._is_first:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynaplan.adapters.traces.conversations import PARAMETERS, conversations
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.trace import TracedRequest
@@ -33,11 +34,15 @@ the standard deviation over the mean (``-cv``)."""
 
 @dataclass(frozen=True)
 class LoadKind:
-    """One kind of load: its parameters with their defaults, and its rate, in requests/s, at a time in s."""
+    """One kind of load: its parameters with their defaults, and its rate, in requests/s, at a time in s.
+
+    ``is_conversational``: the requests are turns of conversations, which begin at that rate.
+    """
 
     defaults: Numbers
     rate: Callable[[float, Numbers], float]
     is_poisson: bool = True
+    is_conversational: bool = False
 
 
 def _sinusoid(at_s: float, given: Numbers) -> float:
@@ -68,6 +73,7 @@ KINDS: Mapping[str, LoadKind] = {
             given["high"] if at_s % (given["on"] + given["off"]) < given["on"] else given["low"]
         ),
     ),
+    "conversations": LoadKind(PARAMETERS, lambda at_s, given: given["rate"], is_conversational=True),
 }
 """The kinds of load. Rates are in requests/s, times in s; ``noise`` is the standard deviation of the rate
 over the rate, drawn anew ``every`` 10 s unless that says otherwise."""
@@ -120,6 +126,9 @@ def _requests(kind: LoadKind, given: Numbers) -> Iterator[TracedRequest]:
     seed = int(given["seed"])
     isl = _lengths(given["isl"], given["isl-cv"], uniform_draws(seed + 1))
     osl = _lengths(given["osl"], given["osl-cv"], uniform_draws(seed + 2))
+    if kind.is_conversational:
+        yield from conversations(given, (isl, osl))
+        return
     for at_s in _arrivals(kind, given, uniform_draws(seed)):
         yield TracedRequest(at_s, next(isl), next(osl))
 

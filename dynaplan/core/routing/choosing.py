@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from dynaplan.domain.settings.routing import RoutingSettings
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,14 @@ class Inputs:
     """The inputs of a choice besides the candidates.
 
     ``turn`` counts the choices made so far, ``draw`` is a random number in [0, 1), ``prompt_blocks`` is
-    the length of the new prompt in KV blocks.
+    the length of the new prompt in KV blocks. With a ``temperature`` above 0 the mode ``kv`` draws.
     """
 
     turn: int = 0
     draw: float = 0.0
     prompt_blocks: int = 0
-    overlap_weight: float = 1.0
+    overlap_weight: float = RoutingSettings.overlap_weight
+    temperature: float = RoutingSettings.router_temperature
 
 
 def round_robin(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
@@ -59,9 +63,25 @@ def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
     return inputs.overlap_weight * to_compute + candidate.active_blocks + inputs.prompt_blocks
 
 
-def lowest_kv_cost(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose the one where the request costs least; equals take turns."""
-    return _lowest(candidates, inputs.turn, lambda candidate: kv_cost(candidate, inputs))
+def by_kv_cost(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
+    """Choose the one where the request costs least, equals in turn; with a temperature, draw one.
+
+    A worker is chosen with a probability proportional to ``exp(-cost / spread / temperature)``, ``spread``
+    being the dearest one's cost less the cheapest one's: near 0 the cheapest is chosen nearly always, far
+    above 1 all alike. Source: ``softmax_sample`` of Dynamo's KV router, 0.4 to 1.6.
+    """
+    if inputs.temperature <= 0:
+        return _lowest(candidates, inputs.turn, lambda candidate: kv_cost(candidate, inputs))
+    costs = [kv_cost(candidate, inputs) for candidate in candidates]
+    lowest = min(costs)
+    scale = (max(costs) - lowest) * inputs.temperature
+    weights = [math.exp((lowest - cost) / scale) if scale else 1.0 for cost in costs]
+    left = inputs.draw * sum(weights)
+    for candidate, weight in zip(candidates, weights, strict=True):
+        left -= weight
+        if left < 0:
+            return candidate
+    return candidates[-1]
 
 
 Choose = Callable[[Sequence[Candidate], Inputs], Candidate]
@@ -72,7 +92,7 @@ MODES: Mapping[str, Choose] = {
     "random": random_choice,
     "least-loaded": least_loaded,
     "kv-load": least_loaded,
-    "kv": lowest_kv_cost,
+    "kv": by_kv_cost,
 }
 """The routing modes by the name they have in the configuration. None may be called without candidates."""
 

@@ -25,7 +25,7 @@ from dynaplan.simulator.service import ANY_QUEUE
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 """The folder with the page's template, style and script."""
 
-HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "slo_of_oracle"})
+HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "hit_rate", "slo_of_oracle"})
 """The columns whose highest value is the best; of any other number the lowest is."""
 
 
@@ -72,7 +72,7 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     yield "GPUs", f"{options.gpus}, {workers}"
     yield "Start-up", f"{options.startup_time_s:g} s"
     yield "Targets", f"TTFT {options.slo.ttft_ms:g} ms, ITL {options.slo.itl_ms:g} ms"
-    yield "Router", options.router
+    yield "Router", options.routing.in_words
     yield "Seed", options.seed
     engines = {"Engine": options.engine_of(Role.DECODE)}
     if options.is_disaggregated:

@@ -25,6 +25,7 @@ COLUMNS: Columns = {
     "itl_p50_ms": ("ITL p50", "{:.1f}"),
     "itl_p95_ms": ("ITL p95", "{:.1f}"),
     "queued_p95_ms": ("QUEUED p95", "{:.0f}"),
+    "hit_rate": ("HITS", "{:.1%}"),
     "gpu_hours": ("GPU-HOURS", "{:.3f}"),
     "scale_events": ("SCALED", "{}"),
     "flaps": ("FLAPS", "{}"),
@@ -32,7 +33,8 @@ COLUMNS: Columns = {
     "slo_of_oracle": ("SLO/ORACLE", "{:.2f}"),
     "gpu_hours_of_oracle": ("GPU-HOURS/ORACLE", "{:.2f}"),
 }
-"""All columns; the last two are there when the oracle is among the policies."""
+"""All columns; ``hit_rate`` is there when the trace tells prefixes, the last two when the oracle is among the
+policies."""
 
 LEAST_NEEDED = (
     *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),
@@ -43,7 +45,7 @@ LEAST_NEEDED = (
 
 def columns_of(table: Sequence[Row]) -> Columns:
     """Return the columns that occur in the rows; all of them for an empty table."""
-    return {key: column for key, column in COLUMNS.items() if not table or key in table[0]}
+    return {key: column for key, column in COLUMNS.items() if not table or table[0].get(key) is not None}
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -81,6 +83,8 @@ def _row(result: Result) -> dict[str, Any]:
         **_percentiles("ttft", outcome.ttft_ms),
         **_percentiles("itl", outcome.itl_ms),
         "queued_p95_ms": outcome.queued_ms.percentile(95),
+        "hit_rate": outcome.hit_rate,
+        "imbalance": outcome.imbalance,
         "gpu_hours": result.gpu_hours,
         "scale_events": result.scale_events,
         "flaps": result.flaps,

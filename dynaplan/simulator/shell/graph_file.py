@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.simulator.router import SimulatedRouting
 
 SECTIONS = ("Planner", DECODE_COMPONENT, PREFILL_COMPONENT, "Frontend", "Router", "Processor")
 Section = Mapping[str, Any]
@@ -50,8 +51,7 @@ class SimulatedGraph:
             sections.append(("", {"remote-prefill": True, **dict.fromkeys(most, ANY_QUEUE)}))
         settings = read_settings(sections, {})
         return {
-            "router": settings.router,
-            "overlap_weight": settings.overlap_weight,
+            "routing": SimulatedRouting.of(settings),
             "disaggregation": settings.disaggregation,
             "max_waiting_requests": settings.max_waiting_requests * self.workers("Frontend"),
         }

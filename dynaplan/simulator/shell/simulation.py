@@ -124,8 +124,9 @@ Trace = Callable[[], Iterator[TracedRequest]]
 
 def service_settings(options: SimulateOptions) -> ServiceSettings:
     """Return the deployment: every worker of a role one engine of that role's options. Raises ConfigError."""
-    if options.router not in ROUTERS:
-        raise ConfigError(f"router: {options.router!r}", hint=f"Expected one of: {', '.join(ROUTERS)}.")
+    if options.routing.mode not in ROUTERS:
+        hint = f"Expected one of: {', '.join(ROUTERS)}."
+        raise ConfigError(f"router: {options.routing.mode!r}", hint=hint)
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     checked = {role: SimOptions.from_options(options.engine_of(role)) for role in roles}
     prefills = WorkerSettings.from_options(options.engine_of(Role.PREFILL))
@@ -134,8 +135,7 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         gpus=options.gpus,
         gpus_per_worker={role: own.tensor_parallel_size for role, own in checked.items()},
         startup_s=dict.fromkeys(roles, options.startup_time_s),
-        router=options.router,
-        overlap_weight=options.overlap_weight,
+        routing=options.routing,
         disaggregation=replace(options.disaggregation, is_on=options.is_disaggregated),
         concurrent_prefills=prefills.max_concurrent_prefills,
         max_waiting_requests=options.max_waiting_requests,
@@ -183,7 +183,8 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         model = None
         if planner.is_by_targets:
             prefill = options.engine_of(Role.PREFILL)
-            model = wiring.planning.sla_model(planner, options.engine, options.router, prefill_engine=prefill)
+            mode = options.routing.mode
+            model = wiring.planning.sla_model(planner, options.engine, mode, prefill_engine=prefill)
         return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
     roles = settings.gpus_per_worker
     if kind == "hpa":

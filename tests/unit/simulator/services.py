@@ -9,6 +9,7 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.outcome import Slo, Spread
+from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.service import ANY_QUEUE, ServiceSettings
 
 TIMING = StepTiming(lambda tokens: float(tokens), lambda decodes, kv_tokens: 10.0)
@@ -25,7 +26,7 @@ def service(
         gpus=gpus,
         gpus_per_worker=dict.fromkeys(roles, 1),
         startup_s=dict.fromkeys(roles, startup_s),
-        router=router,
+        routing=SimulatedRouting(router),
         disaggregation=DisaggregationSettings(is_on=is_disaggregated, max_prefill_queue_size=ANY_QUEUE),
         slo=Slo(500, 50),
     )

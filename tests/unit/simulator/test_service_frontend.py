@@ -8,6 +8,7 @@ import pytest
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.run import StaticPolicy, simulate
 from dynaplan.simulator.service import SimulatedService
 from tests.unit.simulator.services import ENGINE, at_once, every, service, workers
@@ -66,7 +67,7 @@ def test_who_has_a_first_token_waits_no_more():
 
 @pytest.mark.parametrize(("overlap_weight", "spread"), [(3.0, [2, 0]), (0.5, [1, 1])])
 def test_the_kv_router_weighs_a_cached_prefix_against_what_a_worker_has_to_do(overlap_weight, spread):
-    settings = replace(service(router="kv"), overlap_weight=overlap_weight)
+    settings = replace(service(), routing=SimulatedRouting("kv", overlap_weight))
     simulated = SimulatedService(settings, workers(0, 2))
     simulated.arrive(prefixed())
     simulated.run_until(0.15)

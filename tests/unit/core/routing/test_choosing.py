@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import pytest
+
 from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.routing import choosing as routing
 from dynaplan.core.routing.choosing import Candidate, Inputs
@@ -39,9 +44,42 @@ def test_kv_cost_is_weighted_prefill_blocks_plus_active_blocks() -> None:
 def test_kv_prefers_the_worker_with_the_prefix_until_it_is_too_busy() -> None:
     inputs = Inputs(prompt_blocks=10)
     near = Candidate(1, overlap_blocks=8)
-    assert routing.lowest_kv_cost((near, Candidate(2)), inputs).instance_id == 1
+    assert routing.by_kv_cost((near, Candidate(2)), inputs).instance_id == 1
     busy = Candidate(1, overlap_blocks=8, active_blocks=9)
-    assert routing.lowest_kv_cost((busy, Candidate(2)), inputs).instance_id == 2
+    assert routing.by_kv_cost((busy, Candidate(2)), inputs).instance_id == 2
+
+
+def drawn(candidates: Sequence[Candidate], temperature: float, draws: int = 1000) -> list[float]:
+    """The part of all draws that each candidate got."""
+    inputs = [
+        Inputs(prompt_blocks=10, temperature=temperature, draw=(index + 0.5) / draws)
+        for index in range(draws)
+    ]
+    chosen = [routing.by_kv_cost(candidates, each).instance_id for each in inputs]
+    return [chosen.count(each.instance_id) / draws for each in candidates]
+
+
+def test_a_temperature_draws_the_cheaper_the_more_often() -> None:
+    candidates = (Candidate(1), Candidate(2, active_blocks=5), Candidate(3, active_blocks=10))
+    weights = [1.0, math.exp(-0.5), math.exp(-1.0)]
+    expected = [each / sum(weights) for each in weights]
+    assert drawn(candidates, temperature=1.0) == pytest.approx(expected, abs=0.002)
+    assert drawn(candidates, temperature=0.01) == [1.0, 0.0, 0.0]
+    assert drawn(candidates, temperature=1000.0) == pytest.approx([1 / 3] * 3, abs=0.002)
+
+
+def test_a_temperature_does_not_depend_on_how_large_costs_are() -> None:
+    small = (Candidate(1, active_blocks=1), Candidate(2, active_blocks=2))
+    large = (Candidate(1, active_blocks=1000), Candidate(2, active_blocks=2000))
+    assert drawn(small, temperature=0.5) == drawn(large, temperature=0.5)
+
+
+def test_with_a_temperature_equals_are_drawn_alike_often() -> None:
+    assert drawn(IDLE, temperature=1.0) == pytest.approx([1 / 3] * 3, abs=0.002)
+
+
+def test_a_draw_that_rounding_leaves_over_takes_the_last() -> None:
+    assert routing.by_kv_cost(IDLE, Inputs(temperature=1.0, draw=1.0)).instance_id == 3
 
 
 def test_every_mode_of_the_configuration_chooses() -> None:

@@ -9,6 +9,7 @@ import graphs
 from dynaplan.cli.simulate import command
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 
 STOCK = Path(graphs.__file__).parent
@@ -28,8 +29,7 @@ def test_what_a_file_leaves_out_is_as_serve_has_it(graph):
     routing = graph("VllmWorker: {remote-prefill: true}").routing()
 
     assert routing == {
-        "router": "round-robin",
-        "overlap_weight": 1.0,
+        "routing": SimulatedRouting("round-robin"),
         "disaggregation": DisaggregationSettings(is_on=True),
         "max_waiting_requests": 1024,
     }
@@ -45,7 +45,7 @@ def test_the_sections_that_the_frontends_read_are_read_in_their_order(graph):
         " max_prefill_queue_size: 5}\n"
     ).routing()
 
-    assert (routing["router"], routing["overlap_weight"]) == ("kv", 2.0)
+    assert routing["routing"] == SimulatedRouting("kv", 2.0)
     assert routing["disaggregation"] == DisaggregationSettings(True, True, 700, 5)
     assert routing["max_waiting_requests"] == 100
 
