@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, count_tokens, text_prompt
+from dynaplan.core.engine.tokens import count_tokens, text_prompt
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.errors import UserError
 
@@ -113,11 +113,14 @@ COMPLETIONS = ApiPath("/v1/completions", "completions", is_chat=False)
 class PromptBlocks:
     """The chained hashes of a prompt's full KV blocks of ``tokens`` tokens; empty unless routed by prefix.
 
-    A chained hash covers the block and all blocks before it, so equal hashes mean equal prefixes.
+    A chained hash covers the block and all blocks before it, so equal hashes mean equal prefixes. Where the
+    model's tokens are known, ``prompt_tokens`` is their number, and engines that tell of their blocks have
+    them under the same hashes; 0: the blocks are cut from the text by an estimate.
     """
 
     hashes: tuple[int, ...] = ()
     tokens: int = 0
+    prompt_tokens: int = 0
 
 
 NO_BLOCKS = PromptBlocks()
@@ -192,13 +195,6 @@ def check_context(call: Call, context_tokens: int) -> None:
             param="messages" if call.endpoint.is_chat else "prompt",
             code=CONTEXT_CODE,
         )
-
-
-def prompt_blocks(call: Call, block_tokens: int) -> tuple[str | tuple[int, ...], int]:
-    """Return the prompt, and the number of its elements (characters or token ids) that make one KV block."""
-    if isinstance(call.prompt, str):
-        return call.prompt, block_tokens * BYTES_PER_TOKEN
-    return call.prompt, block_tokens
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

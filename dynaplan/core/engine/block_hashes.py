@@ -29,9 +29,7 @@ def own_hashes(tokens: Sequence[int], block_tokens: int) -> list[int]:
 
     Raises struct.error for an id that is negative or needs more than 32 bits.
     """
-    data, step = struct.pack(f"<{len(tokens)}I", *tokens), block_tokens * TOKEN_BYTES
-    ends = range(step, len(data) + 1, step)
-    return [_digest(data[end - step : end], SEED) for end in ends]
+    return _own_hashes(struct.pack(f"<{len(tokens)}I", *tokens), block_tokens)
 
 
 def chained(own: Sequence[int], parent: int | None = None) -> list[int]:
@@ -46,3 +44,14 @@ def chained(own: Sequence[int], parent: int | None = None) -> list[int]:
 def block_hashes(tokens: Sequence[int], block_tokens: int) -> list[int]:
     """Return the chained hashes of a prompt's full blocks."""
     return chained(own_hashes(tokens, block_tokens))
+
+
+def packed_block_hashes(packed: bytes, block_tokens: int) -> list[int]:
+    """Return the chained hashes of a prompt's full blocks; its ids are packed into 32 bits each."""
+    return chained(_own_hashes(packed, block_tokens))
+
+
+def _own_hashes(packed: bytes, block_tokens: int) -> list[int]:
+    step = block_tokens * TOKEN_BYTES
+    ends = range(step, len(packed) + 1, step)
+    return [_digest(packed[end - step : end], SEED) for end in ends]

@@ -1,20 +1,21 @@
 """The router's book: the requests and KV blocks in flight at each worker, as far as the router itself knows.
 
 A router does not ask the engines: it counts a request at a worker from the choice until the answer has ended,
-and the blocks of its prompt as prefill work until the prompt is computed. The live router and the simulated
-one keep the same book.
+and the blocks of its prompt as prefill work until the prompt is computed. While it decodes, its answer fills
+blocks too. The live router and the simulated one keep the same book.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from dynaplan.core.routing.choosing import Candidate
 
 
 @dataclass(slots=True)
 class WorkerBook:
-    """The requests in flight at one worker, and KV blocks of their prompts.
+    """The requests in flight at one worker, and KV blocks of their prompts and answers.
 
     ``prefill_blocks`` are the part of ``active_blocks`` that the worker has yet to compute.
     """
@@ -30,12 +31,21 @@ class WorkerBook:
 
 @dataclass
 class BookEntry:
-    """One request in a worker's book, from the making of this entry until ``close``."""
+    """One request in a worker's book, from the making of this entry until ``close``.
+
+    The answer fills blocks of ``block_tokens``, after the ``begun_tokens`` of the prompt that fill none. 0:
+    it is not known how.
+    """
 
     book: WorkerBook
     prompt_blocks: int = 0
     overlap_blocks: int = 0
+    block_tokens: int = 0
+    begun_tokens: int = 0
+    grows_at_tokens: float = field(init=False, default=inf)
+    """The length of the answer, in tokens, from which on ``decoded`` is to be called."""
     _prefill_blocks: int = field(init=False, default=0)
+    _answer_blocks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         book = self.book
@@ -43,6 +53,8 @@ class BookEntry:
         book.in_flight += 1
         book.active_blocks += self.prompt_blocks
         book.prefill_blocks += prefill_blocks
+        if self.block_tokens:
+            self.grows_at_tokens = 1
 
     @property
     def prefix_hit_rate(self) -> float:
@@ -54,8 +66,16 @@ class BookEntry:
         self.book.prefill_blocks -= self._prefill_blocks
         self._prefill_blocks = 0
 
+    def decoded(self, answer_tokens: int) -> None:
+        """Note that the answer has this length: the blocks that it fills are in use too."""
+        if answer_tokens >= self.grows_at_tokens:
+            blocks = -(-(self.begun_tokens + answer_tokens) // self.block_tokens)
+            self.book.active_blocks += blocks - self._answer_blocks
+            self._answer_blocks = blocks
+            self.grows_at_tokens = blocks * self.block_tokens - self.begun_tokens + 1
+
     def close(self) -> None:
         """Note that the request has left the worker."""
         self.prefilled()
         self.book.in_flight -= 1
-        self.book.active_blocks -= self.prompt_blocks
+        self.book.active_blocks -= self.prompt_blocks + self._answer_blocks

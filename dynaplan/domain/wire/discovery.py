@@ -26,6 +26,7 @@ PUBLIC_URL = "public_url"
 CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "model": text_field,
     "tokenizer": text_field,
+    "chat_template": text_field,
     "context_tokens": whole_field,
     "kv_block_tokens": whole_field,
     "reserves": flag_field,

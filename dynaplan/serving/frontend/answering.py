@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from dynaplan.core.routing.booking import BookEntry
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.context_errors import in_openai_words
@@ -56,6 +57,8 @@ class Exchange:
     hand_off: HandOff | None = None
     """The remotely computed prompt, until the answering worker has taken it over; None without one."""
     blocks: PromptBlocks = NO_BLOCKS
+    booking: BookEntry | None = None
+    """The request in the book of the worker that is tried."""
     api: EngineApi = NO_BOUNDS
     """The API of the engine that is tried."""
     trial: Trial | None = None
@@ -78,6 +81,11 @@ class Exchange:
         self.let_go()
         if self.trial:
             self.trial.answering(is_good=not self.failure)
+
+    def grow(self) -> None:
+        """Book the blocks that the answer has filled so far."""
+        if self.booking and self.record.output_tokens >= self.booking.grows_at_tokens:
+            self.booking.decoded(self.record.output_tokens)
 
     def worker_died(self, death: WorkerDied) -> None:
         """Note against the request that its worker has died, if that is what the failure means."""
@@ -128,6 +136,7 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
             if failure_in(events):
                 return await _failed(exchange, response, events)
             exchange.record.streamed(events)
+            exchange.grow()
             last.append(events)
             await response.write(events)
             events = await lines.read()

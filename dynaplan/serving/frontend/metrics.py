@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
+from dynaplan.serving.routing.router_metrics import RouterMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -126,9 +127,18 @@ class RequestRecord:
 
 
 class FrontendMetrics:
-    """Every metric of one frontend process. ``now_s`` is monotonic."""
+    """Every metric of one frontend process. ``now_s`` is monotonic.
 
-    def __init__(self, namespace: str, now_s: Callable[[], float], shared: Path | None = None) -> None:
+    ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        now_s: Callable[[], float],
+        shared: Path | None = None,
+        routed_by_prefix: str = "",
+    ) -> None:
         self.namespace = namespace
         self.now_s = now_s
         self._shared = shared
@@ -139,6 +149,7 @@ class FrontendMetrics:
         self._define_requests()
         self._define_histograms()
         self._define_models()
+        self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._models: dict[str, _ModelMetrics] = {}
         self._started: dict[tuple[str, ...], Counter] = {}

@@ -39,14 +39,19 @@ from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.requests import FrontendRequests
 from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.sleepers import Sleepers
-from dynaplan.serving.routing.worker_router import WorkerRouter
+from dynaplan.serving.routing.tokens.models import ModelTokenizers
+from dynaplan.serving.routing.worker_router import BY_PREFIX, WorkerRouter
 
 if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
+
+ROUTING_PATH = "/routing"
+"""The route that tells how requests are routed: worker -> events, or prediction and why."""
 
 DRAIN_POLL_S = 0.02
 """Time between two looks of a draining frontend whether its last answers have been sent."""
@@ -84,12 +89,15 @@ class FrontendServer:
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
-        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared)
+        by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
+        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared, by_prefix)
         self._upstream = Upstream(runtime.worker_token)
         self._background = BackgroundTasks()
         self._sleepers = Sleepers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
+        self._tokenizers = ModelTokenizers() if by_prefix else None
+        self._prefixes = CachedPrefixes(settings) if by_prefix else None
         self._router = self._new_router()
         self.prefill = RemotePrefill(
             settings.disaggregation,
@@ -131,7 +139,12 @@ class FrontendServer:
 
     async def start(self) -> None:
         """Listen, register the public address, and begin to follow the store's keys."""
-        self._runtime.add_routes([Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False)])
+        self._runtime.add_routes(
+            [
+                Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False),
+                Route("GET", ROUTING_PATH, self._routing, is_open=True, is_work=False),
+            ]
+        )
         settings = self._settings
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
@@ -160,11 +173,15 @@ class FrontendServer:
         return WorkerRouter(
             self._runtime.discovery,
             self._settings.decode_component,
-            self._settings.router,
-            self._settings.overlap_weight,
+            self._settings,
             is_coming=lambda: self.is_worker_coming,
             sleepers=self._sleepers,
             absence=lambda: self.absence,
+            prefixes=self._prefixes,
+            tokenizers=self._tokenizers,
+            chosen=self._metrics.router.chosen
+            if self._metrics.router
+            else lambda blocks, overlap, most: None,
         )
 
     async def drain(self) -> None:
@@ -187,6 +204,8 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
         await self._requests.close()
+        if self._tokenizers:
+            await self._tokenizers.close()
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:
@@ -199,6 +218,10 @@ class FrontendServer:
         except ValueError:
             return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
         return web.json_response({"in_flight": self._router.leaving(instance_id)})
+
+    async def _routing(self, request: web.Request) -> web.Response:
+        """Answer ``GET /routing``: by worker, how it is known what the worker has cached."""
+        return web.json_response(self._router.knowledge())
 
     def _client_server(self) -> ClientServer:
         settings = self._settings

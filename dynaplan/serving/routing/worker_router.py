@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from dynaplan.core.engine.kv_blocks import chain_hashes
 from dynaplan.core.routing.booking import BookEntry, WorkerBook
 from dynaplan.core.routing.choosing import MODES, Inputs
-from dynaplan.core.routing.prefix_index import PrefixIndex
+from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.domain.wire.absence import Absence
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker, prompt_blocks
+from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
+from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
+from dynaplan.serving.routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault
 from dynaplan.serving.routing.sleepers import Sleepers
 
 AVOID_S = 0.25
@@ -29,8 +30,12 @@ AVOID_S = 0.25
 REMEMBER_S = 60.0
 """Time after the last worker has gone in which requests still wait for one to come back."""
 
-DEFAULT_BLOCK_TOKENS = 16
-"""Tokens in a KV block of a worker whose card does not state it."""
+EVENTS = "events"
+NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
+"""The sources of what is known of a worker's cache; other predictions name the fault of its tokens."""
+
+BY_PREFIX = "kv"
+"""The mode in which the cached beginning of a prompt counts."""
 
 
 @dataclass(slots=True)
@@ -51,25 +56,32 @@ class Booking(BookEntry):
 class WorkerRouter:
     """Chooses among the instances of one component.
 
-    ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if their crashes are
-    why.
+    In the mode ``kv`` it asks ``prefixes`` for what the workers have cached, and cuts prompts with
+    ``tokenizers``. ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if
+    their crashes are why. ``chosen`` is told of each choice by prefix: the numbers of the prompt's blocks,
+    of the ones that the worker has cached, and the most that any has.
     """
 
     def __init__(
         self,
         discovery: Discovery,
         component: str,
-        mode: str,
-        overlap_weight: float = 1.0,
+        settings: RoutingSettings,
+        *,
+        prefixes: CachedPrefixes | None = None,
+        tokenizers: Tokenizers | None = None,
         is_coming: Callable[[], bool] = lambda: False,
         sleepers: Sleepers | None = None,
         absence: Callable[[], Absence | None] = lambda: None,
+        chosen: Callable[[int, int, int], None] = lambda blocks, overlap, most: None,
     ) -> None:
         self._discovery = discovery
         self._component = component
-        self._choose = MODES[mode]
-        self._is_prefix_aware = mode == "kv"
-        self._overlap_weight = overlap_weight
+        self._settings = settings
+        self._choose = MODES[settings.router]
+        self._prefixes = (prefixes or CachedPrefixes(settings)) if settings.router == BY_PREFIX else None
+        self._tokenizers = tokenizers
+        self._tell_chosen = chosen
         self._is_coming = is_coming
         self._sleepers = sleepers
         if sleepers:
@@ -77,7 +89,6 @@ class WorkerRouter:
         self._absence = absence
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
-        self._index = PrefixIndex()
         self._dice = Random()
         self._turn = 0
         self._had_instances = False
@@ -106,8 +117,11 @@ class WorkerRouter:
         only for a moment, unless the next start is known to begin after the deadline. Where all sleep, one is
         woken. Raises ApiError (503) when none is expected, or none has come.
         """
+        blocks = NO_BLOCKS
         while True:
-            booking = self._book_now(call)
+            if self._prefixes and not blocks.tokens and self.instances:
+                blocks = await prompt_blocks(call, self.instances[0].card, self._tokenizers)
+            booking = self._book_now(blocks)
             if booking:
                 return booking
             now_s = self._loop.time()
@@ -130,6 +144,18 @@ class WorkerRouter:
         """Tell whether the instance's engine sleeps, as far as is known here."""
         return self._sleepers is not None and instance in self._sleepers
 
+    def knowledge(self) -> dict[str, str]:
+        """Return by worker how it is known what it has cached; empty in the modes that do not ask."""
+        prefixes = self._prefixes
+        if not prefixes:
+            return {}
+        told = {each.worker: prefixes.is_told(each.instance_id) for each in self.instances}
+        faults = {each.worker: token_fault(each.card, self._tokenizers) for each in self.instances}
+        return {
+            worker: f"prediction: {faults[worker]}" if faults[worker] else EVENTS if is_told else NO_EVENTS
+            for worker, is_told in told.items()
+        }
+
     def leaving(self, instance_id: int) -> int:
         """Choose this instance no more; return the number of this frontend's requests in flight there.
 
@@ -145,7 +171,7 @@ class WorkerRouter:
         """Send nothing for ``AVOID_S`` to an instance that refused a request or died over one."""
         self._book_of(instance).avoid_until_s = self._loop.time() + AVOID_S
 
-    def _book_now(self, call: Call) -> Booking | None:
+    def _book_now(self, blocks: PromptBlocks) -> Booking | None:
         instances = self.instances
         if not instances:
             return None
@@ -158,28 +184,25 @@ class WorkerRouter:
         ]
         if not usable:
             return None
-        if self._is_prefix_aware:
-            return self._book_by_prefix(call, usable, now_s)
-        chosen = self._chosen(usable, {}, 0)
-        return self._entered(chosen, NO_BLOCKS, 0)
-
-    def _book_by_prefix(self, call: Call, usable: Sequence[Instance], now_s: float) -> Booking:
-        block_tokens = int(usable[0].card.get("kv_block_tokens") or DEFAULT_BLOCK_TOKENS)
-        prompt, block_length = prompt_blocks(call, block_tokens)
-        hashes = chain_hashes(prompt, block_length)
-        overlaps = self._index.overlaps(hashes, now_s)
-        chosen = self._chosen(usable, overlaps, len(hashes))
-        self._index.record(hashes, chosen.instance_id, now_s)
-        blocks = PromptBlocks(hashes, block_tokens)
-        return self._entered(chosen, blocks, overlaps.get(chosen.instance_id, 0))
+        if not self._prefixes:
+            return self._entered(self._chosen(usable, {}, 0), NO_BLOCKS, 0)
+        overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
+        chosen = self._chosen(usable, overlaps, len(blocks.hashes))
+        self._prefixes.sent(blocks, chosen.instance_id, now_s)
+        overlap = overlaps.get(chosen.instance_id, 0)
+        most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
+        self._tell_chosen(len(blocks.hashes), overlap, most)
+        return self._entered(chosen, blocks, overlap)
 
     def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
-        books = self._books
+        books, settings = self._books, self._settings
         candidates = [
             books[identity].candidate(identity, overlaps.get(identity, 0))
             for identity in [instance.instance_id for instance in usable]
         ]
-        inputs = Inputs(self._turn, self._dice.random(), blocks, self._overlap_weight)
+        inputs = Inputs(
+            self._turn, self._dice.random(), blocks, settings.overlap_weight, settings.router_temperature
+        )
         self._turn += 1
         chosen = self._choose(candidates, inputs)
         return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
@@ -189,6 +212,8 @@ class WorkerRouter:
             self._books[instance.instance_id],
             len(blocks.hashes),
             overlap_blocks,
+            blocks.tokens,
+            blocks.prompt_tokens % blocks.tokens if blocks.tokens else 0,
             instance=instance,
             blocks=blocks,
         )
@@ -228,6 +253,9 @@ class WorkerRouter:
             self._last_seen_s = self._loop.time()
         self._had_instances = bool(self.instances)
         known = {instance.instance_id for instance in self.instances}
+        if self._prefixes:
+            for gone in self._books.keys() - known:
+                self._prefixes.left(gone)
         self._books = {
             identity: book for identity, book in self._books.items() if identity in known or book.in_flight
         }

@@ -92,6 +92,7 @@ class ServerEngine:
         options, kind = self._options, self._kind
         context = self._model.get("max_model_len") or options.get(kind.context_option)
         block = self._watch.signals.block_tokens or options.get("block-size")
+        own_template = options.get("chat-template")
         own = "" if kind.takes_any_name else self._model.get("id")
         names = (own, options.get("served-model-name"), self._model.get("id"), options.get("model"))
         model = next((str(name) for name in names if name), "")
@@ -102,6 +103,7 @@ class ServerEngine:
             "kv_block_tokens": _tokens(block),
             "engine": kind.name,
             "role": self._context.role,
+            **({"chat_template": _template(own_template)} if own_template else {}),
             **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
         }
 
@@ -302,6 +304,15 @@ async def first_of(*ways: Coroutine[Any, Any, Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _template(template: Any) -> str:
+    """A chat template as the card has it: the path of its file, or its text."""
+    try:
+        file = Path(str(template)).expanduser()
+        return str(file.absolute()) if file.is_file() else str(template)
+    except (OSError, ValueError, RuntimeError):
+        return str(template)
 
 
 def _tokens(value: Any) -> int:

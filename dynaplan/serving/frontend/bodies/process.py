@@ -14,10 +14,9 @@ import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import dynaplan
+from dynaplan.foundation.helper_process import helper_environment
 from dynaplan.serving.openai_api import ApiError, ApiPath, Call, bad_request
 
 log = logging.getLogger(__name__)
@@ -43,9 +42,6 @@ MEMORY_PER_BYTE = 48
 
 ``[{"":0},{"":0},...]`` takes 34 bytes of memory for each of its own.
 """
-
-_PASSED_ON = ("PYTHON", "COV")
-"""Prefixes of the variables that the process gets: none of them is a secret, and it needs no other."""
 
 
 class ReadingProcess:
@@ -103,7 +99,7 @@ class ReadingProcess:
     async def _started(self) -> Process:
         command = (sys.executable, "-P", "-m", MAIN, str(os.getpid()), str(self._memory_bytes))
         return await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LONGEST_ANSWER_BYTES
+            *command, stdin=PIPE, stdout=PIPE, env=helper_environment(), limit=LONGEST_ANSWER_BYTES
         )
 
     def _end_idle(self) -> None:
@@ -116,14 +112,6 @@ class ReadingProcess:
                 process.kill()
             # A cancelled request must not leave a process that nobody waits for.
             await asyncio.shield(process.wait())
-
-
-def _environment() -> dict[str, str]:
-    """The variables of Python and of its coverage; the process finds this dynaplan, installed or not."""
-    environment = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    paths = [environment.get("PYTHONPATH", ""), str(Path(dynaplan.__file__).resolve().parents[1])]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return environment
 
 
 def _reader_ended() -> ApiError:

@@ -75,8 +75,7 @@ def _described(call: Call) -> tuple[dict[str, Any], bytes]:
     if isinstance(call.prompt, str):
         prompt = call.prompt[:PROMPT_CHARACTERS].encode("utf-8", "surrogatepass")
     else:
-        # The simulated engine's ids have 32 bits, others fewer: what is larger names no token.
-        prompt = array("Q", (token % 2**64 for token in call.prompt[:PROMPT_IDS])).tobytes()
+        prompt = array("Q", call.prompt[:PROMPT_IDS]).tobytes()
     line = {
         "model": call.model,
         "is_stream": call.is_stream,

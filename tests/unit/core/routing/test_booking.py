@@ -47,3 +47,26 @@ def test_when_every_entry_is_closed_the_book_is_empty(entries, random) -> None:
         entry.close()
 
     assert book == WorkerBook()
+
+
+def test_an_answer_fills_blocks_while_it_is_decoded_and_close_gives_them_back() -> None:
+    book = WorkerBook()
+    entry = BookEntry(book, prompt_blocks=2, block_tokens=16, begun_tokens=6)
+    assert entry.grows_at_tokens == 1
+
+    entry.decoded(1)
+    assert (book.active_blocks, entry.grows_at_tokens) == (3, 11)
+    entry.decoded(10)
+    assert book.active_blocks == 3
+    entry.decoded(11)
+    assert book.active_blocks == 4
+    entry.decoded(60)
+    assert (book.active_blocks, entry.grows_at_tokens) == (2 + 5, 5 * 16 - 6 + 1)
+    entry.close()
+    assert book == WorkerBook()
+
+
+def test_an_answer_of_unknown_blocks_fills_none() -> None:
+    book = WorkerBook()
+    BookEntry(book).decoded(1000)
+    assert book.active_blocks == 0

@@ -1,0 +1,71 @@
+"""Prompts as the engines' KV blocks: cut into tokens by the model's own tokenizer where that is known.
+
+Without one a prompt's text is cut by an estimate. Such blocks do to remember what was sent where; engines
+do not know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dynaplan.core.engine.block_hashes import TOKEN_BYTES, block_hashes, packed_block_hashes
+from dynaplan.serving.openai_api import Call, PromptBlocks
+
+DEFAULT_BLOCK_TOKENS = 16
+"""Tokens in a KV block of a worker whose card does not state it."""
+
+SIMULATED = "sim"
+"""The tokenizer of the simulated engine's card: four bytes are one token."""
+
+
+class Tokenizer(Protocol):
+    """Cuts requests into tokens as one model's engine does."""
+
+    async def blocks(self, call: Call, block_tokens: int) -> PromptBlocks | None:
+        """Return the prompt's blocks; None when its tokens cannot be known, or not in time."""
+        ...
+
+
+class Tokenizers(Protocol):
+    """The tokenizers of the workers' models."""
+
+    def of(self, card: Mapping[str, Any]) -> Tokenizer | None:
+        """Return the tokenizer of the worker with that card; None where there is none."""
+        ...
+
+    def fault(self, card: Mapping[str, Any]) -> str:
+        """Return the reason why there are no tokens for the worker with that card; empty when there are."""
+        ...
+
+
+def block_tokens_of(card: Mapping[str, Any]) -> int:
+    """Return the tokens in a KV block of the worker with that card."""
+    stated = card.get("kv_block_tokens")
+    return stated if isinstance(stated, int) and stated > 0 else DEFAULT_BLOCK_TOKENS
+
+
+async def prompt_blocks(call: Call, card: Mapping[str, Any], tokenizers: Tokenizers | None) -> PromptBlocks:
+    """Return the blocks of a prompt as a worker with that card cuts it, else by an estimate."""
+    block_tokens = block_tokens_of(card)
+    if not isinstance(call.prompt, str):
+        return PromptBlocks(tuple(block_hashes(call.prompt, block_tokens)), block_tokens, call.prompt_tokens)
+    if card.get("tokenizer") == SIMULATED:
+        return PromptBlocks(_text_hashes(call.prompt, block_tokens), block_tokens, call.prompt_tokens)
+    tokenizer = tokenizers.of(card) if tokenizers else None
+    blocks = await tokenizer.blocks(call, block_tokens) if tokenizer else None
+    return blocks or PromptBlocks(_text_hashes(call.prompt, block_tokens), block_tokens)
+
+
+def token_fault(card: Mapping[str, Any], tokenizers: Tokenizers | None) -> str:
+    """Return the reason why a worker's prompts cannot be cut into its tokens; empty when they can."""
+    if card.get("tokenizer") == SIMULATED:
+        return ""
+    return tokenizers.fault(card) if tokenizers else "its tokenizer is not known"
+
+
+def _text_hashes(text: str, block_tokens: int) -> tuple[int, ...]:
+    """Return the hashes of a text's blocks, in the simulated engine's tokens: equal in every process."""
+    encoded = text.encode("utf-8", "replace")
+    padded = encoded + bytes(-len(encoded) % TOKEN_BYTES)
+    return tuple(packed_block_hashes(padded, block_tokens))

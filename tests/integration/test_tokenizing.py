@@ -1,0 +1,115 @@
+"""The tokenising process in real life: answers, and what becomes of requests when it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dynaplan.core.engine.block_hashes import block_hashes
+from dynaplan.serving.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
+from dynaplan.serving.routing.tokens import process
+from dynaplan.serving.routing.tokens.models import ModelTokenizers
+from dynaplan.serving.routing.tokens.process import TokenizingProcess
+from tests.fakes.polling import eventually
+from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
+
+
+def chat(content: str) -> Call:
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    return read_call(CHAT_COMPLETIONS, json.dumps(body).encode())
+
+
+@asynccontextmanager
+async def tokenizing(directory: Path, template: str = CHATML) -> AsyncIterator[TokenizingProcess]:
+    tokenizer = TokenizingProcess(write_model(directory, template=template))
+    tokenizer.start()
+    try:
+        await eventually(lambda: not tokenizer.fault)
+        yield tokenizer
+    finally:
+        await tokenizer.close()
+
+
+async def test_many_prompts_at_once_have_the_tokens_of_their_model(tmp_path: Path) -> None:
+    own = byte_level_bpe()
+    async with tokenizing(tmp_path) as tokenizer:
+        texts = [f"the fox number {number} " * (number + 1) for number in range(50)]
+        found = await asyncio.gather(*(tokenizer.blocks(chat(text), 4) for text in texts))
+        for text, blocks in zip(texts, found, strict=True):
+            rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+            ids = own.encode(rendered, add_special_tokens=False).ids
+            assert blocks == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
+        completion = read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": "the fox"}).encode())
+        ids = own.encode("the fox").ids
+        assert await tokenizer.blocks(completion, 4) == PromptBlocks(tuple(block_hashes(ids, 4)), 4, len(ids))
+
+
+async def test_a_prompt_that_cannot_be_tokenised_has_no_tokens_and_the_next_one_has(tmp_path: Path) -> None:
+    async with tokenizing(tmp_path) as tokenizer:
+        assert await tokenizer.blocks(chat("\ud800"), 4) is None
+        assert await tokenizer.blocks(chat("the fox"), 4)
+
+
+async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "WAIT_S", 0.1)
+    monkeypatch.setattr(process, "HANGS_S", 1.0)
+    monkeypatch.setattr(process, "START_AGAIN_S", (0.0,))
+    async with tokenizing(tmp_path) as tokenizer:
+        assert tokenizer._process
+        tokenizer._process.send_signal(signal.SIGSTOP)
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
+        assert loop.time() - before_s < 1.0
+        await eventually(lambda: "has not answered" in tokenizer.fault)
+        await eventually(lambda: tokenizer._process is None)
+        await tokenizer.blocks(chat("the fox"), 4)
+        await eventually(lambda: not tokenizer.fault)
+        assert await tokenizer.blocks(chat("the fox"), 4)
+
+
+async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_started_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_AGAIN_S", (0.2,))
+    async with tokenizing(tmp_path) as tokenizer:
+        assert tokenizer._process
+        tokenizer._process.kill()
+        await eventually(lambda: tokenizer._process is None)
+        assert await tokenizer.blocks(chat("the fox"), 4) is None
+        assert tokenizer.fault == "its process has ended"
+
+        async def is_back() -> bool:
+            return await tokenizer.blocks(chat("the fox"), 4) is not None
+
+        async with asyncio.timeout(30):
+            while not await is_back():
+                await asyncio.sleep(0.05)
+
+
+async def test_a_model_that_cannot_be_read_is_named_and_predicted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizers = ModelTokenizers({})
+    card = {"engine": "vllm", "tokenizer": str(tmp_path)}
+    try:
+        tokenizer = tokenizers.of(card)
+        assert tokenizer
+        await eventually(lambda: "cannot be read" in tokenizers.fault(card))
+        assert await tokenizer.blocks(chat("the fox"), 4) is None
+    finally:
+        await tokenizers.close()
+
+
+async def test_models_without_a_tokenizer_here_are_named() -> None:
+    tokenizers = ModelTokenizers({})
+    assert "no tokenizer.json of org/name" in tokenizers.fault({"engine": "vllm", "tokenizer": "org/name"})
+    assert "of its own" in tokenizers.fault({"engine": "other", "tokenizer": "m.gguf"})
+    await tokenizers.close()
