@@ -41,6 +41,14 @@ def read_settings(
     )
 
 
+def routes_by_events(own: Mapping[str, Any]) -> bool:
+    """Tell a worker with this section whether frontends route by the KV blocks that engines say they hold."""
+    config = ServiceConfig.get_instance()
+    sections = [(name, config.get_parsed_config(name)) for name in SECTIONS]
+    settings = read_settings([*sections, ("this worker", own)], {})
+    return settings.router == "kv" and settings.kv_events
+
+
 def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
     config = ServiceConfig.get_instance()

@@ -6,11 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dynaplan.domain.routes import Route
+from dynaplan.domain.wire.kv_events import Change
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
 
 HandOver = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
+
+BlocksChanged = Callable[[Sequence[Change]], None]
+"""Hears of the KV blocks that a step of an engine has stored and removed, in order."""
 
 
 class RunningEngine(Protocol):
@@ -89,7 +93,18 @@ class PrefillingEngine(Protocol):
         ...
 
 
-class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, Protocol):
+class CachingEngine(Protocol):
+    """The side of an engine that tells which KV blocks it holds."""
+
+    def tell_blocks(self, changed: BlocksChanged) -> bool:
+        """Call back with every change of the blocks, from the start on; False when the engine does not tell.
+
+        To be called once, before ``start``.
+        """
+        ...
+
+
+class Engine(RunningEngine, AnsweringEngine, PrefillingEngine, CachingEngine, Protocol):
     """One inference engine; every engine has every method, so that a forgotten one is a type error.
 
     A user of one side names that side's port only.

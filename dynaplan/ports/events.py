@@ -59,6 +59,13 @@ class EventPlane(Closable, Protocol):
         """Wait until all that was published is sent; False when it is not in that time."""
         ...
 
+    def continuity(self) -> int | None:
+        """Return a number that changes whenever a connection was lost, and events with it; None while away.
+
+        Where each publisher has a connection of its own it stays the same.
+        """
+        ...
+
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of events: ``published``, ``dropped``, ``waiting``, ``received``, ``missed``."""
         ...

@@ -1,13 +1,16 @@
-"""No KV event that somebody publishes breaks a frontend: whatever the payload is, it is read or refused."""
+"""No KV event that somebody publishes breaks a frontend or a worker: it is read, or refused."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaplan.core.events.engine_batches import read_engine_events
 from dynaplan.core.events.envelope import payload_reader, written
+from dynaplan.core.routing.block_translation import BlockTranslation
 from dynaplan.domain.wire.kv_events import (
     LARGEST_HASH,
     Cleared,
@@ -18,6 +21,7 @@ from dynaplan.domain.wire.kv_events import (
     read_kv_payload,
 )
 from tests.attack.fuzzing import anything, bytes_of, mutated, total
+from tests.fakes.kv_recordings import recorded
 
 EVENTS = (
     KvEvent(7587, 0, Stored(None, (LARGEST_HASH, 12), (LARGEST_HASH, 3))),
@@ -50,3 +54,19 @@ def test_damaged_bytes_are_read_or_refused(data: st.DataObject) -> None:
     with suppress(ValueError):
         value = payload_reader(object)(bytes_of(written(kv_payload(EVENTS)), data.draw))
         assert is_events(read_kv_payload(value))
+
+
+RECORDED = [frames[2] for frames in recorded()[:70]]
+
+
+@given(st.data())
+@total
+def test_a_damaged_message_of_an_engine_is_translated_or_refused(data: st.DataObject) -> None:
+    real = msgspec.msgpack.decode(data.draw(st.sampled_from(RECORDED)))
+    with suppress(ValueError, OverflowError):
+        payload = msgspec.msgpack.encode(mutated(real, data.draw))
+        damaged = bytes_of(payload, data.draw) if data.draw(st.booleans()) else payload
+        translation = BlockTranslation()
+        for message in (RECORDED[0], damaged, RECORDED[1]):
+            changes = translation.changes(read_engine_events(message))
+            assert all(isinstance(change, Stored | Removed | Cleared) for change in changes)

@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.domain.routes import Route
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports.engines import HandOver
+from dynaplan.ports.engines import BlocksChanged, HandOver
 
 
 class PlainEngine:
@@ -17,6 +17,9 @@ class PlainEngine:
 
     url = ""
     awaits_release = False
+
+    def tell_blocks(self, changed: BlocksChanged) -> bool:
+        return False
 
     async def start(self) -> None: ...
 

@@ -37,10 +37,18 @@ class EngineMachine(RuleBasedStateMachine):
             jitter=0.1,
         )
         timing = StepTiming(lambda tokens: 5.0 + tokens, lambda decodes, kv: 2.0 + decodes + kv / 100)
-        self.model = EngineModel(self.settings, timing)
+        self.published: set[int] = set()
+        self.model = EngineModel(self.settings, timing, self)
         self.requests: list[EngineRequest] = []
         self.cancelled: set[str] = set()
         self.ended: list[str] = []
+
+    def stored(self, block: int) -> None:
+        assert block not in self.published
+        self.published.add(block)
+
+    def removed(self, block: int) -> None:
+        self.published.remove(block)
 
     @rule(
         prompt=st.integers(1, 60),
@@ -110,6 +118,12 @@ class EngineMachine(RuleBasedStateMachine):
             tokens = max(context, request._target - request.is_remote)
             private += self.settings.blocks_for(tokens) - len(request._shared)
         assert blocks.used == len(shared) + private
+
+    @invariant()
+    def a_listener_knows_the_published_blocks(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        assert self.published == self.model.blocks._users.keys()
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from dynaplan.adapters.engines.common.block_events import publishing
 from dynaplan.adapters.engines.common.kinds import (
     Ask,
     EngineKind,
@@ -29,7 +30,7 @@ from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.parallelism import TENSOR, tensor_parallel_size
+from dynaplan.domain.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.options.engine_flags import (
     engine_flags,
@@ -134,6 +135,7 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
         *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
         *_memory(options, context.gpus),
         *_scheduling(options),
+        *_telling(context),
         *engine_flags(options, STYLE),
     )
     return LaunchLine(argv, _environment(options), files)
@@ -142,6 +144,17 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
 def ports_needed(options: Options, context: EngineContext) -> int:
     """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
     return 3 if context.role == "prefill" else 2
+
+
+def hides_blocks(options: Options) -> str:
+    """Return the reason why SGLang cannot tell the worker which KV blocks it holds; empty where it can."""
+    if options.get("kv-events-config") is not None:
+        return "kv-events-config is set, so its events are the user's"
+    if options.get("enable-prefix-caching") is False or options.get("disable-radix-cache"):
+        return "its radix cache is off"
+    if parallel_size(options, DATA) > 1:
+        return "its data parallel ranks have a cache each, and a router sees one worker"
+    return ""
 
 
 async def run_prefill(
@@ -169,6 +182,7 @@ KIND = EngineKind(
     prefilling=Prefilling(run_prefill, holds=False),
     ports_needed=ports_needed,
     parts=("sglang::", "multiprocessing.spawn"),
+    hides_blocks=hides_blocks,
     ready_path="/health",  # 503 until the warm-up request is answered; /ready is newer
     needs_hand_off=lambda options, context: context.role != "prefill" and bool(options.get("remote-prefill")),
     term_grace_s=30.0,  # it looks every 5 s whether SIGTERM came, then ends its schedulers
@@ -198,6 +212,11 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
         return {}
     directory = Path(context.scratch_dir or tempfile.gettempdir())
     return {directory / f"{context.worker_name}.sglang.yaml": yaml.safe_dump({"api-key": context.token})}
+
+
+def _telling(context: EngineContext) -> Sequence[str]:
+    """Return the flag by which SGLang publishes its KV blocks."""
+    return engine_flags({"kv-events-config": publishing(context)}, STYLE) if context.tells_blocks else ()
 
 
 def _environment(options: Options) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
+from dynaplan.adapters.engines.common.block_events import publishing
 from dynaplan.adapters.engines.common.kinds import (
     EngineKind,
     LaunchLine,
@@ -33,7 +34,13 @@ from dynaplan.adapters.engines.common.server_engine import ServerEngine
 from dynaplan.adapters.engines.common.signals import SignalNames
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
+from dynaplan.domain.parallelism import (
+    DATA,
+    TENSOR,
+    data_parallel_size,
+    parallel_size,
+    tensor_parallel_size,
+)
 from dynaplan.domain.wire.discovery import host_of, is_loopback
 from dynaplan.options.engine_flags import (
     FlagStyle,
@@ -157,6 +164,9 @@ def command(options: Options, context: EngineContext, ports: Sequence[int]) -> L
     size = tensor_parallel_size(options, gpus)
     if size > 1:
         argv += ["--tensor-parallel-size", str(size)]
+    if context.tells_blocks:
+        telling = publishing(context) | {"enable_kv_cache_events": True}
+        argv += engine_flags({"kv-events-config": telling}, FlagStyle())
     fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
     if fraction is not None:
         argv += ["--gpu-memory-utilization", str(fraction)]
@@ -199,6 +209,17 @@ def transfer_config(options: Options, context: EngineContext) -> Any:
     role = "kv_producer" if context.role == "prefill" else "kv_consumer"
     transfer = {"kv_connector": "NixlConnector", "kv_role": role}
     return transfer if real_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
+
+
+def hides_blocks(options: Options) -> str:
+    """Return the reason why vLLM cannot tell the worker which KV blocks it holds; empty where it can."""
+    if options.get("kv-events-config") is not None:
+        return "kv-events-config is set, so its events are the user's"
+    if options.get("enable-prefix-caching") is False:
+        return "enable-prefix-caching is false"
+    if parallel_size(options, DATA) > 1:
+        return "its data parallel ranks have a cache each, and a router sees one worker"
+    return ""
 
 
 def default_program() -> list[str]:
@@ -260,6 +281,7 @@ KIND = EngineKind(
     ports_needed=ports_needed,
     parts=("VLLM::", "multiprocessing.spawn"),  # the engine's core: its server outlives it by some 5 s
     term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
+    hides_blocks=hides_blocks,
     wake=Waking(
         "/wake_up",
         "/resume",

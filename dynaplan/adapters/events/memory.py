@@ -28,6 +28,7 @@ class _Broker:
 
     ack_wait_s: float
     is_available: bool = True
+    outages: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     kept: list[tuple[int, Event]] = field(default_factory=list)
     inboxes: list[tuple[str, EventInbox]] = field(default_factory=list)
@@ -85,6 +86,7 @@ class MemoryEventPlane:
 
     @is_available.setter
     def is_available(self, value: bool) -> None:
+        self._broker.outages += self._broker.is_available and not value
         self._broker.is_available = value
         self._broker.changed.set()
 
@@ -137,6 +139,10 @@ class MemoryEventPlane:
         except TimeoutError:
             return False
         return True
+
+    def continuity(self) -> int | None:
+        """Return the number of outages so far; None in one."""
+        return self._broker.outages if self.is_available else None
 
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of events."""

@@ -47,6 +47,8 @@ class NatsEventPlane:
         self._tasks = BackgroundTasks()
         self._senders: dict[str, NatsSender] = {}
         self._inboxes: WeakSet[EventSubscription] = WeakSet()
+        self._connects = 0
+        messenger.on_reconnect(self._connected_again)
 
     @classmethod
     async def from_environment(
@@ -120,6 +122,10 @@ class NatsEventPlane:
             return False
         return True
 
+    def continuity(self) -> int | None:
+        """Return the number of connects so far; None while there is no connection."""
+        return self._connects if self.is_connected else None
+
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of events."""
         senders = self._senders.values()
@@ -137,6 +143,9 @@ class NatsEventPlane:
             await inbox.close()
         await self._tasks.cancel()
         await self._messenger.close()
+
+    def _connected_again(self) -> None:
+        self._connects += 1
 
     def _sender(self, stream: str) -> NatsSender:
         if stream not in self._senders:

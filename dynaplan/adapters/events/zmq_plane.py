@@ -112,6 +112,10 @@ class ZmqEventPlane:
         await asyncio.sleep(0)
         return True
 
+    def continuity(self) -> int | None:
+        """Return 0: every publisher has sockets of its own, and tells what was missed of it."""
+        return 0
+
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of events."""
         return {**vars(self._counts), "waiting": 0}

@@ -100,6 +100,11 @@ class KvIndex:
         """Take over all blocks that the worker holds after its event with that number."""
         self.cleared(worker)
         self.stored(worker, hashes)
+        self.continue_after(worker, event_id)
+
+    def continue_after(self, worker: int, event_id: int) -> None:
+        """Note that the worker's blocks are those after its event with that number; -1: before the first."""
+        self._bit(worker)
         self._last_events[worker] = event_id
 
     def overlaps(self, hashes: Sequence[int]) -> dict[int, int]:

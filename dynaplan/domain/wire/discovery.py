@@ -35,6 +35,7 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "routes_to": text_field,
     "gpus": whole_list_field,
     "kv_network": flag_field,
+    "kv_events": object_field,
     PUBLIC_URL: text_field,
 }
 """The fields of a card that dynaplan reads, each with the reader of its type."""

@@ -74,6 +74,13 @@ class ComponentEvents:
         """
         return TypedSubscription(await self.subscribe(topic, start, group), kind, self._skipped)
 
+    def continuity(self) -> int | None:
+        """Return a number that changes whenever events may have been lost; None while none arrive.
+
+        See ``dynaplan.ports.events.EventPlane.continuity``.
+        """
+        return self._plane.continuity()
+
     def metrics(self) -> Mapping[str, float]:
         """Return what ``/metrics`` tells of the events of this process."""
         counts = {**self._plane.counts()}

@@ -9,8 +9,11 @@ from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.settings.worker import WorkerSettings, engine_of
 from dynaplan.domain.wire.discovery import host_of, is_loopback
+from dynaplan.domain.wire.kv_events import CARD_KEY
+from dynaplan.options.frontend import routes_by_events
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
+from dynaplan.serving.workers.kv_events import KvEventPublisher
 from dynaplan.serving.workers.relay import Relay
 from dynaplan.serving.workers.sleeping import SleepNotice
 
@@ -102,10 +105,18 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     )
     engine = wiring.engines.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
+    publisher = KvEventPublisher(runtime)
+    is_publishing = routes_by_events(runtime.settings) and engine.tell_blocks(publisher.changed)
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
     runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
+    block_tokens = runtime.card.get("kv_block_tokens")
+    if is_publishing and block_tokens:
+        runtime.describe(**{CARD_KEY: {"block_tokens": block_tokens}})
+        runtime.add_routes(publisher.routes())
+        runtime.add_metrics(publisher.metrics)
+        runtime.spawn(publisher.run(), "KV events")
     if settings.kv_network and not is_loopback(host_of(runtime.url)):
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url

@@ -36,6 +36,7 @@ TESTED_ELSEWHERE = {
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
     "contract/test_coordination.py": ["runtime/coordination/buckets"],
     "contract/test_sim_engine.py": [
+        "adapters/engines/sim/answer",
         "adapters/engines/sim/api",
         "adapters/engines/sim/driver",
         "adapters/engines/sim/engine",

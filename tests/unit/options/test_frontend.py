@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.options.frontend import read_settings
+from dynaplan.options.frontend import read_settings, routes_by_events
+from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 
 
 def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendSettings:
@@ -62,3 +64,26 @@ def test_several_frontends_share_their_metrics() -> None:
     environment = {"DYNAPLAN_RUNTIME_DIR": "/run/x"}
     assert read_settings([], environment, frontends=1).shared_metrics is None
     assert read_settings([], environment, frontends=2).shared_metrics == "/run/x/frontend-metrics"
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "is_wanted"),
+    [
+        ({}, {}, False),
+        ({"Frontend": {"router": "kv"}}, {}, True),
+        ({"Router": {"router": "kv"}}, {}, True),
+        ({"Router": {"router": "kv", "kv-events": False}}, {}, False),
+        ({"Router": {"router": "round-robin"}}, {"router": "kv"}, False),
+        ({}, {"router": "kv"}, True),
+        ({}, {"router": "kv", "kv_events": False}, False),
+    ],
+)
+def test_a_worker_tells_its_blocks_where_frontends_route_by_them(
+    config: dict[str, Any], own: dict[str, Any], is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(config))
+    ServiceConfig.reset()
+    try:
+        assert routes_by_events(own) is is_wanted
+    finally:
+        ServiceConfig.reset()

@@ -92,6 +92,7 @@ class EngineKind:
     - ``takes_any_name``: it answers whatever model a request names, and its own name cannot be chosen, so
       that ``served-model-name`` is known to dynaplan only
     - ``wake``: how to wake it, for an engine that can sleep
+    - ``hides_blocks(options)``: the reason why it cannot tell which KV blocks it holds; empty where it can
     - ``needs_hand_off(options, context)``: it takes only requests whose prompt was prefilled elsewhere
     """
 
@@ -114,6 +115,7 @@ class EngineKind:
     takes_any_name: bool = False
     measures_memory: bool = True
     wake: Waking | None = None
+    hides_blocks: Callable[[Options], str] = lambda options: "it has no way to"
     needs_hand_off: Callable[[Options, EngineContext], bool] = lambda options, context: False
 
 

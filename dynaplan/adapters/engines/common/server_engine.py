@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.engines.common.block_events import BlockEvents
 from dynaplan.adapters.engines.common.child import EngineChild, exit_words, is_up
 from dynaplan.adapters.engines.common.holds import Holds
 from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, EngineKind, LaunchLine, Options, real_gpus
@@ -21,14 +23,14 @@ from dynaplan.adapters.local.claims import node_dir
 from dynaplan.adapters.local.port_leases import PortLease, lease_ports
 from dynaplan.adapters.local.start_gate import start_gate
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from dynaplan.domain.masking import mask_secrets
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.worker import WorkerSettings
 from dynaplan.domain.wire.documents import LARGEST_WHOLE
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports.engines import HandOver
+from dynaplan.ports.engines import BlocksChanged, HandOver
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class ServerEngine:
         self._lease: PortLease | None = None
         self._launch_files: tuple[Path, ...] = ()
         self._holds = Holds()
+        self._blocks: BlockEvents | None = None
         self._model: Mapping[str, Any] = {}
         self._is_stopping = False
         self._sleep = Sleep(kind.wake, self._client)
@@ -65,6 +68,20 @@ class ServerEngine:
             waits_for_others=context.role == "prefill" or bool(options.get("remote-prefill")),
         )
 
+    def tell_blocks(self, changed: BlocksChanged) -> bool:
+        """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
+        try:
+            why = self._kind.hides_blocks(self._options)
+            if not why:
+                self._blocks = BlockEvents(self._context, changed)
+        except ConfigError as error:
+            why = str(error)
+        if why:
+            log.warning("%s does not tell which KV blocks it holds: %s", self._kind.name, why)
+            return False
+        self._context = replace(self._context, tells_blocks=True)
+        return True
+
     async def start(self) -> None:
         """Start the server and return when it answers.
 
@@ -77,6 +94,8 @@ class ServerEngine:
                 if not await self._try_to_start():
                     raise TemporaryError(f"{self._kind.name} found its port taken twice")
             self._model = await self._first_model()
+            if self._blocks:
+                self._blocks.start()
             await self._watch.poll()
             self._watch.start()
         except BaseException:
@@ -134,7 +153,8 @@ class ServerEngine:
             "dynaplan:kv_hand_offs_held": float(self._holds.held),
             "dynaplan:kv_hand_offs_expired_total": float(self._holds.expired),
         }
-        return {**self._watch.metrics(), **(holds if self._context.role == "prefill" else {})}
+        told = self._blocks.metrics() if self._blocks else {}
+        return {**self._watch.metrics(), **told, **(holds if self._context.role == "prefill" else {})}
 
     async def died(self) -> None:
         """Raise PermanentError once the engine has ended unasked or is hung; its remains are killed."""
@@ -268,6 +288,8 @@ class ServerEngine:
     async def _end(self, grace_s: float) -> None:
         """Let go of everything; the leases last, when nothing listens on the ports any more."""
         await self._watch.stop()
+        if self._blocks:
+            self._blocks.close()
         child, self._child = self._child, None
         try:
             if child is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dynaplan.adapters.engines.sim.answer import LiveAnswer
 from dynaplan.adapters.engines.sim.api import (
     AnswerText,
     CompletionRequest,
@@ -20,12 +21,13 @@ from dynaplan.adapters.engines.sim.api import (
     models_document,
     read_request,
 )
+from dynaplan.adapters.engines.sim.block_changes import BlockChanges
 from dynaplan.adapters.engines.sim.driver import StepDriver
 from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.block_hashes import block_hashes
 from dynaplan.core.engine.model import EngineModel
-from dynaplan.core.engine.request import EngineRequest, RequestState
+from dynaplan.core.engine.request import EngineRequest
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.errors import PermanentError, RequestRefused, UserError
@@ -33,56 +35,13 @@ from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports.engines import Engine, HandOver
+from dynaplan.ports.engines import BlocksChanged, Engine, HandOver
 
 log = logging.getLogger(__name__)
 
 CHECK_CLIENTS_S = 0.25
 JSON_HEADERS = {"Content-Type": "application/json"}
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-
-
-class _Answer:
-    """One request on its way: the tokens that the model has emitted, and a waiter for more."""
-
-    __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "transport", "waiter")
-
-    def __init__(
-        self, request: EngineRequest, *, is_streamed: bool, transport: asyncio.BaseTransport | None
-    ) -> None:
-        self.request = request
-        self.is_streamed = is_streamed
-        self.transport = transport
-        self.ready_tokens = 0
-        self.is_finished = False
-        self.failure: Exception | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    async def progress(self, seen_tokens: int) -> None:
-        """Wait for more tokens than ``seen_tokens`` (a stream), or for all; raises the failure."""
-        while not self.is_finished and not (self.is_streamed and self.ready_tokens > seen_tokens):
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        if self.failure is not None:
-            raise self.failure
-
-    def advance(self, tokens: int) -> None:
-        """Note the number of tokens emitted so far."""
-        self.ready_tokens = tokens
-        self.is_finished = self.request.state >= RequestState.HELD
-        if self.is_finished or self.is_streamed:
-            self._wake()
-
-    def fail(self, failure: Exception) -> None:
-        """End the answer with that failure."""
-        self.failure = failure
-        self.is_finished = True
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class SimEngine:
@@ -94,20 +53,29 @@ class SimEngine:
 
     def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
         self._options = checked = SimOptions.from_options(options)
-        timing, kv_tokens = timing_for(checked)
+        self._timing, kv_tokens = timing_for(checked)
         self._settings = EngineSettings.of(checked, kv_tokens)
-        self._model = EngineModel(self._settings, timing)
+        self._model = EngineModel(self._settings, self._timing)
+        self._changes: BlockChanges | None = None
         self._text = AnswerText(checked.seed)
         self._role = context.role
         self._numbers = 0
         self._id_prefix = os.urandom(6).hex()
-        self._live: dict[str, _Answer] = {}
+        self._live: dict[str, LiveAnswer] = {}
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
         self._client_check: asyncio.TimerHandle | None = None
         self._driver: StepDriver | None = None
         self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
+
+    def tell_blocks(self, changed: BlocksChanged) -> bool:
+        """Call back at the end of each step that changed the published blocks."""
+        if not self._settings.is_prefix_caching:
+            return False
+        self._changes = BlockChanges(changed, self._settings.block_tokens)
+        self._model = EngineModel(self._settings, self._timing, self._changes)
+        return True
 
     async def start(self) -> None:
         """Return after the start-up time."""
@@ -221,7 +189,7 @@ class SimEngine:
                 raise RequestRefused(str(error)) from error
         hand_off_id = f"{request.request_id}.{self._next_number()}"
         held = EngineRequest(hand_off_id, len(prompt), 1, self._hashes(prompt), is_held=True)
-        answer = self._submit(_Answer(held, is_streamed=False, transport=None))
+        answer = self._submit(LiveAnswer(held, is_streamed=False, transport=None), prompt)
         try:
             await answer.progress(0)
             blocks = self._settings.blocks_for(len(prompt))
@@ -261,9 +229,9 @@ class SimEngine:
             is_remote=is_remote,
             finish_reason=asked.ends_with,
         )
-        answer = _Answer(request, is_streamed=asked.is_stream, transport=http.transport)
+        answer = LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
         try:
-            self._submit(answer)
+            self._submit(answer, asked.prompt)
             return await self._respond(http, answer, asked, Rendering(asked, self._text, number))
         except RequestRefused as refusal:
             return _error(str(refusal), refusal.status)
@@ -273,7 +241,7 @@ class SimEngine:
             self._close(answer)
 
     async def _respond(
-        self, http: web.Request, answer: _Answer, asked: CompletionRequest, rendering: Rendering
+        self, http: web.Request, answer: LiveAnswer, asked: CompletionRequest, rendering: Rendering
     ) -> web.StreamResponse:
         await answer.progress(0)
         tokens, cached_tokens = answer.ready_tokens, answer.request.cached_tokens
@@ -285,7 +253,9 @@ class SimEngine:
         body = rendering.events(0, tokens, is_last=True) + rendering.ending(tokens, cached_tokens)
         return web.Response(body=body, headers=STREAM_HEADERS)
 
-    async def _stream(self, http: web.Request, answer: _Answer, rendering: Rendering) -> web.StreamResponse:
+    async def _stream(
+        self, http: web.Request, answer: LiveAnswer, rendering: Rendering
+    ) -> web.StreamResponse:
         """Write the tokens as they come. A failure cuts the connection: nobody takes that for an end."""
         response = web.StreamResponse(headers=STREAM_HEADERS)
         try:
@@ -319,7 +289,7 @@ class SimEngine:
         self._numbers += 1
         return f"{self._id_prefix}{self._numbers:x}"
 
-    def _submit(self, answer: _Answer) -> _Answer:
+    def _submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer:
         if self._failure is not None or self._driver is None:
             raise PermanentError(f"the engine does not run: {self._failure or 'it was not started'}")
         try:
@@ -327,18 +297,22 @@ class SimEngine:
         except ValueError as error:
             raise RequestRefused(str(error)) from error
         self._live[answer.request.request_id] = answer
+        if self._changes:
+            self._changes.enter(prompt, answer.request.block_hashes)
         if self._client_check is None:
             self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
         self._driver.wake()
         return answer
 
-    def _close(self, answer: _Answer, failure: str = "it was cancelled") -> None:
+    def _close(self, answer: LiveAnswer, failure: str = "it was cancelled") -> None:
         """Forget the answer; one that is not finished fails, and ends in the model."""
-        self._live.pop(answer.request.request_id, None)
+        was_live = self._live.pop(answer.request.request_id, None)
         if not answer.is_finished:
             self._model.cancel(answer.request.request_id)
             answer.fail(PermanentError(f"request {answer.request.request_id}: {failure}"))
             self._wake()
+        if was_live and self._changes:
+            self._changes.leave(answer.request.block_hashes)
         if not self._live and self._client_check is not None:
             self._client_check.cancel()
             self._client_check = None
@@ -357,6 +331,8 @@ class SimEngine:
             tokens = emitted_tokens(answer.request)
             if tokens != answer.ready_tokens:
                 answer.advance(tokens)
+        if self._changes:
+            self._changes.tell()
 
     def _fail(self, error: Exception) -> None:
         log.error("the engine model failed; every request gets an error from now on", exc_info=error)

@@ -1,0 +1,368 @@
+"""KV events from the engine to a frontend's index, over real sockets and a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import zmq
+
+from dynaplan import wiring
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.engines.common import block_events
+from dynaplan.adapters.engines.common.block_events import BlockEvents, publishing
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.core.engine.block_hashes import block_hashes
+from dynaplan.core.engine.tokens import tokenize
+from dynaplan.core.events.engine_batches import END_OF_REPLAY
+from dynaplan.core.routing.cached_blocks import CachedBlocks
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.errors import PermanentError
+from dynaplan.domain.wire.kv_events import Change, Cleared
+from dynaplan.foundation.sockets import bound_socket
+from dynaplan.runtime.discovery import Discovery
+from dynaplan.runtime.life import HostedService, WorkerLife
+from dynaplan.runtime.process import WorkerRuntime
+from dynaplan.runtime.server import WorkerServer
+from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
+from dynaplan.serving.workers.engine_worker import start_decode_worker
+from tests.fakes.kv_recordings import recorded
+from tests.fakes.polling import eventually
+from tests.fakes.servers import Server
+
+TOKEN = "token-of-this-test"
+FIRST, SECOND = "once upon a time there was a router " * 20, "the sky is blue and the sea is deep " * 20
+
+
+class Deployment:
+    """Workers with simulated engines, and frontends' followers, in this process; sockets are real."""
+
+    def __init__(self, environment: Mapping[str, str], directory: Path, stack: AsyncExitStack) -> None:
+        self.environment = environment
+        self.directory = directory
+        self.stack = stack
+        self.store = MemoryStore(SystemClock())
+        self.lives: dict[str, asyncio.Task[Any]] = {}
+
+    async def runtime(self, name: str, url: str, **settings: Any) -> WorkerRuntime:
+        discovery = Discovery(self.store, "ns")
+        await discovery.start()
+        self.stack.push_async_callback(discovery.close)
+
+        async def no_messenger() -> Any:
+            raise PermanentError("no messenger in this test")
+
+        return WorkerRuntime(
+            namespace="ns",
+            component=name.split("_")[0],
+            worker_name=name,
+            worker_token=TOKEN,
+            url=url,
+            store=self.store,
+            leases=self.store,
+            clock=SystemClock(),
+            discovery=discovery,
+            settings=settings,
+            connect_messenger=no_messenger,
+            connect_events=partial(
+                wiring.connections.connect_events,
+                self.store,
+                self.environment,
+                directory=str(self.directory),
+                prefix=name,
+                token=TOKEN,
+            ),
+            scratch_dir=str(self.directory),
+        )
+
+    async def worker(self, name: str, **settings: Any) -> WorkerRuntime:
+        """A decode worker that serves and is registered."""
+        server = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
+        options = {"router": "kv", "speedup-ratio": 0, **settings}
+        runtime = await self.runtime(name, server.url, **options)
+
+        async def prepare() -> HostedService:
+            await start_decode_worker(runtime)
+            return HostedService(registered=["generate"])
+
+        def no_public() -> WorkerServer:
+            raise AssertionError("this worker has no public endpoints")
+
+        life = WorkerLife(runtime, server, no_public, 5.0, has_signals=False)
+        self.lives[name] = task = asyncio.create_task(life.live(prepare))
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await runtime.close()
+
+        self.stack.push_async_callback(end)
+        await runtime.ready.wait()
+        return runtime
+
+    async def follower(self) -> KvCacheFollower:
+        """The index of one more frontend."""
+        runtime = await self.runtime("Frontend", "http://127.0.0.1:1")
+        self.stack.push_async_callback(runtime.close)
+        follower = KvCacheFollower.of_process(runtime)
+        self.stack.push_async_callback(follower.close)
+        follower.start()
+        return follower
+
+    async def ask(self, worker: WorkerRuntime, prompt: str) -> None:
+        body = {"prompt": prompt, "max_tokens": 4}
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"{worker.url}/v1/completions", json=body) as response,
+        ):
+            assert response.status == 200
+
+
+def hashes(prompt: str) -> list[int]:
+    return block_hashes(tokenize(prompt), 16)
+
+
+async def until_known(follower: KvCacheFollower, worker: WorkerRuntime, prompt: str) -> None:
+    """Wait until the worker is known to hold the whole prompt."""
+    wanted = len(hashes(prompt))
+    await eventually(
+        lambda: (
+            follower.is_current(worker.instance_id)
+            and follower.overlaps(hashes(prompt)).get(worker.instance_id) == wanted
+        )
+    )
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def over_zmq(runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
+    return Deployment({}, runtime_dir, stack)
+
+
+@pytest.fixture
+def over_nats(nats: Server, runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
+    return Deployment(nats.environment, runtime_dir, stack)
+
+
+@pytest.fixture(params=["ZMQ", "NATS"])
+def here(request: pytest.FixtureRequest, runtime_dir: Path, stack: AsyncExitStack) -> Deployment:
+    is_zmq = request.param == "ZMQ"
+    return Deployment({} if is_zmq else request.getfixturevalue("nats").environment, runtime_dir, stack)
+
+
+async def test_what_engines_compute_is_in_every_frontends_index_and_leaves_it_with_them(
+    here: Deployment,
+) -> None:
+    follower = await here.follower()
+    one, other = await here.worker("VllmWorker_1"), await here.worker("VllmWorker_2")
+    assert one.card["kv_events"] == {"block_tokens": 16}
+    await here.ask(one, FIRST)
+    await here.ask(other, SECOND)
+    await until_known(follower, one, FIRST)
+    await until_known(follower, other, SECOND)
+    assert other.instance_id not in follower.overlaps(hashes(FIRST))
+    late = await here.follower()
+    await until_known(late, one, FIRST)
+    one.leave("the test says so")
+    await here.lives["VllmWorker_1"]
+    for each in (follower, late):
+        await eventually(lambda each=each: each.overlaps(hashes(FIRST)) == {})
+        assert len(each.overlaps(hashes(SECOND))) == 1
+
+
+async def test_evicted_blocks_leave_the_index(over_zmq: Deployment) -> None:
+    follower = await over_zmq.follower()
+    worker = await over_zmq.worker("VllmWorker", **{"num-gpu-blocks-override": 16, "max-model-len": 256})
+    await over_zmq.ask(worker, FIRST)
+    await until_known(follower, worker, FIRST)
+    await over_zmq.ask(worker, SECOND)
+    await until_known(follower, worker, SECOND)
+    # 16 blocks hold the second prompt's 12; what is left of the first one's is its beginning.
+    await eventually(lambda: follower.overlaps(hashes(FIRST)).get(worker.instance_id, 0) <= 4)
+
+
+@pytest.mark.parametrize("router", ["round-robin", "kv"])
+async def test_a_worker_that_is_not_to_tell_publishes_nothing(over_zmq: Deployment, router: str) -> None:
+    worker = await over_zmq.worker("VllmWorker", router=router, **{"kv-events": False})
+    await over_zmq.ask(worker, FIRST)
+    assert "kv_events" not in worker.card
+    assert not await over_zmq.store.list("v1/event_channels/")
+    assert not list(over_zmq.directory.iterdir())
+
+
+@pytest.mark.parametrize("is_wiped", [False, True])
+async def test_while_nats_is_away_nothing_is_current_and_then_everything_is_again(
+    over_nats: Deployment, nats: Server, is_wiped: bool
+) -> None:
+    follower = await over_nats.follower()
+    worker = await over_nats.worker("VllmWorker")
+    await over_nats.ask(worker, FIRST)
+    await until_known(follower, worker, FIRST)
+    nats.kill()
+    await eventually(lambda: not follower.is_current(worker.instance_id))
+    assert follower.overlaps(hashes(FIRST))
+    await over_nats.ask(worker, SECOND)
+    if is_wiped:
+        nats.wipe()
+    await nats.start_again()
+    await until_known(follower, worker, SECOND)
+
+
+# An engine with a process of its own
+
+
+class FakeEngine:
+    """Publishes as vLLM's ZmqEventPublisher does (vllm/distributed/kv_events.py, 0.32).
+
+    It binds a PUB and a ROUTER socket, keeps the last messages, and sends those from a number on again to
+    whoever asks, then -1 as 64 bits.
+    """
+
+    def __init__(self, config: dict[str, Any], kept: int = 10_000) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._events = self._context.socket(zmq.PUB)
+        self._events.bind(config["endpoint"])
+        self._again = self._context.socket(zmq.ROUTER)
+        self._again.bind(config["replay_endpoint"])
+        self._kept = kept
+        self._buffer: list[list[bytes]] = []
+        self._serving = asyncio.create_task(self._serve())
+
+    def publish(self, frames: list[bytes], *, is_lost: bool = False) -> None:
+        self._buffer = [*self._buffer, frames][-self._kept :]
+        if not is_lost:
+            self._events.send_multipart(frames)
+
+    async def _serve(self) -> None:
+        while True:
+            while self._again.poll(0):
+                identity, _, start = self._again.recv_multipart()
+                for _, sequence, payload in self._buffer:
+                    if sequence >= start:
+                        self._again.send_multipart([identity, b"", sequence, payload])
+                self._again.send_multipart([identity, b"", END_OF_REPLAY, b""])
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+
+class Follower:
+    """The worker's side: what it has been told."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self.cache = CachedBlocks()
+        self.changes: list[Change] = []
+        self.events = BlockEvents(context, self.changed)
+
+    def changed(self, changes: Any) -> None:
+        self.changes += changes
+        self.cache.events(7, changes)
+
+    @property
+    def messages(self) -> float:
+        return self.events.metrics()["dynaplan:kv_engine_messages_total"]
+
+    @property
+    def lost(self) -> float:
+        return self.events.metrics()["dynaplan:kv_engine_messages_lost_total"]
+
+    async def has(self, count: int) -> None:
+        await eventually(lambda: self.messages + self.lost == count)
+
+
+Make = Callable[..., Awaitable[tuple[FakeEngine, Follower]]]
+
+
+@pytest.fixture
+async def engine(runtime_dir: Path, stack: AsyncExitStack) -> Make:
+    async def make(before: int = 0, **options: Any) -> tuple[FakeEngine, Follower]:
+        context = EngineContext("ns_VllmWorker", scratch_dir=str(runtime_dir))
+        engine = FakeEngine(publishing(context), **options)
+        stack.push_async_callback(engine.close)
+        for frames in recorded()[:before]:
+            engine.publish(frames)
+        follower = Follower(context)
+        follower.events.start()
+        stack.callback(follower.events.close)
+        return engine, follower
+
+    return make
+
+
+def expected() -> CachedBlocks:
+    """What the whole recording leaves, message by message."""
+    from dynaplan.core.events.engine_batches import read_engine_events
+    from dynaplan.core.routing.block_translation import BlockTranslation
+
+    translation, cache = BlockTranslation(), CachedBlocks()
+    for frames in recorded():
+        cache.events(7, translation.changes(read_engine_events(frames[2])))
+    return cache
+
+
+async def test_a_worker_that_connects_late_is_told_what_was_published_before(engine: Make) -> None:
+    published, follower = await engine(before=300)
+    await follower.has(300)
+    for frames in recorded()[300:]:
+        published.publish(frames)
+    await follower.has(400)
+    assert set(follower.cache.snapshot(7).hashes) == set(expected().snapshot(7).hashes)
+    assert follower.lost == 0
+
+
+async def test_messages_that_were_missed_are_asked_for(engine: Make) -> None:
+    published, follower = await engine()
+    for number, frames in enumerate(recorded()):
+        published.publish(frames, is_lost=number % 50 < 20)
+    await follower.has(400)
+    assert set(follower.cache.snapshot(7).hashes) == set(expected().snapshot(7).hashes)
+    assert follower.lost == 0
+
+
+async def test_when_messages_cannot_be_had_again_no_block_is_said_to_be_cached_that_may_not_be(
+    engine: Make,
+) -> None:
+    published, follower = await engine(kept=10)
+    for number, frames in enumerate(recorded()):
+        published.publish(frames, is_lost=200 <= number < 300)
+    await follower.has(400)
+    assert follower.lost >= 90
+    assert Cleared() in follower.changes
+    assert set(follower.cache.snapshot(7).hashes) <= set(expected().snapshot(7).hashes)
+
+
+async def test_an_engine_that_sends_nothing_again_is_followed_from_where_it_is_heard(
+    engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_events, "REPLAY_S", 0.1)
+    published, follower = await engine(before=30)
+    published._serving.cancel()
+    for frames in recorded()[30:]:
+        published.publish(frames)
+    await follower.has(400)
+    assert set(follower.cache.snapshot(7).hashes) <= set(expected().snapshot(7).hashes)
+
+
+async def test_garbage_is_counted_and_the_rest_is_read(engine: Make) -> None:
+    published, follower = await engine()
+    await eventually(lambda: not follower.events._is_replaying)
+    published._events.send_multipart([b"", b"x", b"y"])
+    published._events.send_multipart([b"", bytes(8), b"\xc1"])
+    published.publish(recorded()[1])
+    await eventually(lambda: follower.messages == 2)
+    assert follower.events.metrics()["dynaplan:kv_engine_messages_unreadable_total"] == 2
