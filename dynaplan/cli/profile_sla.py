@@ -116,7 +116,7 @@ class ProfileProgress:
         self._now_s = now_s
 
     def say(self, line: str) -> None:
-        """Tell the user."""
+        """Print a line above the progress line, and log it."""
         self._line.erase()
         click.echo(line)
         log.info(line)

@@ -72,12 +72,12 @@ def anything() -> FieldRule:
 
 
 def refused(why: str) -> FieldRule:
-    """No value at all."""
+    """Make the rule of a field that takes no value; ``why`` ends the refusal's sentence."""
     return FieldRule(f"no such field: {why}", lambda value: False)
 
 
 def flag() -> FieldRule:
-    """True or false."""
+    """Make the rule of a field that takes true or false."""
     return FieldRule("true or false", lambda value: isinstance(value, bool))
 
 
@@ -89,7 +89,7 @@ def whole(least: int, most: int) -> FieldRule:
 
 
 def number(least: float, most: float) -> FieldRule:
-    """A number within the bounds."""
+    """Make the rule of a field that takes a number from ``least`` to ``most``, both included."""
     return FieldRule(f"a number from {least:g} to {most:g}", lambda value: _is_within(value, least, most))
 
 

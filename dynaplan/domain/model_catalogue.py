@@ -23,7 +23,7 @@ class PullableModel:
 
     @property
     def size(self) -> str:
-        """The file's size in words."""
+        """The file's size in megabytes (10**6 bytes), with the unit."""
         return f"{self.size_bytes / 1e6:.0f} MB"
 
 

@@ -26,7 +26,7 @@ class Backoff:
         """True until the first pause, and again after ``reset``: the time to log that attempts fail."""
 
     async def pause(self) -> None:
-        """Wait before the next attempt."""
+        """Wait the next delay; the one after it is twice as long, up to the longest."""
         delay_s = self._next_s
         self._next_s = min(2 * delay_s, self._longest_s)
         self.is_first = False

@@ -11,7 +11,7 @@ class Closable(Protocol):
     """A connection, as far as it must be known here."""
 
     async def close(self) -> None:
-        """End the connection."""
+        """End the connection; a second call does nothing."""
         ...
 
 

@@ -46,15 +46,15 @@ def state_coloured(text: str) -> str:
 
 
 def good(text: str) -> str:
-    """Colour what went well."""
+    """Colour a text that tells of something that went well."""
     return click.style(text, fg=GOOD)
 
 
 def warning(text: str) -> str:
-    """Colour what deserves a look."""
+    """Colour a text that a reader should not pass over."""
     return click.style(text, fg=BUSY)
 
 
 def error(text: str) -> str:
-    """Colour what went wrong."""
+    """Colour a text that tells of something that went wrong."""
     return click.style(text, fg=BAD, bold=True)

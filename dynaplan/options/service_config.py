@@ -87,7 +87,7 @@ def common_values(config: Mapping[str, Mapping[str, Any]], section: Mapping[str,
 
 
 def names_of_common(section: Mapping[str, Any]) -> list[str]:
-    """The section's ``common-configs``."""
+    """Return the keys of ``Common`` that the section lists in its ``common-configs``."""
     return section.get(COMMON_CONFIGS) or section.get("common_configs") or []
 
 

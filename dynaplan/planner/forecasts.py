@@ -42,7 +42,7 @@ class TrafficWatch:
         self._missing = ""
 
     async def pull(self) -> None:
-        """Pull the source once."""
+        """Have the source take one sample of the frontends' traffic."""
         await self._source.pull()
 
     async def look(self, startup_s: float) -> tuple[Traffic, Foresight]:
@@ -61,7 +61,7 @@ class TrafficWatch:
         return traffic, foresight(self._history, answers)
 
     async def close(self) -> None:
-        """Close connections and processes."""
+        """Close the source's connections, and end the processes that compute forecasts."""
         await self._source.close()
         await self._forecaster.close()
 

@@ -85,13 +85,13 @@ class _Replayer:
             self._forecaster = wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> Replayed:
-        """Decide the next interval."""
+        """Decide the record's interval again, from its observation and the state of the last one."""
         observation = await self._with_forecast(record.observation)
         self._state, decision = decide(self._settings, self._state, observation, self._model)
         return Replayed(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:
-        """End the forecasting processes."""
+        """End the processes that compute forecasts, if any were needed."""
         if self._forecaster:
             await self._forecaster.close()
 

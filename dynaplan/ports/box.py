@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """Monotonic time."""
+    """Monotonic time in seconds, which a test can replace."""
 
     def now_s(self) -> float:
         """Return the seconds on a clock that never goes back."""
@@ -55,7 +55,7 @@ class DocumentStore(Protocol):
         ...
 
     def write(self, document: dict[str, Any]) -> None:
-        """Replace the document; raises StatefileUnwritable."""
+        """Replace the document as a whole; raises StatefileUnwritable, and the old one stays then."""
         ...
 
     def remove(self) -> None:
@@ -75,7 +75,7 @@ class Claims(Protocol):
         ...
 
     def release(self, uuids: Iterable[str]) -> None:
-        """Give these GPUs back."""
+        """Give these GPUs back; nothing happens for one that is not this process's."""
         ...
 
     def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -91,5 +91,5 @@ class StartupTimes(Protocol):
         ...
 
     def learn(self, key: str, seconds: float) -> None:
-        """Remember one duration."""
+        """Add the duration of a start under its key; the oldest of a few is forgotten."""
         ...

@@ -56,7 +56,7 @@ class Recorder(Protocol):
     """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
 
     def pulled(self, sample: Sample) -> None:
-        """Write down one metric pull."""
+        """Write down one metric pull; never raises OSError."""
         ...
 
     def decided(self, record: DecisionRecord) -> None:
@@ -64,7 +64,7 @@ class Recorder(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files that were written to."""
         ...
 
 

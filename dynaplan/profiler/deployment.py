@@ -54,7 +54,7 @@ class EngineDidNotStart(PermanentError):
 
 
 class DeploymentRefused(UserError):
-    """``dynaplan serve`` refuses its input."""
+    """``dynaplan serve`` ended with the code for wrong input: another try cannot help."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def state_dir(self) -> Path:
-        """The directory of its statefile."""
+        """The directory of statefiles that this deployment has for itself."""
         return self.directory / "state"
 
     @property

@@ -40,7 +40,7 @@ class EngineFacts:
     request_slots: int
 
     def to_document(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Map each field's name to its value, for JSON."""
         return asdict(self)
 
     @classmethod

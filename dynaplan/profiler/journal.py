@@ -37,7 +37,7 @@ class Journal:
         return self._known.get(_text(key))
 
     def add(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Write one measurement."""
+        """Append one measurement as a line; raises ConfigError when it cannot be written."""
         line = json.dumps({"key": dict(key), "values": dict(values)})
         try:
             with self._path.open("a") as file:

@@ -32,7 +32,7 @@ class Progress(Protocol):
     """The display of the progress to the user."""
 
     def say(self, line: str) -> None:
-        """Tell the user."""
+        """Print one line, now, between those of the progress."""
 
     def stage(self, label: str, points: int) -> AbstractContextManager[Callable[[], None]]:
         """Begin a stage with a number of points; the context's value is to be called after each point."""

@@ -183,7 +183,7 @@ class WorkerRuntime:
 
     @property
     def load(self) -> WorkerLoad:
-        """The load at this moment."""
+        """The engine's load as this worker would answer it now."""
         return self._load()
 
     @property

@@ -82,7 +82,7 @@ class WorkerServer:
         self.is_draining = False
 
     async def start(self, routes: Sequence[Route]) -> None:
-        """Listen and serve these routes."""
+        """Serve these routes, beside those added before, on the socket; returns once it listens."""
         self.add(routes)
         app = web.Application(client_max_size=LARGEST_BODY_BYTES)
         # An application's own router takes nothing more once it serves.

@@ -101,12 +101,12 @@ class Service(Generic[T]):
 
     @property
     def liveness_hooks(self) -> tuple[str, ...]:
-        """The ``@liveness`` methods."""
+        """The names of the methods marked ``@liveness``, in the order of the class."""
         return hooks_of(self.inner, Hook.LIVENESS)
 
     @property
     def readiness_hooks(self) -> tuple[str, ...]:
-        """The ``@readiness`` methods."""
+        """The names of the methods marked ``@readiness``, in the order of the class."""
         return hooks_of(self.inner, Hook.READINESS)
 
     def link(self, target: Service[Any]) -> Service[Any]:

@@ -53,7 +53,7 @@ class ApiError(Exception):
         self._error = {"message": message, "type": kind, "param": param, "code": code}
 
     def to_json(self) -> bytes:
-        """Return the body: ``{"error": {...}}``."""
+        """Write the error in OpenAI's form: ``{"error": {...}}``."""
         return json.dumps({"error": self._error}).encode()
 
 

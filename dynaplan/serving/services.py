@@ -77,7 +77,7 @@ class Frontend:
 
     @async_on_start
     async def start(self) -> None:
-        """Serve the API."""
+        """Listen on the public port and answer requests with the workers of the graph."""
         from dynaplan.serving.frontend.server import start_frontend
 
         await start_frontend(dynamo_context["runtime"])

@@ -40,7 +40,7 @@ class Spread:
         self.highest = 0.0
 
     def add(self, value: float) -> None:
-        """Count one more value."""
+        """Count one value in its bucket, and in number, sum and highest."""
         bucket = math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
@@ -91,7 +91,7 @@ class Window:
     itl_ms: Spread = field(default_factory=Spread)
 
     def arrive(self, traced: TracedRequest) -> None:
-        """Count a request that arrived."""
+        """Count an arrived request, with its tokens of prompt and answer."""
         self.requests += 1
         self.prompt_tokens += traced.prompt_tokens
         self.output_tokens += traced.output_tokens

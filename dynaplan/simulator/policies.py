@@ -105,7 +105,7 @@ class PlannerPolicy:
             self._cycle.asked()
 
     def close(self) -> None:
-        """End the forecasts."""
+        """End the processes that compute forecasts, if there are any."""
         if self._method:
             self._method.close()
 

@@ -33,7 +33,7 @@ class SimulatedWorker:
 
     @property
     def is_ready(self) -> bool:
-        """True when it gets requests."""
+        """True while the worker gets requests: it has started, and does not drain."""
         return self.record.state is WorkerState.READY
 
 

@@ -78,7 +78,7 @@ class HpaPolicy:
         """Begin: there is nothing to remember."""
 
     def look(self, service: SimulatedService) -> None:
-        """Make one sync."""
+        """Compute the wanted workers from the metrics of this moment, and ask for them."""
         sample = service.sample()
         metrics = {
             Role.DECODE: sample.kv_usage,
@@ -134,7 +134,7 @@ class KpaPolicy:
         """Begin: there is nothing to remember."""
 
     def look(self, service: SimulatedService) -> None:
-        """Make one tick."""
+        """Compute the wanted workers from the metrics of this moment, and ask for them."""
         service.advance_decoders(service.now_s)
         waiting = {Role.PREFILL: service.queue_depth, Role.DECODE: service.decoding}
         wanted = {role: self._wanted(service, role, waiting[role]) for role in self._targets}

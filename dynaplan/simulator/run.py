@@ -26,11 +26,11 @@ class Policy(Protocol):
 
     @property
     def every_s(self) -> float:
-        """The seconds between two looks."""
+        """The seconds of virtual time between two calls of ``look``."""
         ...
 
     def begin(self, service: SimulatedService) -> None:
-        """Begin: the service has started."""
+        """Take note that the service has started, before the first request."""
         ...
 
     def look(self, service: SimulatedService) -> None:

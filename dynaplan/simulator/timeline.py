@@ -49,11 +49,11 @@ class ScaleEvent:
 
 
 class Timed(Protocol):
-    """Anything with a moment."""
+    """Whatever has a moment in virtual time."""
 
     @property
     def at_s(self) -> float:
-        """The moment, in seconds."""
+        """The moment, in seconds since the simulation began."""
         ...
 
 

@@ -180,7 +180,7 @@ class ServeArbiter(Arbiter):
             return None
 
     def notice_ends_at_once(self) -> None:
-        """Check on every SIGCHLD."""
+        """Look for ended processes on every SIGCHLD, not only once in circus' interval."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
         # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
         signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)

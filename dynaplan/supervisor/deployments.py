@@ -27,7 +27,7 @@ class RunningDeployment:
 
     @property
     def namespace(self) -> str:
-        """The deployment's name."""
+        """The namespace, by which commands name the deployment."""
         return str(self.document["namespace"])
 
     @property
@@ -47,7 +47,7 @@ class RunningDeployment:
 
     @property
     def runtime_dir(self) -> Path:
-        """The deployment's private directory."""
+        """The directory, of mode 0700, with the sockets and tokens of this deployment."""
         return Path(self._addresses["runtime_dir"])
 
     @property

@@ -73,7 +73,7 @@ class Launch:
 
     @property
     def namespace(self) -> str:
-        """The deployment's name."""
+        """The namespace, by which commands name the deployment."""
         return self.graph.namespace
 
     @property
@@ -88,14 +88,14 @@ class Launch:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def to_json(self) -> str:
-        """Return the file's text."""
+        """Write the launch file, which the fleet plugin reads in its own process."""
         return json.dumps(
             asdict(self), default=lambda value: value.value if isinstance(value, Enum) else str(value)
         )
 
     @classmethod
     def from_json(cls, text: str) -> Launch:
-        """Read what ``to_json`` wrote."""
+        """Read what ``to_json`` wrote; KeyError, TypeError or ValueError for another text."""
         document = json.loads(text)
         graph = document["graph"]
         services = tuple(map(_service_from, graph["services"]))

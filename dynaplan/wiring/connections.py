@@ -31,7 +31,7 @@ FOR_EVER = ProcessSettings.nats_max_reconnects
 
 
 def system_clock() -> Clock:
-    """Return the machine's monotonic clock."""
+    """Return the machine's monotonic clock, in seconds, which no setting of the time moves."""
     from dynaplan.adapters.clock import SystemClock
 
     return SystemClock()

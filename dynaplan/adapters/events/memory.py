@@ -81,7 +81,7 @@ class MemoryEventPlane:
 
     @property
     def is_available(self) -> bool:
-        """True while the server answers."""
+        """False while a test has the broker switched off; calls then raise QueueUnavailable."""
         return self._broker.is_available
 
     @is_available.setter
@@ -91,7 +91,7 @@ class MemoryEventPlane:
         self._broker.changed.set()
 
     def publisher(self, subject: Subject, *, is_kept: bool) -> EventPublisher:
-        """Return a publisher."""
+        """Return a publisher of the subject; those of kept events share one outbox, the others another."""
         if is_kept not in self._boxes:
             self._boxes[is_kept] = Outbox()
             self._tasks.spawn(self._send(self._boxes[is_kept], is_kept), "event sender")
@@ -99,7 +99,7 @@ class MemoryEventPlane:
         return BoxedPublisher(subject, SeedWire(), outbox, self._filled, self._counts, lambda: MOST_BYTES)
 
     async def subscribe(self, pattern: str, start: Start = NOW, group: str = "") -> EventSubscription:
-        """Subscribe to what matches."""
+        """Subscribe to what matches; raises QueueUnavailable, and ConfigError for a pattern."""
         if not self.is_available:
             raise QueueUnavailable("the event plane in memory is switched off")
         if not (start.is_now and not group) and {"*", ">"} & set(pattern.split(".")[:2]):
@@ -145,7 +145,7 @@ class MemoryEventPlane:
         return self._broker.outages if self.is_available else None
 
     def counts(self) -> Mapping[str, int]:
-        """Return the numbers of events."""
+        """Count what this plane has published, dropped and received, and what waits in its outboxes."""
         boxes = self._boxes.values()
         dropped, waiting = sum(box.dropped for box in boxes), sum(map(len, boxes))
         return {**vars(self._counts), "dropped": dropped, "waiting": waiting}

@@ -86,7 +86,7 @@ class GroupSubscription:
             await client.publish(event.receipt, b"+ACK")
 
     async def close(self) -> None:
-        """Leave the group."""
+        """Leave the group: its other members get what comes, and what was not acknowledged."""
         if not self._closed.is_set():
             self._closed.set()
             await self._pulls.close()

@@ -127,7 +127,7 @@ class NatsEventPlane:
         return self._connects if self.is_connected else None
 
     def counts(self) -> Mapping[str, int]:
-        """Return the numbers of events."""
+        """Count what this plane has published, dropped and received, and what waits in its outboxes."""
         senders = self._senders.values()
         return {
             **vars(self._counts),

@@ -77,7 +77,7 @@ class StreamReader:
         self._flow = ""
 
     async def run(self, inbox: EventInbox, reader: MessageReader) -> None:
-        """Read for ever."""
+        """Fill the inbox until cancelled; after an outage go on behind the last message read."""
         self._inbox, self._reader = inbox, reader
         inbox.on_room = self._go_on
         forget = self._messenger.on_reconnect(self._on_reconnect)

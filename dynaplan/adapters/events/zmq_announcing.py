@@ -31,12 +31,12 @@ class ChannelAnnouncer:
         self._changed = asyncio.Event()
 
     def announce(self, channel: EventChannel) -> None:
-        """Announce the channel, soon."""
+        """Have ``run`` write the channel into the store, and again whenever its lease was lost."""
         self._channels[channel.key] = channel.to_json()
         self._changed.set()
 
     async def run(self) -> None:
-        """Keep announced, for ever."""
+        """Keep every announced channel in the store under a lease, until cancelled."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
         while True:
             self._changed.clear()

@@ -117,7 +117,7 @@ class ZmqEventPlane:
         return 0
 
     def counts(self) -> Mapping[str, int]:
-        """Return the numbers of events."""
+        """Count what this plane has published, dropped and received; ZMQ's own queues cannot be counted."""
         return {**vars(self._counts), "waiting": 0}
 
     async def close(self) -> None:
@@ -170,7 +170,7 @@ class ZmqSubscription(EventInbox):
             following.result()
 
     async def follow(self, store: Store) -> None:
-        """Follow the announcements, for ever."""
+        """Read from every announced channel that matches, and from none that is gone, until cancelled."""
         values: dict[str, str] = {}
         async for event in store.watch(channels_prefix(self._pattern)):
             values = _after(values, event)

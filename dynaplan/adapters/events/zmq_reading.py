@@ -73,12 +73,12 @@ class ChannelReader:
         return None if self._follower.next is None else self._follower.next + 1
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Take no event off the socket; ZMQ keeps what comes, up to its limit."""
         self._events.pause()
         self._going.clear()
 
     def resume(self) -> None:
-        """Read again."""
+        """Take events off the socket again, those first that came meanwhile."""
         self._events.resume()
         self._going.set()
 
@@ -94,7 +94,7 @@ class ChannelReader:
                 await self._pause(pause_s)
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close both sockets: that of events and, where there is one, that of what was missed."""
         self._events.close()
         if self._asking is not None:
             self._asking.close()

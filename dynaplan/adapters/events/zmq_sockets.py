@@ -44,7 +44,7 @@ class SocketReader:
             self._loop.remove_reader(self._descriptor)
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again what is there and what comes; nothing happens when it reads or is closed."""
         if not self._is_reading and not self._socket.closed:
             self._is_reading = True
             self._loop.add_reader(self._descriptor, self._drain)
@@ -55,7 +55,7 @@ class SocketReader:
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket at once; what it has not sent is thrown away."""
         self.pause()
         self._socket.close(linger=0)
 

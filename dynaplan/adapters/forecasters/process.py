@@ -62,7 +62,7 @@ class ForecastingProcess:
 
     @property
     def has_ended(self) -> bool:
-        """True when it has exited."""
+        """True when the process has exited, for whatever reason."""
         return self._process.returncode is not None
 
     async def ready(self) -> None:

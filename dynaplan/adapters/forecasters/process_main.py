@@ -27,7 +27,7 @@ from dynaplan.foundation.guard import die_with_parent
 
 
 def main(method: str, parent_pid: int) -> None:
-    """Answer until the input ends."""
+    """Compute a forecast for each line of standard input until it ends, as it does with the parent."""
     os.setpgid(0, 0)  # what the library starts is killed with this process
     die_with_parent(parent_pid)
     answers = _own_output()

@@ -51,7 +51,7 @@ class MemoryMessenger:
 
     @property
     def is_available(self) -> bool:
-        """True while the server answers."""
+        """False while a test has the server switched off; calls then raise QueueUnavailable."""
         return self._server.is_available
 
     @is_available.setter

@@ -34,14 +34,14 @@ class PullRequests:
         self._open: dict[str, asyncio.Future[Msg | None]] = {}
 
     async def open(self) -> None:
-        """Listen for answers."""
+        """Listen on an inbox of its own, to which the server sends; raises QueueUnavailable."""
         async with self._messenger.call() as client:
             self._inbox = client.new_inbox()
         self._number = await self._messenger.listen(f"{self._inbox}.*", self._on_message)
         self._forget = self._messenger.on_reconnect(self._on_reconnect)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Give the inbox up: the server delivers to others what was sent here too late."""
         self._forget()
         await self._messenger.unlisten(self._number)
 

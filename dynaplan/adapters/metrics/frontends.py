@@ -118,7 +118,7 @@ class FrontendsTraffic:
         return traffic_of(interval_s, seen, dispersion(windows))
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections to the frontends, if any were opened."""
         if self._session:
             await self._session.close()
 

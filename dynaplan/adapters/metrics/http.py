@@ -32,7 +32,7 @@ class HttpMetrics:
         return tuple(await asyncio.gather(*(self._load(session, url) for url in urls)))
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections to the workers, if any were opened."""
         if self._session:
             await self._session.close()
 

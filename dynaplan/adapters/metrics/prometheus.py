@@ -80,7 +80,7 @@ class PrometheusTraffic:
         self._has_told_unlabelled = False
 
     async def pull(self) -> None:
-        """Do nothing: the server pulls."""
+        """Do nothing: the Prometheus server gathers the samples itself."""
 
     async def traffic(self, interval_s: float) -> Traffic:
         """Ask the server for the last ``interval_s`` seconds."""
@@ -98,7 +98,7 @@ class PrometheusTraffic:
         return traffic_of(interval_s, counts)
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connection to the Prometheus server, if one was opened."""
         if self._session:
             await self._session.close()
 

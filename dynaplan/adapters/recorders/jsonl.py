@@ -35,7 +35,7 @@ class JsonLinesRecorder:
         """Do nothing: the average of the pulls is part of the record."""
 
     def decided(self, record: DecisionRecord) -> None:
-        """Append one line."""
+        """Append the record as one line of JSON; a disk that is full is logged and costs the line."""
         self._file.append(json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:

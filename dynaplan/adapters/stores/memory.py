@@ -92,7 +92,7 @@ class MemoryStore:
             self._watchers.remove(watcher)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease."""
+        """Make a lease of ``ttl_s`` seconds and return its id."""
         self._enter()
         lease = next(self._ids)
         self._leases[lease] = _Lease(ttl_s, self._clock.now_s() + ttl_s)
@@ -118,7 +118,7 @@ class MemoryStore:
         return str(self._identity)
 
     async def close(self) -> None:
-        """End every watch."""
+        """Have every watch end its iteration; the keys stay."""
         self._is_closed = True
         for watcher in self._watchers:
             watcher.events.put_nowait(None)

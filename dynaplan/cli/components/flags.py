@@ -50,7 +50,7 @@ class ComponentCommand(OverridingCommand):
 
     @property
     def flags(self) -> list[str]:
-        """The names of all flags."""
+        """Every flag with its dashes: the command's own, aliases and the section's."""
         own = [name for each in self.params for name in each.opts if name.startswith("--")]
         return [*own, *(f"--{name}" for name in (*self.aliases, *self._table))]
 

@@ -213,7 +213,7 @@ def dry_run_page(
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Print warnings to stderr."""
+    """Print each warning as a line of its own on standard error."""
     for warning in warnings:
         click.echo(f"{screen.warning('Warning:')} {warning}", err=True)
 

@@ -37,7 +37,7 @@ _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
 def envelope_bytes(envelope: Envelope) -> bytes:
-    """Return the envelope's msgpack form."""
+    """Write the envelope as Dynamo does: a msgpack map of its fields."""
     return _ENCODER.encode(envelope)
 
 

@@ -41,7 +41,7 @@ class ReplayBuffer:
         self.expire(event.published_at)
 
     def expire(self, now_ms: int) -> None:
-        """Forget what is too old."""
+        """Forget the events that are older than the time for which events are kept; ``now_ms`` since 1970."""
         while self._kept and self._kept[0].published_at < now_ms - self._age_ms:
             self._forget()
 

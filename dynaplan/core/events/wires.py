@@ -38,7 +38,7 @@ class EventWire(Protocol):
         ...
 
     def message(self, envelope: Envelope) -> bytes:
-        """Return the message's data."""
+        """Return the bytes of the message that carries the envelope."""
         ...
 
     def event(self, subject: str, data: bytes, message_id: str) -> Event:
@@ -47,18 +47,18 @@ class EventWire(Protocol):
 
 
 class SeedWire:
-    """The seed's form."""
+    """The seed's form: a subject of three words, the payload as it is, the number in the message id."""
 
     def subject(self, subject: Subject) -> str:
-        """Return the subject."""
+        """Return the subject with its dots, as the seed has it."""
         return str(subject)
 
     def patterns(self, pattern: str) -> tuple[str, ...]:
-        """Return the pattern."""
+        """Return the pattern alone: NATS matches it as it is."""
         return (pattern,)
 
     def message(self, envelope: Envelope) -> bytes:
-        """Return the payload."""
+        """Return the payload alone; number and publisher travel in the message id."""
         return envelope.payload
 
     def event(self, subject: str, data: bytes, message_id: str) -> Event:
@@ -87,11 +87,11 @@ class OriginalWire:
         return f"{base}.endpoint.*.{topic}", f"{base}.{topic}"
 
     def message(self, envelope: Envelope) -> bytes:
-        """Return the envelope."""
+        """Return the whole envelope in msgpack: payload, number, publisher and time."""
         return envelope_bytes(envelope)
 
     def event(self, subject: str, data: bytes, message_id: str) -> Event:
-        """Read an envelope."""
+        """Read an envelope and our name of its event; raises ValueError for another form."""
         envelope = read_envelope(data)
         parts = subject.split(".")
         return Event(

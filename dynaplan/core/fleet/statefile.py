@@ -154,7 +154,7 @@ def arbiter_of(document: Document) -> ProcessIdentity | None:
 
 
 def to_json(document: Document) -> str:
-    """Return the file's text."""
+    """Write the document as the statefile has it: indented JSON and a last line break."""
     return json.dumps(document, indent=2) + "\n"
 
 

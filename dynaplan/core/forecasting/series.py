@@ -56,7 +56,7 @@ def logarithms(series: Series) -> Series:
 
 
 def from_logarithms(values: Sequence[float]) -> list[float]:
-    """Invert ``logarithms``; never infinite."""
+    """Turn log(1 + x) back into x; a logarithm too large for a float becomes the largest x."""
     return [math.expm1(min(each, LARGEST_LOG)) for each in values]
 
 

@@ -34,7 +34,7 @@ INITIAL_VARIANCE = 1000.0
 
 
 def constant(series: Series, steps: int, settings: ForecastSettings) -> list[float]:
-    """Forecast the last measurement."""
+    """Forecast that every coming interval is like the last one that was measured."""
     return carried_on(series)
 
 

@@ -33,7 +33,7 @@ class PlanningCycle:
         self.is_scaling = True
 
     def begin(self, now_s: float) -> None:
-        """Begin a new interval."""
+        """Begin an interval at ``now_s``: samples of the last one are forgotten."""
         self._samples = []
         self._began_s = now_s
 
@@ -50,7 +50,7 @@ class PlanningCycle:
         return self.is_scaling and not self._settings.is_by_targets
 
     def add(self, sample: Sample) -> None:
-        """Add one metric pull."""
+        """Add one metric pull to the samples that the interval's decision averages."""
         self._samples.append(sample)
 
     def is_due(self, now_s: float) -> bool:

@@ -201,7 +201,7 @@ class _MeanLoad:
 
     @property
     def answer_tokens_per_s(self) -> float:
-        """Answer tokens per second."""
+        """Tokens of answers that all decode workers together must compute in a second."""
         return self.requests_per_s * self.osl_tokens
 
     @property

@@ -41,7 +41,7 @@ class Decision:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Decision:
-        """Read ``dataclasses.asdict``'s form."""
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         steps = tuple(
             Step(each["stage"], Targets(**each["before"]), Targets(**each["after"]), each["why"])
             for each in document["steps"]
@@ -71,7 +71,7 @@ class PlannerState:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
-        """Read ``dataclasses.asdict``'s form."""
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         corrections = Corrections(**document.get("corrections", {}))
         budget = ErrorBudget(**document.get("error_budget", {}))
         wanted = tuple(Targets(**each) for each in document.get("wanted", ()))

@@ -149,7 +149,7 @@ class RoleHolds:
         return {role.value: asdict(hold) for role, hold in self.by_role.items()}
 
     def to_text(self) -> str:
-        """Return the key's value."""
+        """Write the holds as the store's key has them: JSON without spaces."""
         return json.dumps(self.to_json(), separators=(",", ":"))
 
     @property

@@ -155,7 +155,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Observation:
-        """Read the form of ``to_json``."""
+        """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
         fleet, traffic, foresight = document["fleet"], document.get("traffic"), document.get("foresight")
         return cls(
             at_s=document["at_s"],

@@ -48,7 +48,7 @@ class Lengths:
 
     @property
     def total(self) -> float:
-        """Sum of the counts."""
+        """The number of observations in all buckets together."""
         return sum(self.counts)
 
     @property
@@ -111,7 +111,7 @@ class Traffic:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:
-        """Read ``dataclasses.asdict``'s form."""
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         return cls(**{**document, **_lengths_of(document)})
 
 
@@ -147,7 +147,7 @@ class Foresight:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Foresight:
-        """Read ``dataclasses.asdict``'s form."""
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         expected = tuple(Expected(**each) for each in document["expected"])
         return cls(**{**document, "expected": expected, **_lengths_of(document)})
 

@@ -17,7 +17,7 @@ class PrefillMeasurement:
     ttft_ms: float
 
     def to_document(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Map each field's name to its value, for JSON."""
         return asdict(self)
 
     @classmethod
@@ -41,7 +41,7 @@ class DecodeMeasurement:
     output_tokens_per_s: float
 
     def to_document(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Map each field's name to its value, for JSON."""
         return asdict(self)
 
     @classmethod

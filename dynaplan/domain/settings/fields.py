@@ -64,7 +64,7 @@ class Option(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """The allowed values, in words."""
+        """The values that are allowed, in words: the type and its bounds, or the choices."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         bounds = (words.format(bound) for words, _, bound in self._bounds())

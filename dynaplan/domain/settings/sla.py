@@ -38,5 +38,5 @@ class SlaSettings(Settings):
     )
 
     def targets(self) -> SlaTargets:
-        """Return the promise."""
+        """Return the promised times, in ms, with the percentages of requests that get them."""
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)

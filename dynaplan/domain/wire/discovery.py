@@ -85,11 +85,11 @@ class Instance:
 
     @property
     def key(self) -> str:
-        """The registration's key."""
+        """The key of the registration: of namespace, component, endpoint and instance, the last in hex."""
         return f"{SERVICES_PREFIX}{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
 
     def to_json(self) -> str:
-        """The registration's value."""
+        """Write the registration's value, as ``from_json`` and Dynamo's clients read it."""
         return json.dumps(
             {
                 "namespace": self.namespace,

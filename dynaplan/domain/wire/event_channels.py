@@ -33,12 +33,12 @@ class EventChannel:
 
     @property
     def key(self) -> str:
-        """The announcement's key."""
+        """The key of the announcement: of endpoint, topic and publisher, the last in hex."""
         scope = f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}"
         return f"{CHANNELS_PREFIX}{scope}/topic/{self.topic}/{self.publisher:x}"
 
     def to_json(self) -> str:
-        """The announcement's value."""
+        """Write the announcement's value in Dynamo's layout, and the address of replays beside it."""
         name = {"namespace": self.namespace, "component": self.component, "name": self.endpoint}
         config = {"endpoint": self.address} | ({"replay": self.replay} if self.replay else {})
         return json.dumps(

@@ -16,7 +16,7 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class InstanceKeys:
-    """The keys of one name."""
+    """Keys ``v1/NAMESPACE/NAME/INSTANCE``: a mark that instances may have, such as asleep."""
 
     name: str
 

@@ -48,7 +48,7 @@ class RemotePrefillRequest:
     reply_to: str = ""
 
     def to_json(self) -> bytes:
-        """Return the queue's payload."""
+        """Write the message for the queue: one JSON object with every field."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     def to_json_around(self, body: bytes) -> bytes:
@@ -95,7 +95,7 @@ class PrefillAnswer:
     status: int = 0
 
     def to_json(self) -> bytes:
-        """Return the answer's payload."""
+        """Write the message for the queue: one JSON object with every field."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     @classmethod

@@ -24,7 +24,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Put:
-    """A key was written."""
+    """A key was written: ``item`` has its new value and revision."""
 
     item: KeyValue
 

@@ -17,7 +17,7 @@ AIPERF_HINT = "Install it in an environment of its own: pipx install aiperf==0.1
 
 
 class LoadGenerator(Protocol):
-    """Sends requests to one deployment."""
+    """Sends streaming requests to one deployment and times their answers, in ms."""
 
     @property
     def requests_at_a_time(self) -> int:

@@ -119,7 +119,7 @@ class TypedSubscription(Generic[T]):
         await self._events.ack(event.event)
 
     async def close(self) -> None:
-        """End the subscription."""
+        """End the subscription; its iteration ends."""
         await self._events.close()
 
     async def _skip(self, event: Event, fault: str) -> None:

@@ -52,12 +52,12 @@ class LockKeys:
 
     @property
     def all(self) -> str:
-        """The prefix of every key."""
+        """The prefix that the keys of writer, readers and waiters have in common."""
         return f"v1/{self.prefix}/"
 
     @property
     def writer(self) -> str:
-        """The key of the writer."""
+        """The key that the one writer holds under its lease."""
         return f"{self.all}writer"
 
     @property

@@ -39,7 +39,7 @@ def key_string(item: KeyValue, prefix: str) -> str:
 
 
 def full_key_string(item: KeyValue, prefix: str) -> str:
-    """Extract the whole key."""
+    """Name a value by its whole key, its prefix included."""
     return item.key
 
 

@@ -56,7 +56,7 @@ class Acceptor:
         self.address: tuple[str, int] = listen_on.getsockname()[:2]
 
     def start(self) -> None:
-        """Listen."""
+        """Listen on the bound socket, and hand every accepted connection on."""
         self._socket.setblocking(False)
         self._socket.listen(BACKLOG)
         # Accepted connections inherit it: otherwise, for a minute after this server has closed some first, as

@@ -252,7 +252,7 @@ class ClientServer(web.Server):
         connection.close()
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        """Close every connection."""
+        """Close every connection, those too that wait for their last bytes to be read."""
         await super().shutdown(timeout)
         for connection in list(self._lingering):
             self._let_go(connection)

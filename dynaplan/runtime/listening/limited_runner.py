@@ -23,7 +23,7 @@ class LimitedRunner(web.AppRunner):
         self.client_server: ClientServer | None = None
 
     async def cleanup(self) -> None:
-        """Close every connection."""
+        """End the watch over slow clients and close every connection."""
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

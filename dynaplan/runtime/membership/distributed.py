@@ -22,12 +22,12 @@ Handler = Callable[..., AsyncGenerator[Any, None]]
 
 @dataclass(frozen=True)
 class Annotated:
-    """One item of an answer."""
+    """One item of an answer, as the original's clients yield it."""
 
     item: Any
 
     def data(self) -> Any:
-        """Return the item."""
+        """Return the item: what the handler yielded, by way of JSON."""
         return self.item
 
     def id(self) -> None:
@@ -52,7 +52,7 @@ class DistributedClient:
     client: EndpointClient
 
     async def generate(self, request: Any) -> AsyncIterator[Annotated]:
-        """Call one of the instances."""
+        """Call an instance chosen by chance; the answer's items come as they are made."""
         return _annotated(self.client.random(request))
 
     async def random(self, request: Any) -> AsyncIterator[Annotated]:
@@ -60,11 +60,11 @@ class DistributedClient:
         return _annotated(self.client.random(request))
 
     async def round_robin(self, request: Any) -> AsyncIterator[Annotated]:
-        """Call the next instance."""
+        """Call the instance after the one that this client called last."""
         return _annotated(self.client.round_robin(request))
 
     async def direct(self, request: Any, instance_id: int) -> AsyncIterator[Annotated]:
-        """Call that instance."""
+        """Call the instance with this id; raises what a client raises when it is gone."""
         return _annotated(self.client.direct(request, int(instance_id)))
 
     def instance_ids(self) -> list[int]:
@@ -78,7 +78,7 @@ class DistributedClient:
 
 @dataclass(frozen=True)
 class DistributedEndpoint:
-    """One endpoint of a component."""
+    """The original's name for one endpoint of a component: it is served, or called by a client."""
 
     endpoint: RuntimeEndpoint
 
@@ -105,7 +105,7 @@ class DistributedEndpoint:
 
 @dataclass(frozen=True)
 class DistributedComponent:
-    """A component."""
+    """The original's name for a component: processes that serve the same endpoints."""
 
     component: RuntimeComponent
 
@@ -119,7 +119,7 @@ class DistributedComponent:
 
 @dataclass(frozen=True)
 class DistributedNamespace:
-    """A namespace."""
+    """The original's name for a namespace: the components of one deployment."""
 
     namespace: RuntimeNamespace
 
@@ -130,7 +130,7 @@ class DistributedNamespace:
 
 @dataclass(frozen=True)
 class DistributedRuntime:
-    """The runtime of this process."""
+    """The original's door to namespaces, over this process's own runtime."""
 
     runtime: Runtime
 

@@ -292,7 +292,7 @@ class _DescribedFiles(Collector):
         self._about = about
 
     def collect(self) -> Iterator[Metric]:
-        """Read the files."""
+        """Yield the sums over the files of all frontends, with the help texts of this one."""
         for metric in self._files.collect():  # type: ignore[no-untyped-call]
             metric.documentation = self._about.get(metric.name, metric.documentation)
             yield metric

@@ -94,7 +94,7 @@ class TrafficRecording:
             await self.write()
 
     async def write(self) -> None:
-        """Write the gathered requests."""
+        """Append the requests that were gathered since the last call, in a thread."""
         async with self._one_writer:
             requests, self._waiting = self._waiting, []
             self._has_waiting.clear()

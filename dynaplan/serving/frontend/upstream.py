@@ -105,7 +105,7 @@ class Upstream:
             ) from None  # the first attempt may have reached it before it died
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection to an engine, and break off the answers on them."""
         await self._kept.close()
         await self._new.close()
 

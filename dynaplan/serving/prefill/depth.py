@@ -49,7 +49,7 @@ class PrefillDepth:
             self._task = self._loop.create_task(self._read_on(queue))
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Cancel the reading of the queue's depth; the last value stays."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -83,7 +83,7 @@ class PrefillPuller:
         return len(self._working)
 
     async def run(self) -> None:
-        """Pull until ``finish`` is called."""
+        """Pull requests and carry them out until ``finish`` is called; an outage is waited out."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
         self._is_idle.clear()
         while not self._is_stopping:

@@ -33,7 +33,7 @@ class SleepNotice:
         self._told: tuple[str, str] | None = None
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look twice a second, until cancelled, whether the engine sleeps and somebody wants it awake."""
         while True:
             try:
                 async with asyncio.timeout(STORE_ANSWER_S):

@@ -161,7 +161,7 @@ class PoolSchedule:
         return Attempt(after, start, states, totals, change, gpu_s + self.timing.gpus * change.drain_s)
 
     def accept(self, attempt: Attempt) -> None:
-        """Make the change."""
+        """Take the attempt's levels, states and misses over into the schedule."""
         self.levels = attempt.levels
         start = attempt.start
         self.states[start + 1 : start + 1 + len(attempt.states)] = attempt.states
@@ -199,7 +199,7 @@ class LocalSearch:
         return {role: pool.levels.copy() for role, pool in self.pools.items()}
 
     def put(self, levels: Mapping[Role, Levels]) -> None:
-        """Replace the schedule."""
+        """Take other levels of all roles, and compute their misses from the beginning."""
         for role, pool in self.pools.items():
             pool.levels = filled(levels[role], pool.timing)
         self.run()

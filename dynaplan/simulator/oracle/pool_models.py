@@ -94,7 +94,7 @@ class PoolModel(Protocol):
     prefill, by ``LONGEST_SETTLING_S`` for decode."""
 
     def empty(self) -> Any:
-        """Return the state without workers."""
+        """Return the state of a pool that has no worker and no request."""
         ...
 
     def copy(self, state: Any) -> Any:
@@ -143,7 +143,7 @@ class PrefillModel:
         self._limits = limits
 
     def empty(self) -> _PrefillState:
-        """Return the state without workers."""
+        """Return the state of a pool that has no worker and no request."""
         return _PrefillState()
 
     def copy(self, state: _PrefillState) -> _PrefillState:
@@ -255,7 +255,7 @@ class DecodeModel:
         self.settle_windows = 1 + math.ceil(min(life_s, LONGEST_SETTLING_S) / arrays.width_s)
 
     def empty(self) -> list[_DecodeWorker]:
-        """Return the state without workers."""
+        """Return the state of a pool that has no worker and no request."""
         return []
 
     def copy(self, state: list[_DecodeWorker]) -> list[_DecodeWorker]:

@@ -228,7 +228,7 @@ class OutsideMethod:
         return self._runner.run(self._forecaster.forecast(history, steps, is_count=is_count))
 
     def close(self) -> None:
-        """End the forecasting process."""
+        """End the forecasting process, and the event loop that talks to it."""
         self._runner.run(self._forecaster.close())
         self._runner.close()
 

@@ -89,7 +89,7 @@ class Statefile:
         return fleet_of(self._document)
 
     def record(self, workers: Sequence[Worker]) -> None:
-        """Write them down; raises StatefileUnwritable."""
+        """Write these workers into the statefile in place of all others; raises StatefileUnwritable."""
         self._replace(with_fleet(self._document, workers))
 
     @property

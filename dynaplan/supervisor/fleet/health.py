@@ -46,7 +46,7 @@ class HealthWatch:
         }
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Break off every question about a worker's health."""
         asking = list(self._asking.values())
         self.watch({})
         await asyncio.gather(*asking, return_exceptions=True)

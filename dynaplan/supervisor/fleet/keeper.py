@@ -101,7 +101,7 @@ class FleetKeeper:
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The present workers, by name."""
+        """The workers that are present, draining ones included, by name."""
         return self._workers
 
     def note_exit(self, pid: int, exit_code: int) -> None:

@@ -113,7 +113,7 @@ class StoreLink:
         self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
 
     def publish_fleet(self, document: dict[str, Any]) -> None:
-        """Publish the fleet's document."""
+        """Have the document written into the store, where status and planner read it."""
         self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
 
     async def read_kept(self) -> KeptKeys | None:

@@ -50,12 +50,12 @@ class Holds:
             self._let_go(request_id)
 
     def release_all(self) -> None:
-        """End every hold."""
+        """End every hold, as if each had been taken: the engine may free their KV entries."""
         for request_id in list(self._held):
             self.release(request_id)
 
     async def wait_empty(self) -> None:
-        """Return when nothing is held."""
+        """Wait, with no limit, until every hold was taken or has run out."""
         await self._is_empty.wait()
 
     def _expire(self, request_id: str) -> None:

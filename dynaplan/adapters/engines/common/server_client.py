@@ -96,7 +96,7 @@ class ServerClient:
         return response.status
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the engine; a later question opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -52,7 +52,7 @@ class StepDriver:
             self._timer = self._loop.call_soon(self._turn)
 
     def stop(self) -> None:
-        """Stop stepping."""
+        """Cancel the next step; requests in the model stay where they are."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -78,7 +78,7 @@ class SimEngine:
         return True
 
     async def start(self) -> None:
-        """Return after the start-up time."""
+        """Wait ``startup-time`` seconds, as if a model were loaded, then begin to take steps."""
         if self._options.startup_time_s:
             await asyncio.sleep(self._options.startup_time_s)
         self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
@@ -124,7 +124,7 @@ class SimEngine:
         return load.running_requests + load.waiting_requests
 
     async def wake(self) -> str:
-        """Do nothing: it never sleeps."""
+        """Return "", that it is awake: a simulated engine never sleeps."""
         return ""
 
     def routes(self) -> Sequence[Route]:

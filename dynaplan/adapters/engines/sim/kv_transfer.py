@@ -106,7 +106,7 @@ class KvFetcher:
         return True
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to other workers' KV servers, if there are any."""
         if self._session is not None:
             await self._session.close()
 

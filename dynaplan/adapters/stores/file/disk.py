@@ -62,7 +62,7 @@ class StoreDisk:
 
     @property
     def contents(self) -> StoreContents:
-        """The contents as last read."""
+        """The keys and leases as they were last read from the log; only when it is open."""
         assert self._contents is not None
         return self._contents
 
@@ -74,7 +74,7 @@ class StoreDisk:
 
     @property
     def picture(self) -> KeyPicture:
-        """The key files."""
+        """The key files, which are drawn from the log; only when they are open."""
         assert self._picture is not None
         return self._picture
 
@@ -173,7 +173,7 @@ class StoreDisk:
             self._draw(self.picture.stage({key: self.contents.items[key].value for key in missing}), ())
 
     def close(self) -> None:
-        """Close every file."""
+        """Close the descriptors of log, lock and directories; the next call opens them again."""
         self._close_files()
         if self._log is not None:
             self._log.close()

@@ -88,11 +88,11 @@ class Follower:
         self._tasks.spawn(self._follow(), name="file store")
 
     def wake(self) -> None:
-        """Look at the store soon."""
+        """Have the watches look at the log at the next opportunity, without a notice."""
         self._wake.set()
 
     async def close(self) -> None:
-        """Follow the store no more."""
+        """End the background task; watches tell nothing more."""
         await self._tasks.cancel()
 
     async def _follow(self) -> None:

@@ -40,7 +40,7 @@ class StoreLog:
         self.number: int = self.header["number"]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the descriptor: no record can be read after it."""
         os.close(self._fd)
 
     def is_at(self, path: str) -> bool:
@@ -98,7 +98,7 @@ class StoreLog:
 
 
 def line_of(record: Record) -> bytes:
-    """Return the record's line."""
+    """Write the record as a line of the log: its checksum in hex, a space, its JSON."""
     body = json.dumps(record, separators=(",", ":")).encode()
     return b"%08x %b\n" % (zlib.crc32(body), body)
 

@@ -41,7 +41,7 @@ class FileNotices:
             pass
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the inotify descriptor; it tells of no change any more."""
         os.close(self.fd)
 
     def _checked(self, result: int) -> int:

@@ -55,7 +55,7 @@ class LeaseOwners:
         self.are_all_told = True
 
     def follow(self, owners: Collection[LeaseOwner]) -> None:
-        """Follow these and no others."""
+        """Watch exactly these processes for their end; ``are_all_told`` is False where one cannot be."""
         for owner in self._descriptors.keys() - set(owners):
             self._leave(owner)
         self.are_all_told = True
@@ -64,7 +64,7 @@ class LeaseOwners:
                 self._follow(owner)
 
     def close(self) -> None:
-        """Follow nobody any more."""
+        """Close the descriptor of every process."""
         for owner in tuple(self._descriptors):
             self._leave(owner)
 

@@ -168,7 +168,7 @@ class JetStreamBucket:
             self._limits.discard(limit)
 
     async def close(self) -> None:
-        """End the connection."""
+        """End the connection to NATS and every call that waits."""
         self._is_closed = True
         await self.messenger.close()
         await self._connected.close()

@@ -80,7 +80,7 @@ class BucketFollower:
             self._watchers.remove(watcher)
 
     async def close(self) -> None:
-        """End every watch."""
+        """End every watch, and the one consumer that they share."""
         self._is_closed = True
         if self._task:
             self._task.cancel()

@@ -117,7 +117,7 @@ class NatsStore:
         return self._follower.events(prefix)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease."""
+        """Make a lease: one message that the server ends after ``ttl_s`` seconds unless it is renewed."""
         lease = secrets.randbits(LEASE_BITS) | 1
         await self._renew(lease, ttl_s, 0)
         return lease

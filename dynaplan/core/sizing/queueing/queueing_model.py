@@ -121,12 +121,12 @@ class SteadyState:
 
     @cached_property
     def prompts(self) -> Prompts:
-        """The cost of the prompts."""
+        """The time and the KV tokens that the prompts of this demand cost; computed once."""
         return prompts_of(self.demand, self._prefill_kind)
 
     @cached_property
     def answers(self) -> Answers:
-        """The cost of the answers."""
+        """The time and the KV tokens that the answers of this demand cost; computed once."""
         return answers_of(self.demand, self.service.decode)
 
     def prefill_waiting(self, workers: int) -> PrefillWaiting:

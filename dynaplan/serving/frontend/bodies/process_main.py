@@ -88,7 +88,7 @@ def _described(call: Call) -> tuple[dict[str, Any], bytes]:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the input ends."""
+    """Read a body for each question until the frontend closes the pipe, and answer in turn."""
     paths = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS)}
     while line := questions.readline():
         question = json.loads(line)

@@ -26,5 +26,5 @@ class CallReader:
         return await self._process.read(endpoint, body)
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process that reads large bodies; requests that wait for it are answered 503."""
         await self._process.close()
