@@ -166,8 +166,38 @@ def prose_of(document: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
+WALKS = text_of(REPOSITORY / "docs/architecture.md").partition("## Four walks")[2].partition("\n## ")[0]
+STATIONS = re.findall(r"^\| \d+ \| `([^`]+)` \| (.*) \|$", WALKS, re.M)
+
+
 def test_the_stations_of_the_walks_through_the_code_exist() -> None:
-    walks = text_of(REPOSITORY / "docs/architecture.md").partition("## Four walks")[2].partition("\n## ")[0]
-    stations = re.findall(r"^\| \d+ \| `([^`]+)`", walks, re.M)
-    assert len(stations) == 40
-    assert [station for station in stations if not (PACKAGE / station).exists()] == []
+    assert len(STATIONS) == 40
+    assert [station for station, _ in STATIONS if not (PACKAGE / station).exists()] == []
+
+
+def test_the_files_and_functions_that_a_station_names_exist() -> None:
+    code = "\n".join(module.read_text() for module in MODULES)
+    missing = [
+        f"{station}: {name}"
+        for station, told in STATIONS
+        for name in re.findall(r"`([^`]+)`", told)
+        if not (is_below(station, name) if name.endswith((".py", "/")) else is_defined(name, code))
+    ]
+    assert missing == []
+
+
+def is_below(station: str, name: str) -> bool:
+    """Tell whether the name is a path in the package, beside the station or in it."""
+    folders = (PACKAGE, (PACKAGE / station).parent, PACKAGE / station)
+    return any((folder / name).exists() for folder in folders)
+
+
+def is_defined(name: str, code: str) -> bool:
+    """Tell whether a class or function has this name; texts other than names are passed over."""
+    last = name.partition("(")[0].rpartition(".")[2]
+    is_name = re.fullmatch(r"[A-Za-z_][\w.]*(\(.*\))?", name) is not None and not last.isupper()
+    return not is_name or re.search(rf"(def|class) {last}\b", code) is not None or last in OF_TEXTS
+
+
+OF_TEXTS = {"sla", "jsonl", "Common"}
+"""Words of the walks in quotes that name an option, a file's ending and a section."""
