@@ -76,8 +76,26 @@ def _check_keys(node: yaml.MappingNode, source: str) -> None:
                 f"{_at(source, key)}: {key.value} is a second {first}", hint="Remove one of them."
             )
         seen[kebab(key.value)] = key.value
-        if isinstance(value, yaml.MappingNode) and node is not value:
-            _check_keys(value, source)
+        if node is not value:
+            _check_value(value, source)
+
+
+def _check_value(node: yaml.Node, source: str) -> None:
+    """Refuse what no process can be told in JSON, at any depth: a date, for one."""
+    import yaml
+
+    kind = node.tag.rpartition(":")[2]
+    if kind in ("timestamp", "binary", "set", "omap", "pairs"):
+        shown = node.value if isinstance(node, yaml.ScalarNode) else "a collection"
+        raise ConfigError(
+            f"{_at(source, node)}: {shown} is a {kind} to YAML, which JSON has no word for",
+            hint="Put the value in quotes.",
+        )
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node, source)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_value(each, source)
 
 
 def _at(source: str, node: yaml.Node) -> str:

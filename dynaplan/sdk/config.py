@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.masking import mask_secrets
 from dynaplan.options.overrides import Sections, merge_sections, parse_overrides
-from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
+from dynaplan.options.service_config import CONFIG_VARIABLE
 from dynaplan.sdk.errors import nearest
 from dynaplan.sdk.graph import Graph
 
@@ -54,27 +54,15 @@ def read_config(file: Path | None, overrides: Sequence[str] = ()) -> Sections:
     return merge_sections(sections, parse_overrides(overrides))
 
 
-def export_config(config: Mapping[str, Any], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Put the configuration into the environment, from which every started process reads it."""
-    environment[CONFIG_VARIABLE] = _json(config)
-    ServiceConfig.reset()
-
-
 def dry_run_text(config: Mapping[str, Any]) -> str:
     """Return the text of ``--dry-run`` about the configuration, in the words of NVIDIA's ``dynamo serve``.
 
     Secrets in it are masked.
     """
-    return f"Service Configuration:\n{_json(mask_secrets(config), indent=2)}"
+    return f"Service Configuration:\n{json.dumps(mask_secrets(config), indent=2, ensure_ascii=False)}"
 
 
 def environment_text(config: Mapping[str, Any]) -> str:
     """Return the text of ``--show-env``: the variable with the whole configuration, secrets masked."""
-    return f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={_json(mask_secrets(config))}"
-
-
-def _json(config: Mapping[str, Any], indent: int | None = None) -> str:
-    try:
-        return json.dumps(config, indent=indent, ensure_ascii=False)
-    except TypeError as error:
-        raise ConfigError(f"the configuration holds a value that JSON has no word for: {error}") from error
+    value = json.dumps(mask_secrets(config), ensure_ascii=False)
+    return f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={value}"

@@ -10,7 +10,7 @@ import pytest
 import graphs
 from dynaplan.domain.errors import ConfigError
 from dynaplan.sdk import ServiceConfig, load_graph
-from dynaplan.sdk.config import dry_run_text, environment_text, export_config, find_config_file, read_config
+from dynaplan.sdk.config import dry_run_text, environment_text, find_config_file, read_config
 from tests.fakes.graph_files import Write
 
 
@@ -107,17 +107,20 @@ def test_a_dry_run_prints_the_configuration_in_the_originals_words() -> None:
     )
 
 
-def test_the_exported_configuration_is_what_a_service_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment: dict[str, str] = {}
-    export_config({"A": {"x": [1]}}, environment)
-    assert json.loads(environment["DYNAMO_SERVICE_CONFIG"]) == {"A": {"x": [1]}}
-    monkeypatch.setenv("DYNAMO_SERVICE_CONFIG", environment["DYNAMO_SERVICE_CONFIG"])
+def test_the_configuration_of_the_environment_is_what_a_service_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DYNAMO_SERVICE_CONFIG", json.dumps({"A": {"x": [1]}}))
     assert ServiceConfig.get_instance() == {"A": {"x": [1]}}
 
 
-def test_a_value_that_json_lacks_is_refused(write: Write) -> None:
-    with pytest.raises(ConfigError, match="JSON"):
-        dry_run_text(read_config(write("c.yaml", "A: {day: 2024-01-01}\n")))
+@pytest.mark.parametrize(
+    "text",
+    ["A: {day: 2024-01-01}", "A:\n  b: [{day: 2024-01-01}]", "A: {k: !!set {x}}", "A: {k: !!binary eA==}"],
+)
+def test_a_value_that_json_lacks_is_refused_with_its_line(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"c\.yaml, line [12]: .* JSON has no word for\n  Put the value in"):
+        read_config(write("c.yaml", f"{text}\n"))
 
 
 @pytest.mark.parametrize("name", ["agg", "disagg", "agg_router", "disagg_router"])
