@@ -2,19 +2,26 @@
 
 ``connect`` joins a deployment, and ``dynamo_worker`` does it for a program of the original's kind. They are
 made in ``dynaplan.joining``, and have their names here: docs/decisions/0034 says why.
+``VirtualConnectorClient`` is for a program that carries a planner's decisions out.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynaplan.joining import connect, dynamo_worker
+    from dynaplan.runtime.virtual_connector import VirtualConnectorClient
 
-__all__ = ["connect", "dynamo_worker"]
+__all__ = ["VirtualConnectorClient", "connect", "dynamo_worker"]
+
+_HOMES = {
+    "VirtualConnectorClient": "dynaplan.runtime.virtual_connector",
+    "connect": "dynaplan.joining",
+    "dynamo_worker": "dynaplan.joining",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from dynaplan import joining
-
-        return getattr(joining, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.planner import VIRTUAL
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.options.service_config import section_options
 
@@ -63,6 +64,12 @@ class Launch:
     def settings_of(self, component: str) -> dict[str, Any]:
         """Return the configuration of a service as its workers read it, keys in kebab-case."""
         return section_options(self.config, component)
+
+    @property
+    def is_carried_out_elsewhere(self) -> bool:
+        """True when a program of the user's carries the planner's decisions out, and not the fleet plugin."""
+        planners = (each.name for each in self.graph.services if each.role is Role.PLANNER)
+        return any(self.settings_of(name).get("environment") == VIRTUAL for name in planners)
 
     def _process(self, component: str) -> ProcessSettings:
         given = {key: value for key, value in self.settings_of(component).items() if value is not None}

@@ -33,6 +33,7 @@ def decide(
 
     Policy ``sla``: the workers that the coming traffic needs to meet the targets, also while an earlier
     decision is carried out, because starting workers count as there; removals as in ``scale_down.py``.
+    In the environment ``virtual`` it waits as the thresholds do: who carries out does one thing at a time.
 
     Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
     while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
@@ -55,6 +56,9 @@ def decide(
     prediction = None
     is_known, why = _is_known(situation)
     steps = [Step("known", targets, targets, why)]
+    if is_known and settings.is_by_targets and settings.is_carried_out_elsewhere:
+        is_known, why = _is_settled(situation)
+        steps.append(Step("pending", targets, targets, why))
     if is_known and settings.is_by_targets:
         situation, planned, prediction = _planned(situation, model)
         steps += planned

@@ -59,6 +59,18 @@ class FleetCounts:
     decode: WorkerCounts = field(default_factory=WorkerCounts)
     gpus_total: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the published fleet, as ``from_json`` reads it."""
+        counts = {"prefill": self.prefill, "decode": self.decode}
+        return {
+            "roles": {
+                role: {state: getattr(each, state) for state in each.STATES} for role, each in counts.items()
+            },
+            "gpus_per_worker": {role: each.gpus for role, each in counts.items()},
+            "startup_s": {role: each.startup_s for role, each in counts.items()},
+            "gpus_total": self.gpus_total,
+        }
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FleetCounts:
         """Read the published fleet; raises ValueError, and nothing else, when it is not one."""

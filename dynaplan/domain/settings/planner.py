@@ -24,8 +24,10 @@ KV_USAGE_PER_WAITING_REQUEST = 0.02
 Source: Dynamo 0.2 to 0.3, components/planner.py.
 """
 
-ENVIRONMENTS = ("local", "virtual")
-"""Both write the desired counts as the virtual connector's keys; another process carries them out."""
+LOCAL, VIRTUAL = "local", "virtual"
+ENVIRONMENTS = (LOCAL, VIRTUAL)
+"""Both write the desired counts as the virtual connector's keys. A fleet plugin carries them out, or with
+``virtual`` a program of the user's."""
 
 
 AS_THE_GRAPH = "as the graph says"
@@ -52,7 +54,7 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
     )
     policy: str = option("load", "What workers are counted by", choices=POLICIES)
     environment: str = option(
-        "local", "local or virtual; on one box it has no meaning yet: the fleet plugin carries decisions out"
+        LOCAL, "local: `serve` carries decisions out; virtual: a program of yours does, see `orchestrate`"
     )
     backend: str | None = option(None, NO_EFFECT)
     served_model_name: str | None = option(None, "The model whose traffic counts", shown="that of all models")
@@ -118,6 +120,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
     def is_by_targets(self) -> bool:
         """True for the policies that plan for targets, ``sla`` and ``both``."""
         return self.policy != "load"
+
+    @property
+    def is_carried_out_elsewhere(self) -> bool:
+        """True when a program of the user's carries decisions out: it is to finish one before the next."""
+        return self.environment == VIRTUAL
 
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""

@@ -30,7 +30,7 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
-from dynaplan.domain.planning.scaling import GPUS_LEFT_OUT
+from dynaplan.domain.planning.scaling import GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
@@ -98,6 +98,7 @@ class FleetKeeper:
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
         self._is_written = True
+        self._is_carried_out_elsewhere = launch.is_carried_out_elsewhere
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -195,7 +196,7 @@ class FleetKeeper:
 
     def _reconciled(self, fleet: tuple[Worker, ...]) -> Reconciled:
         """Reconcile, and claim the GPUs; a GPU that another deployment is faster to claim is left to it."""
-        launch, counts = self._launch, self._link.counts
+        launch, counts = self._launch, self._counts
         decision_id = counts.decision_id if counts else self._decision_id
         is_new = self._decision_id is not None and decision_id != self._decision_id
         self._decision_id = decision_id
@@ -248,6 +249,11 @@ class FleetKeeper:
         except DynaplanError as error:
             log.warning("watchers not swept: %s", error)
 
+    @property
+    def _counts(self) -> DesiredCounts | None:
+        """The decision to carry out; None until one is known, and always where others carry it out."""
+        return None if self._is_carried_out_elsewhere else self._link.counts
+
     # -- keep and tell ---------------------------------------------------------------------------
 
     def _keep_one(self, worker: Worker) -> bool:
@@ -275,10 +281,10 @@ class FleetKeeper:
 
     def _tell_store(self) -> None:
         link, graph = self._link, self._launch.graph
-        counts = link.counts
-        if counts is None:
+        if link.counts is None:
             return
-        first = first_counts(graph, self._workers, counts)
+        counts = self._counts
+        first = first_counts(graph, self._workers, counts) if counts else None
         if first:
             # What the statefile remembers comes back by itself (kept_keys.py): it is the true first decision.
             if not first.keys() <= self._kept().keys():
@@ -291,7 +297,7 @@ class FleetKeeper:
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
-        if counts.is_pending and is_carried_out(graph, self._workers, desired, instances):
+        if counts and counts.is_pending and is_carried_out(graph, self._workers, desired, instances):
             link.acknowledge(counts.decision_id)
 
     def _next_look_s(self) -> float:

@@ -40,6 +40,18 @@ def test_while_a_decision_is_carried_out_targets_are_planned_for_all_the_same():
     assert desired(seen).prefill > 2
 
 
+def test_with_environment_virtual_targets_wait_for_the_acknowledgement_or_its_timeout():
+    virtual = replace(SETTINGS, environment="virtual")
+    seen = replace(planned_interval(1, 1, [40.0]), desired=DesiredCounts(2, 1, 5, 4))
+    state, decision = decide(virtual, PlannerState(), seen, MODEL)
+    assert decision.desired == Targets(2, 1)
+    assert "decision 5 is still being carried out" in decision.reason
+    late = replace(seen, at_s=seen.at_s + virtual.scaling_timeout_s)
+    assert decide(virtual, state, late, MODEL)[1].desired.prefill > 2
+    acknowledged = replace(seen, desired=DesiredCounts(2, 1, 5, 5))
+    assert decide(virtual, state, acknowledged, MODEL)[1].desired.prefill > 2
+
+
 def test_what_starts_already_is_not_asked_for_again():
     wanted = desired(planned_interval(1, 1, [40.0]))
     seen = planned_interval(1, 1, [40.0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
 import pytest
 
+from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.domain.planning.scaling import DesiredCounts
 from tests.unit.supervisor.fleet.box import Box, frozen
@@ -53,6 +55,24 @@ async def test_the_first_counts_are_the_present_workers_or_what_the_statefile_re
     box.kept = {"num_prefill_workers": "1", "num_decode_workers": "3", "decision_id": "7", "holds": "{}"}
     await box.keeper.one_pass()
     assert box.link.first == {}, "what the statefile remembers comes back instead"
+
+
+async def test_with_environment_virtual_decisions_are_left_to_others_and_not_acknowledged(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=2)
+    planner = ServiceSpec("Planner", Role.PLANNER)
+    graph = replace(box.launch.graph, services=(*box.launch.graph.services, planner))
+    config = {**box.launch.config, "Planner": {"environment": "virtual"}}
+    box.launch = replace(box.launch, graph=graph, config=config)
+    box.new_keeper()
+    box.link.acknowledged.clear()
+    for asked in (DesiredCounts(), DesiredCounts(1, 5, 7, 0)):
+        box.link.counts = asked
+        await box.settle()
+    assert box.states().keys() >= {"ns_VllmWorker", "ns_VllmWorker_1"}
+    assert len([name for name in box.states() if "VllmWorker" in name]) == 2
+    assert (box.link.acknowledged, box.link.first) == ([], {})
 
 
 async def test_nothing_is_scaled_while_the_store_is_away_but_a_crashed_worker_is_restarted(
