@@ -18,6 +18,7 @@ COMMANDS = {
     "frontend": "components.frontend",
     "worker": "components.worker",
     "planner": "components.planner",
+    "orchestrate": "components.orchestrate",
     "status": "watching.status",
     "scale": "scaling.scale",
     "release": "scaling.release",

@@ -120,7 +120,11 @@ async def _scale(
         written = await write_counts(store, found.namespace, change)
         _say(found, settings, written)
         if timeout_s != 0.0:
-            await _wait(found, store, ScaleRequest(written.decision_id, written.asked), timeout_s)
+            is_for_others = bool(settings and settings.is_carried_out_elsewhere)
+            if is_for_others:
+                click.echo("environment: virtual; waiting for the program that carries decisions out")
+            request = ScaleRequest(written.decision_id, written.asked, is_for_others)
+            await _wait(found, store, request, timeout_s)
             click.echo("carried out")
     finally:
         await store.close()

@@ -32,10 +32,14 @@ GIVE_UP_S = 45.0
 
 @dataclass(frozen=True)
 class ScaleRequest:
-    """Numbers of workers that were asked for, as the decision with that id."""
+    """Numbers of workers that were asked for, as the decision with that id.
+
+    With ``is_for_others`` a program of the user's carries it out: its acknowledgement is all that is known.
+    """
 
     decision_id: int
     wanted: Mapping[Role, int]
+    is_for_others: bool = False
 
 
 async def carried_out(
@@ -56,9 +60,11 @@ async def carried_out(
     while True:
         check_alive(found)
         counts = await _counts(store, found.namespace)
-        progress = _progress(found, request.wanted)
+        progress = None if request.is_for_others else _progress(found, request.wanted)
         if progress:
             watch(progress)
+        if counts and request.is_for_others and counts.scaled_decision_id >= request.decision_id:
+            return
         if counts and progress and counts.scaled_decision_id >= request.decision_id:
             if progress.is_carried_out:
                 return
