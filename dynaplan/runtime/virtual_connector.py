@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, Transaction
 from dynaplan.runtime.coordination.kept_lease import KeptLease
+from dynaplan.runtime.membership.runtime import Runtime
 
 if TYPE_CHECKING:
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.runtime.membership.distributed import DistributedRuntime
-    from dynaplan.runtime.membership.runtime import Runtime
 
 DECISION_ID = "decision_id"
 SCALED_DECISION_ID = "scaled_decision_id"
@@ -47,7 +47,7 @@ class VirtualConnectorClient:
     """
 
     def __init__(self, runtime: Runtime | DistributedRuntime, namespace: str = "") -> None:
-        self._runtime: Runtime = getattr(runtime, "runtime", runtime)
+        self._runtime = runtime if isinstance(runtime, Runtime) else runtime.runtime
         self._namespace = namespace or self._runtime.own_namespace
         self._prefix = planner_prefix(self._namespace)
         self._lease: KeptLease | None = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from dynaplan.domain.planning.scaling import planner_prefix
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.runtime.orchestrating import Orchestrator
 from dynaplan.runtime.virtual_connector import VirtualConnectorClient
+from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 
 
@@ -26,8 +25,7 @@ class Situation:
         self.store = MemoryStore(SystemClock())
         self.seen = directory / "seen"
         self.directory = directory
-        parts: Any = SimpleNamespace(own_namespace="ns", store=self.store)
-        self.client = VirtualConnectorClient(parts)
+        self.client = VirtualConnectorClient(runtime_of(self.store))
 
     def orchestrator(self, then: str = "true") -> Orchestrator:
         says = 'echo "$DECISION_ID ${NUM_PREFILL_WORKERS-none} $NUM_DECODE_WORKERS" >> seen'

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.runtime import VirtualConnectorClient
+from tests.contract.runtimes import runtime_of
 from tests.contract.stores import BACKENDS
 from tests.fakes.polling import eventually
 
@@ -29,11 +28,7 @@ async def store(request, tmp_path):
 
 
 def client_of(store: Any) -> VirtualConnectorClient:
-    """A client as a program has it that has joined: of ``Runtime`` it needs these parts only."""
-    parts = SimpleNamespace(
-        own_namespace="ns", store=store, leases=store, clock=SystemClock(), lease_ttl_s=10
-    )
-    return VirtualConnectorClient(parts)  # type: ignore[arg-type]
+    return VirtualConnectorClient(runtime_of(store))
 
 
 def connector_of(store: Any) -> VirtualConnector:
@@ -103,6 +98,17 @@ async def test_decisions_of_a_planner_that_began_again_below_the_acknowledgement
         await client.wait()
     await client.complete(await client.get())
     assert (await client.get()).scaled_decision_id == 0
+
+
+async def test_an_acknowledgement_that_was_seen_stays_when_its_key_goes_with_the_client(store):
+    """The key of Dynamo's client is under its lease: it goes when the client ends."""
+    connector = connector_of(store)
+    await write(store, num_decode_workers=2, decision_id=4, scaled_decision_id=4)
+    assert not (await connector.desired()).is_pending
+    await store.delete(planner_prefix("ns") + "scaled_decision_id")
+    assert not (await connector.desired()).is_pending
+    assert await connector.apply(decision(0, 3, Targets(0, 2))) == 5
+    assert (await connector.desired()).is_pending
 
 
 async def test_a_decision_without_a_number_cannot_be_acknowledged(store):

@@ -3,7 +3,9 @@
 Needs ``ai-dynamo-runtime`` and ``ETCD_ENDPOINTS``; imports nothing of dynaplan. Each command prints one line
 of JSON. ``list ns.component.endpoint`` tells the instances that its client sees there, and what calling the
 first one ends with; ``card JSON`` what its reader makes of a model card; ``serve ns.component.endpoint``
-registers an instance, and keeps it until this process is killed.
+registers an instance, and keeps it until this process is killed. ``decide ns`` is a planner's coordinator:
+for each line ``PREFILL DECODE`` of its input it decides that, and tells its state. ``carry ns`` carries one
+decision out, tells it, and keeps its acknowledgement, which is under its lease, until it is killed.
 """
 
 from __future__ import annotations
@@ -47,11 +49,38 @@ async def serve(place: str) -> None:
     await serving
 
 
+async def decide(namespace: str) -> None:
+    joined = runtime()
+    coordinator = _core.VirtualConnectorCoordinator(joined, namespace, 1, 60, 60)
+    await coordinator.async_init()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        await coordinator.update_scaling_decision(*map(int, line.split()))
+        print(json.dumps(_numbers(coordinator.read_state())), flush=True)
+    joined.shutdown()
+
+
+async def carry(namespace: str) -> None:
+    joined = runtime()
+    client = _core.VirtualConnectorClient(joined, namespace)
+    await client.wait()
+    decision = await client.get()
+    await client.complete(decision)
+    print(json.dumps(_numbers(decision)), flush=True)
+    await asyncio.Event().wait()
+
+
+def _numbers(decision: Any) -> list[int]:
+    return [decision.num_prefill_workers, decision.num_decode_workers, decision.decision_id]
+
+
+COMMANDS = {"list": list_instances, "serve": serve, "decide": decide, "carry": carry}
+
+
 def main(command: str, argument: str) -> None:
     if command == "card":
         print(_core.ModelDeploymentCard.from_json_str(argument).to_json_str(), flush=True)
         return
-    asyncio.run(serve(argument) if command == "serve" else list_instances(argument))
+    asyncio.run(COMMANDS[command](argument))
 
 
 if __name__ == "__main__":

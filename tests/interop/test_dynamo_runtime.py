@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 
 from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.observation import FleetCounts
+from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.registration import Registration
 from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
+from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 
@@ -122,3 +128,57 @@ async def test_its_workers_are_named_and_not_callable(python: str, endpoint: str
         await asyncio.to_thread(process.communicate)
     assert key.startswith("v1/instances/ns/backend/generate/")
     assert reached.startswith("tcp ")
+
+
+async def test_its_client_carries_our_planners_decisions_out(
+    python: str, endpoint: str, store: EtcdStore
+) -> None:
+    connector = VirtualConnector(store, "ns", FleetCounts)
+    process = await asyncio.to_thread(started, python, endpoint, "carry", "ns")
+    try:
+        number = await connector.apply(Decision(Targets(0, 0), Targets(2, 3), ()))
+        assert process.stdout
+        assert json.loads(await asyncio.to_thread(process.stdout.readline)) == [2, 3, number]
+        assert not (await connector.desired()).is_pending
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+
+
+async def test_our_client_carries_its_planners_decisions_out_also_after_that_one_began_again(
+    python: str, endpoint: str, store: EtcdStore
+) -> None:
+    client = VirtualConnectorClient(runtime_of(store))
+    for decode in (3, 5):  # the second coordinator begins with decision 0 again
+        coordinator = await asyncio.to_thread(coordinating, python, endpoint)
+        try:
+            for wanted in (decode, decode + 1):
+                async with asyncio.timeout(WITHIN_S):
+                    await decided(coordinator, 1, wanted)
+                    await client.wait()
+                    decision = await client.get()
+                    assert (decision.num_prefill_workers, decision.num_decode_workers) == (1, wanted)
+                    await client.complete(decision)
+        finally:
+            coordinator.kill()
+            await asyncio.to_thread(coordinator.communicate)
+
+
+def coordinating(python: str, endpoint: str) -> subprocess.Popen[str]:
+    command = [python, str(Path(__file__).with_name("dynamo_runtime.py")), "decide", "ns"]
+    environment = os.environ | {"ETCD_ENDPOINTS": endpoint, "DYN_LOG": "error"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
+async def decided(coordinator: subprocess.Popen[str], prefill: int, decode: int) -> None:
+    """Have the coordinator decide that; it leaves out what is asked before it has seen the last one's end."""
+
+    async def is_decided() -> bool:
+        assert coordinator.stdin and coordinator.stdout
+        coordinator.stdin.write(f"{prefill} {decode}\n")
+        coordinator.stdin.flush()
+        state = json.loads(await asyncio.to_thread(coordinator.stdout.readline))
+        return bool(state[:2] == [prefill, decode])
+
+    await eventually(is_decided, WITHIN_S, interval_s=0.1)

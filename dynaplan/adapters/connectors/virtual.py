@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.planning.decisions import Decision
@@ -51,6 +52,7 @@ class VirtualConnector:
         self._lost_for_s = lost_for_s
         self._ignored = ""
         self._seen_s: float | None = None
+        self._done_id = -1
 
     async def fleet(self) -> FleetCounts:
         """The fleet as its supervisor publishes it, or else as it is registered."""
@@ -92,7 +94,13 @@ class VirtualConnector:
         return await self._store.list(planner_prefix(self._namespace))
 
     def _counts(self, items: tuple[KeyValue, ...]) -> DesiredCounts:
-        return DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
+        """Read the counts. An acknowledgement that was seen stays: Dynamo's client takes its key along."""
+        counts = DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
+        if not counts.is_pending:
+            self._done_id = counts.decision_id
+        elif counts.decision_id == self._done_id:
+            return replace(counts, scaled_decision_id=self._done_id)
+        return counts
 
     def _holds(self, items: tuple[KeyValue, ...]) -> RoleHolds:
         """Read the holds; raises TemporaryError for a while when their key was there and is gone."""

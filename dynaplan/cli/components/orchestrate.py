@@ -46,14 +46,19 @@ def command(namespace: str | None, token_file: Path | None, shell_command: str, 
 
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
     from dynaplan.foundation.signals import on_signals
-    from dynaplan.joining import connect
+    from dynaplan.runtime import connect
     from dynaplan.runtime.orchestrating import Orchestrator
     from dynaplan.runtime.virtual_connector import VirtualConnectorClient
 
     async with connect(namespace) as runtime:
         orchestrator = Orchestrator(VirtualConnectorClient(runtime), command, environment)
         work = asyncio.ensure_future(orchestrator.carry_out_next() if once else orchestrator.run())
-        with on_signals(lambda name: work.cancel()):
+
+        def leave(name: str) -> None:
+            click.echo(f"{name}: ending the command that runs")
+            work.cancel()
+
+        with on_signals(leave):
             try:
                 await work
             except asyncio.CancelledError:

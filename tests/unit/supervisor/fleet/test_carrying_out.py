@@ -44,13 +44,16 @@ class Box:
         silent_s = self.plugin_silent_s if name == PLUGIN_PULSE else 0.0
         return Pulse(ProcessIdentity(7, 1, "boot"), 0.0, silent_s, 1.0, True)
 
-    async def wait(self, acknowledged: int = 3, timeout_s: float = 0.0, **keys: int) -> bool:
+    async def wait(
+        self, acknowledged: int = 3, timeout_s: float = 0.0, *, is_for_others: bool = False, **keys: int
+    ) -> bool:
         counts = {"num_decode_workers": 2, "decision_id": 3, "scaled_decision_id": acknowledged, **keys}
         for name, value in counts.items():
             await self.store.put(planner_prefix("ns") + name, str(value))
         arbiter = ProcessIdentity(5, 1, "boot")
         found = SimpleNamespace(namespace="ns", arbiter=arbiter, runtime_dir=Path("/x"), statefile=Path("/y"))
-        await carried_out(cast(Any, found), self.store, ScaleRequest(3, {Role.DECODE: 2}), timeout_s)
+        request = ScaleRequest(3, {Role.DECODE: 2}, is_for_others)
+        await carried_out(cast(Any, found), self.store, request, timeout_s)
         return True
 
     async def refusal(self, kind: type[DynaplanError], **keys: int) -> str:
@@ -127,3 +130,10 @@ async def test_a_store_that_is_away_is_asked_again(box: Box, monkeypatch: pytest
 
     monkeypatch.setattr(box.store, "list", listing)
     assert await box.wait(timeout_s=5.0)
+
+
+async def test_of_what_a_program_of_the_users_carries_out_only_its_acknowledgement_counts(box: Box) -> None:
+    box.workers = (ONE,)
+    assert await box.wait(is_for_others=True)
+    with pytest.raises(TemporaryError, match="not acknowledged"):
+        await box.wait(acknowledged=2, is_for_others=True)

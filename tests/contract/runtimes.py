@@ -1,0 +1,30 @@
+"""A joined process's runtime over a store that a test has opened."""
+
+from __future__ import annotations
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.ports.events import EventPlane
+from dynaplan.ports.messaging import Messenger
+from dynaplan.ports.stores import Store
+from dynaplan.runtime.membership.runtime import Runtime
+
+
+def runtime_of(store: Store, namespace: str = "ns") -> Runtime:
+    """The runtime of a program in that namespace: it has a store, and neither messages nor events."""
+    return Runtime(
+        own_namespace=namespace,
+        store=store,
+        leases=store,
+        clock=SystemClock(),
+        token="token",
+        connect_messenger=_no_messenger,
+        connect_events=_no_events,
+    )
+
+
+async def _no_messenger() -> Messenger:
+    raise AssertionError("no messages here")
+
+
+async def _no_events() -> EventPlane:
+    raise AssertionError("no events here")
