@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynaplan.joining import connect, dynamo_worker
-    from dynaplan.runtime.virtual_connector import VirtualConnectorClient
+    from dynaplan.runtime.virtual.client import VirtualConnectorClient
 
 __all__ = ["VirtualConnectorClient", "connect", "dynamo_worker"]
 
 _HOMES = {
-    "VirtualConnectorClient": "dynaplan.runtime.virtual_connector",
+    "VirtualConnectorClient": "dynaplan.runtime.virtual.client",
     "connect": "dynaplan.joining",
     "dynamo_worker": "dynaplan.joining",
 }

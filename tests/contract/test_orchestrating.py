@@ -12,8 +12,8 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.planning.scaling import planner_prefix
 from dynaplan.foundation.backoff import Backoff
-from dynaplan.runtime.orchestrating import Orchestrator
-from dynaplan.runtime.virtual_connector import VirtualConnectorClient
+from dynaplan.runtime.virtual.client import VirtualConnectorClient
+from dynaplan.runtime.virtual.orchestrator import Orchestrator
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 

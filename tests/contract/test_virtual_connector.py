@@ -60,8 +60,10 @@ async def test_a_decision_is_waited_for_carried_out_and_acknowledged(store):
 
 async def test_waiting_ends_at_once_while_a_decision_is_not_acknowledged(store):
     await write(store, num_decode_workers=2, decision_id=4, scaled_decision_id=3)
+    client = client_of(store)
     async with asyncio.timeout(5):
-        await client_of(store).wait()
+        await client.wait()
+    assert (await client.get()).is_pending
 
 
 async def test_waiting_goes_on_after_the_acknowledgement_until_the_next_decision(store):

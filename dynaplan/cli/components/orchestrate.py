@@ -47,8 +47,8 @@ def command(namespace: str | None, token_file: Path | None, shell_command: str, 
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
     from dynaplan.foundation.signals import on_signals
     from dynaplan.runtime import connect
-    from dynaplan.runtime.orchestrating import Orchestrator
-    from dynaplan.runtime.virtual_connector import VirtualConnectorClient
+    from dynaplan.runtime.virtual.client import VirtualConnectorClient
+    from dynaplan.runtime.virtual.orchestrator import Orchestrator
 
     async with connect(namespace) as runtime:
         orchestrator = Orchestrator(VirtualConnectorClient(runtime), command, environment)

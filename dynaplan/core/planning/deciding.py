@@ -31,9 +31,8 @@ def decide(
 
     Total: any observation has a decision, and the unknown changes nothing.
 
-    Policy ``sla``: the workers that the coming traffic needs to meet the targets, also while an earlier
-    decision is carried out, because starting workers count as there; removals as in ``scale_down.py``.
-    In the environment ``virtual`` it waits as the thresholds do: who carries out does one thing at a time.
+    Policy ``sla``: the workers that the coming traffic needs to meet the targets. Starting workers count as
+    there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``scale_down.py``.
 
     Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
     while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
@@ -48,7 +47,7 @@ def decide(
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
 
-    Whatever the policy, the last step keeps to the holds that a person has set (``holding.py``).
+    Whatever the policy, the last step keeps to the holds of persons (``holding.py``).
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, _current(observation))
@@ -56,9 +55,9 @@ def decide(
     prediction = None
     is_known, why = _is_known(situation)
     steps = [Step("known", targets, targets, why)]
-    if is_known and settings.is_by_targets and settings.is_carried_out_elsewhere:
+    if is_known and settings.waits_with_targets:
         is_known, why = _is_settled(situation)
-        steps.append(Step("pending", targets, targets, why))
+        steps += [Step("pending", targets, targets, why)]
     if is_known and settings.is_by_targets:
         situation, planned, prediction = _planned(situation, model)
         steps += planned

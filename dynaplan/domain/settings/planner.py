@@ -126,6 +126,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
         """True when a program of the user's carries decisions out: it is to finish one before the next."""
         return self.environment == VIRTUAL
 
+    @property
+    def waits_with_targets(self) -> bool:
+        """True when planning for targets waits, too, until the last decision is carried out."""
+        return self.is_by_targets and self.is_carried_out_elsewhere
+
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""
         options = super().to_options()

@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
         "adapters/stores/nats_kv/follower",
     ],
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
+    "integration/test_orchestrate.py": ["cli/components/orchestrate"],
     "contract/test_coordination.py": ["runtime/coordination/buckets"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/answer",

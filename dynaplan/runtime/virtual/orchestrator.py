@@ -15,7 +15,7 @@ from dynaplan.foundation.backoff import Backoff
 
 if TYPE_CHECKING:
     from dynaplan.domain.planning.scaling import DesiredCounts
-    from dynaplan.runtime.virtual_connector import VirtualConnectorClient
+    from dynaplan.runtime.virtual.client import VirtualConnectorClient
 
 log = logging.getLogger(__name__)
 
