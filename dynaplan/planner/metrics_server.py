@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.foundation.sockets import bound_socket
+from dynaplan.runtime.listening.connections import ConnectionLimits
+from dynaplan.runtime.listening.limited_runner import LimitedRunner
 from dynaplan.runtime.metrics import CONTENT_TYPE, render
 
 
-async def serve_metrics(port: int, namespace: str, read: Callable[[], Mapping[str, float]]) -> web.AppRunner:
+async def serve_metrics(port: int, namespace: str, read: Callable[[], Mapping[str, float]]) -> LimitedRunner:
     """Serve the gauges that ``read`` returns on the loopback address, until the runner is cleaned up.
 
     Raises ConfigError when the port is taken.
@@ -22,10 +25,10 @@ async def serve_metrics(port: int, namespace: str, read: Callable[[], Mapping[st
 
     application = web.Application()
     application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, access_log=None)
+    runner = LimitedRunner(application, ConnectionLimits(option="ulimit -n"), access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        runner.listen(bound_socket("127.0.0.1", port))
     except OSError as error:
         await runner.cleanup()
         raise ConfigError(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from aiohttp import web
 
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import Route
-from dynaplan.runtime.listening.acceptor import Acceptor
 from dynaplan.runtime.listening.connections import ConnectionLimits
 from dynaplan.runtime.listening.limited_runner import LimitedRunner
 from dynaplan.runtime.named_requests import name_response
@@ -24,8 +23,13 @@ DRAINING_HEADER = "x-dynaplan-draining"
 """On a 503: this worker is leaving; the request was not touched and is safe to send to another one."""
 
 LARGEST_BODY_BYTES = 64 * 1024 * 1024
-IDLE_CONNECTION_S = 75.0
-BACKLOG = 1024
+
+WORKERS_LIMITS = ConnectionLimits(write_s=math.inf, option="ulimit -n")
+"""The limits of a worker's own server: those of the public ones, but a slow reader is not closed.
+
+Its readers are frontends, which are as slow as their clients and close those; a connection that broke off
+here would look like the worker's death.
+"""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,8 +64,8 @@ class WorkerServer:
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
-    then too, so that the kernel gives new connections to the others that share its port. ``advertised`` is
-    the host name by which others know the socket's address.
+    then too, so that the kernel gives new connections to the others that share its port; the others have
+    ``WORKERS_LIMITS``. ``advertised`` is the host name by which others know the socket's address.
     """
 
     def __init__(
@@ -73,11 +77,11 @@ class WorkerServer:
     ) -> None:
         self._socket = listen_on
         self.url = _url(listen_on, advertised)
-        self._limits = limits
+        self._is_public = limits is not None
+        self._limits = limits or WORKERS_LIMITS
         self._credentials = f"Bearer {token}".encode() if token else b""
         self._table = web.UrlDispatcher()
-        self._runner: web.AppRunner | None = None
-        self._acceptor: Acceptor | None = None
+        self._runner: LimitedRunner | None = None
         self.in_flight = InFlight()
         self.is_draining = False
 
@@ -88,17 +92,11 @@ class WorkerServer:
         # An application's own router takes nothing more once it serves.
         app.router.add_route("*", "/{path:.*}", self._dispatch)
         app.on_response_prepare.append(name_response)
-        options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "shutdown_timeout": 0.5}
-        if self._limits:
-            self._runner = limited = LimitedRunner(app, self._limits, **options)
-            await limited.setup()
-            assert limited.client_server
-            self._acceptor = Acceptor(self._socket, limited.client_server.welcome, is_alone=False)
-            self._acceptor.start()
-            return
-        self._runner = web.AppRunner(app, keepalive_timeout=IDLE_CONNECTION_S, **options)
+        self._runner = LimitedRunner(
+            app, self._limits, access_log=None, handler_cancellation=True, shutdown_timeout=0.5
+        )
         await self._runner.setup()
-        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+        self._runner.listen(self._socket, is_alone=not self._is_public)
 
     def add(self, routes: Sequence[Route]) -> None:
         """Serve these routes too, from now on."""
@@ -108,13 +106,11 @@ class WorkerServer:
     async def drain(self) -> None:
         """Refuse new work from now on."""
         self.is_draining = True
-        if self._acceptor:
-            await self._acceptor.stop()
+        if self._runner and self._is_public:
+            await self._runner.stop_listening()
 
     async def stop(self) -> None:
         """Close every connection, and with it whatever is still in flight."""
-        if self._acceptor:
-            await self._acceptor.stop()
         if self._runner:
             await self._runner.cleanup()
         self._socket.close()

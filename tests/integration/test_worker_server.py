@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,7 @@ from dynaplan.runtime.client import DependencyClient, worker_session
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
 from dynaplan.runtime.listening.connections import ConnectionLimits
-from dynaplan.runtime.server import DRAINING_HEADER, WorkerServer
+from dynaplan.runtime.server import DRAINING_HEADER, WORKERS_LIMITS, WorkerServer
 from tests.fakes.polling import eventually
 from tests.fakes.store import FakeStore
 
@@ -415,3 +416,18 @@ async def test_more_connections_to_public_endpoints_than_allowed_are_answered_50
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"no more may be (ulimit -n)" in answer
         busy.close()
+
+
+async def test_a_workers_own_server_has_the_limits_of_public_ones_but_waits_for_slow_readers(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await plant.add(Backend())
+    fields = b"".join(b"X%d: %s\r\n" % (number, b"x" * 1000) for number in range(70))
+    assert (await raw(server, b"GET /health HTTP/1.1\r\n" + fields)).startswith(b"HTTP/1.1 431 ")
+    assert replace(WORKERS_LIMITS, write_s=60.0) == ConnectionLimits(option="ulimit -n")
+    assert WORKERS_LIMITS.write_s == math.inf
+    monkeypatch.setattr("dynaplan.runtime.server.WORKERS_LIMITS", replace(WORKERS_LIMITS, head_s=0.1))
+    slow = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
+    await slow.start([])
+    assert (await raw(slow, b"GET /health HTTP/1.1\r\nHost:")).startswith(b"HTTP/1.1 408 ")
+    await slow.stop()
