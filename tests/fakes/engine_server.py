@@ -13,9 +13,10 @@ What it copies of vLLM 0.32, each seen on the real one:
   one with ``do_remote_prefill`` computes no prompt token (``prompt_tokens_by_source_total``)
 - SIGTERM: with ``--shutdown-timeout`` streams end whole, new requests get a 500, the port stays open; without
   it streams end with ``finish_reason: "abort"`` and ``[DONE]``, HTTP 200
-- with ``VLLM_SERVER_DEV_MODE=1``, by vLLM's documentation and its own tests, not seen on the real one:
-  ``/sleep?level=1|2``, ``/wake_up``, ``/pause``, ``/resume``, ``/is_paused``; while it sleeps or is paused,
-  requests wait without showing in its metrics, and only sleep shows in ``vllm:engine_sleep_state``
+- with ``VLLM_SERVER_DEV_MODE=1`` (read in 0.32; levels 1 and 2 are not run, they need a GPU):
+  ``/sleep?level=0|1|2``, ``/wake_up``, ``/pause``, ``/resume``, ``/is_paused``; sleep pauses the scheduler,
+  so that ``/is_paused`` says so; requests in flight are aborted, later ones wait unseen in its metrics;
+  only sleep shows in ``vllm:engine_sleep_state``; one that is resumed while its weights are away fails
 - it has a child (the EngineCore), which lives on when only the server is killed
 
 What is its own: ``--fake-token-s`` (seconds per token), ``--fake-slots`` (requests at once, the others
@@ -155,6 +156,7 @@ class Server:
         self.goes_on.set()
         self.sleep_level = -1
         self.is_paused = False
+        self.pauses = 0
         self.awake = asyncio.Event()
         self.awake.set()
         self.idle = asyncio.Event()
@@ -221,22 +223,31 @@ class Server:
         match http.method, path:
             case "POST", "/sleep":
                 self.sleep_level = int(query.removeprefix("level=") or 1)
+                self.pause()
             case "POST", "/wake_up":
                 await asyncio.sleep(self.options.fake_wake_s)
                 self.sleep_level = -1
-            case "POST", "/pause" | "/resume":
-                self.is_paused = path == "/pause"
+                self.is_paused = False
+            case "POST", "/pause":
+                self.pause()
+            case "POST", "/resume":
+                self.is_paused = False
+                self.mode = "fail" if self.sleep_level > 0 else self.mode
             case "GET", "/is_paused":
                 await http.answer(200, {"is_paused": self.is_paused})
                 return True
             case _:
                 return False
-        if self.is_paused or self.sleep_level >= 0:
-            self.awake.clear()
-        else:
+        if not self.is_paused:
             self.awake.set()
         await http.answer(200)
         return True
+
+    def pause(self) -> None:
+        """End what is in flight, and have what comes wait."""
+        self.is_paused = True
+        self.pauses += 1
+        self.awake.clear()
 
     async def unless_client_leaves(self, answer: Any, reader: StreamReader) -> None:
         """A request whose client closes its connection ends, as vLLM's does."""
@@ -286,7 +297,7 @@ class Server:
             lines += [f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {float(count)}']
         states = ("awake", "weights_offloaded", "discard_all")
         for level, state in enumerate(states):
-            value = float(max(self.sleep_level, 0) == level)
+            value = float(self.sleep_level == (level or -1))
             lines += [f'vllm:engine_sleep_state{{{labels},sleep_state="{state}"}} {value}']
         size = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{TOTAL_BLOCKS}"'
         lines += [f'vllm:cache_config_info{{{size},kv_cache_size_tokens="6400",engine="0"}} 1.0']
@@ -328,12 +339,12 @@ class Server:
 
     async def tokens(self, body: dict[str, Any]) -> AsyncIterator[tuple[int, str | None]]:
         """The number of each token, and the finish reason with the last."""
-        count = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+        count, pauses = body.get("max_completion_tokens") or body.get("max_tokens") or 16, self.pauses
         for number in range(1, count + 1):
             await asyncio.sleep(self.options.fake_token_s)
             await self.goes_on.wait()
             self.steps += 1
-            if self.is_aborting:
+            if self.is_aborting or self.pauses != pauses:
                 self.aborted += 1
                 yield number, "abort"
                 return

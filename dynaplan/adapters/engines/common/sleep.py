@@ -28,9 +28,11 @@ class Sleep:
         self._client = client
         self._is_pause_told: bool | None = None if waking else False
         self._is_paused = False
+        self._is_in_metrics = False
 
     async def added_to(self, signals: Signals) -> Signals:
         """Return the signals, asleep also when the engine is paused; one without that path is not asked."""
+        self._is_in_metrics = signals.is_asleep
         if self._is_pause_told is not False:
             await self._ask()
         return replace(signals, is_asleep=signals.is_asleep or self._is_paused)
@@ -41,7 +43,9 @@ class Sleep:
             return ""
         if not signals.has_weights:
             return "It sleeps without its weights (level 2): load them and wake it as you put it to sleep."
-        path = self._waking.resume_path if self._is_paused else self._waking.wake_path
+        # vLLM 0.32 says that it is paused while it sleeps, too; resumed it would compute without its weights.
+        is_paused_only = self._is_paused and not self._is_in_metrics
+        path = self._waking.resume_path if is_paused_only else self._waking.wake_path
         log.info("waking the engine: POST %s", path)
         try:
             status = await self._client.command(path, WAKE_TIMEOUT_S)

@@ -81,6 +81,15 @@ async def test_a_paused_engine_sleeps_until_it_says_otherwise_and_is_resumed() -
     assert client.commands == ["/resume"]
 
 
+async def test_an_engine_that_sleeps_says_that_it_is_paused_too_and_is_woken_not_resumed() -> None:
+    client = Client(paused={"is_paused": True})
+    sleep = sleep_of(client)
+    assert await sleep.wake(await sleep.added_to(Signals(is_asleep=True))) == ""
+    assert client.commands == ["/wake_up"]
+    assert await sleep.wake(await sleep.added_to(Signals())) == ""
+    assert client.commands == ["/wake_up", "/resume"]
+
+
 @pytest.mark.parametrize("answer", ["", "[", "[" * 100_000, "5", '{"is_paused": "yes"}', "null"])
 async def test_an_answer_that_is_none_is_no_pause(answer: str) -> None:
     assert not (await sleep_of(Client(paused=answer)).added_to(Signals())).is_asleep
