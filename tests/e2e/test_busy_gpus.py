@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.traces import in_torture
@@ -103,3 +106,27 @@ def test_a_box_without_a_free_gpu_is_refused_unless_busy_ones_may_be_used(tmp_pa
     assert allowed.returncode == 0
     assert f"{in_use(0)}" in allowed.stdout
     assert "used all the same" in allowed.stdout
+
+
+def test_two_workers_share_a_gpu_and_one_of_them_starts_again_beside_the_other(
+    deploy: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    half = ("--VllmWorker.ServiceArgs.resources.gpu=0.5", "--VllmWorker.ServiceArgs.workers=2")
+    deployment = deploy(*AGGREGATED, "--gpus", "1", *half)
+    both = deployment.workers("VllmWorker")
+    assert [entry["resources"] for entry in both.values()] == [{"allocated_gpus": [0], "gpu_share": 0.5}] * 2
+    seen = {psutil.Process(entry["pid"]).environ()["CUDA_VISIBLE_DEVICES"] for entry in both.values()}
+    assert len(seen) == 1
+
+    refused = deployment.run("scale", "decode=3")
+    assert refused.returncode != 0
+    assert "GPU" in refused.stderr
+
+    neighbour = next(name for name in both if name != WORKER)
+    fill(tmp_path, 0)  # as far as can be seen: by the neighbour, which runs
+    os.kill(both[WORKER]["pid"], signal.SIGKILL)
+    wait_until(
+        lambda: state_of(deployment)[0] == "ready" and state_of(deployment)[1] != both[WORKER]["pid"], 20
+    )
+    assert deployment.pid_of(neighbour) == both[neighbour]["pid"]
+    assert gpus_of(deployment) == [[0], [0]]
