@@ -14,7 +14,7 @@ from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import WORKER, is_ready, model_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
-from tests.vllm.conftest import KV_BLOCKS, shared_memory
+from tests.vllm.conftest import KV_BLOCKS, START_UP_S, shared_memory
 
 PLANNER = (
     "--Planner.adjustment-interval=6",
@@ -61,7 +61,7 @@ async def test_the_planner_follows_the_real_kv_pressure_up_and_down_and_no_strea
         await load.stop()
     assert load.incomplete == []
     async with Load(deployment.url, model_of(deployment), clients=8, tokens=100, prompt="short") as load:
-        await eventually(lambda: is_ready(deployment, "VllmWorker", 2), 200)
+        await eventually(lambda: is_ready(deployment, "VllmWorker", 2), START_UP_S)
         await eventually(lambda: is_ready(deployment, "VllmWorker", 1), 120)
         await load.stop()
     assert len(load.outcomes) >= 8
@@ -79,7 +79,7 @@ async def test_a_killed_engine_takes_its_worker_out_and_comes_back_and_leaves_no
     assert in_memory
     engine.kill()
     await eventually(lambda: one_pool.workers()[worker]["state"] != "ready", 20)
-    await eventually(lambda: one_pool.workers()[worker]["state"] == "ready", 200)
+    await eventually(lambda: one_pool.workers()[worker]["state"] == "ready", START_UP_S)
     assert one_pool.pid_of(worker) != pid
     async with Load(one_pool.url, model_of(one_pool), clients=2, tokens=8) as load:
         await eventually(lambda: len(load.outcomes) > 2, 60)

@@ -29,7 +29,7 @@ class LimitedRunner(web.AppRunner):
         self._acceptor.start()
 
     async def stop_listening(self) -> None:
-        """Take no more connections; those that are open go on. Twice is once."""
+        """Take no more connections; open ones go on. Twice is once."""
         if self._acceptor:
             await self._acceptor.stop()
 

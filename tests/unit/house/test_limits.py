@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from dynaplan.domain.settings.fields import options_of
@@ -12,7 +14,9 @@ from dynaplan.runtime.listening.connections import (
     LARGEST_LINE_BYTES,
     MOST_CONNECTIONS,
     MOST_HEADERS,
+    ConnectionLimits,
 )
+from dynaplan.runtime.server import LARGEST_BODY_BYTES, WORKERS_LIMITS
 from dynaplan.serving.frontend.bodies.budget import UNCOUNTED_BYTES
 from dynaplan.serving.frontend.bodies.process import READ_WITHIN_S
 from dynaplan.serving.frontend.bodies.process_main import DOCUMENT_BYTES
@@ -32,12 +36,16 @@ FIXED = {
 }
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """Limit -> (option, default)."""
+def rows(*, elsewhere: bool = False) -> dict[str, tuple[str, str]]:
+    """Limit -> (option, default), of the Frontend or of the other servers."""
     _, _, table = PAGE.read_text().partition("**Limits.**")
     lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line] for line in lines[2:]]
-    return {limit: (option.strip("`"), default) for limit, option, default, _ in cells[: len(cells)]}
+    return {
+        limit: (option.strip("`"), default)
+        for limit, option, default, _ in cells
+        if (option == "elsewhere") == elsewhere
+    }
 
 
 def shown(name: str, value: float) -> str:
@@ -72,3 +80,12 @@ def test_the_fixed_limits_stand_there_with_their_values() -> None:
     text = PAGE.read_text()
     assert f"all bodies of more than {UNCOUNTED_BYTES // 1024} KiB" in text
     assert f"at most {MOST_CONNECTIONS}" in text
+
+
+def test_the_limits_of_other_servers_stand_there_with_their_values() -> None:
+    limits = rows(elsewhere=True)
+    assert limits["one body"][1].startswith(f"{shown('bytes', LARGEST_BODY_BYTES)};")
+    public = f"{ConnectionLimits().write_s:g} s; "
+    assert limits["time without reading an answer"][1].startswith(public + "none at a worker's own server")
+    assert WORKERS_LIMITS.write_s == math.inf
+    assert replace(WORKERS_LIMITS, write_s=ConnectionLimits().write_s) == ConnectionLimits(option="ulimit -n")
