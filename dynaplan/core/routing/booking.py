@@ -24,9 +24,17 @@ class WorkerBook:
     active_blocks: int = 0
     prefill_blocks: int = 0
 
-    def candidate(self, instance_id: int, overlap_blocks: int) -> Candidate:
-        """Return the worker as a choice; ``overlap_blocks`` of the new prompt are probably in its cache."""
-        return Candidate(instance_id, self.in_flight, self.active_blocks, self.prefill_blocks, overlap_blocks)
+    def candidate(self, instance_id: int, overlap_blocks: int, others: WorkerBook | None = None) -> Candidate:
+        """Return the worker as a choice; ``overlap_blocks`` of the new prompt are probably in its cache.
+
+        ``others`` is what other routers have there, if they tell.
+        """
+        in_flight, active, prefill = self.in_flight, self.active_blocks, self.prefill_blocks
+        if others:
+            in_flight += others.in_flight
+            active += others.active_blocks
+            prefill += others.prefill_blocks
+        return Candidate(instance_id, in_flight, active, prefill, overlap_blocks)
 
 
 @dataclass

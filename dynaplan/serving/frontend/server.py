@@ -39,11 +39,11 @@ from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.requests import FrontendRequests
 from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
-from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
+from dynaplan.serving.routing.cached_prefixes import BY_PREFIX
+from dynaplan.serving.routing.knowledge import RouterKnowledge
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.sleepers import Sleepers
-from dynaplan.serving.routing.tokens.models import ModelTokenizers
-from dynaplan.serving.routing.worker_router import BY_PREFIX, WorkerRouter
+from dynaplan.serving.routing.worker_router import WorkerRouter
 
 if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
@@ -96,8 +96,7 @@ class FrontendServer:
         self._sleepers = Sleepers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
         )
-        self._tokenizers = ModelTokenizers() if by_prefix else None
-        self._prefixes = CachedPrefixes(settings) if by_prefix else None
+        self._knowledge = RouterKnowledge(runtime, settings)
         self._router = self._new_router()
         self.prefill = RemotePrefill(
             settings.disaggregation,
@@ -146,6 +145,7 @@ class FrontendServer:
             ]
         )
         settings = self._settings
+        self._knowledge.start(lambda: self._router.books)
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
@@ -177,8 +177,10 @@ class FrontendServer:
             is_coming=lambda: self.is_worker_coming,
             sleepers=self._sleepers,
             absence=lambda: self.absence,
-            prefixes=self._prefixes,
-            tokenizers=self._tokenizers,
+            prefixes=self._knowledge.prefixes,
+            tokenizers=self._knowledge.tokenizers,
+            others=self._knowledge.others,
+            changed=self._knowledge.changed,
             chosen=self._metrics.router.chosen
             if self._metrics.router
             else lambda blocks, overlap, most: None,
@@ -204,8 +206,7 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
         await self._requests.close()
-        if self._tokenizers:
-            await self._tokenizers.close()
+        await self._knowledge.close()
         await self._upstream.close()
 
     async def _leaving(self, request: web.Request) -> web.Response:

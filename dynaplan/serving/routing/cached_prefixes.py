@@ -6,12 +6,15 @@ other case the router predicts: it remembers what was sent where, for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.serving.openai_api import PromptBlocks
+
+BY_PREFIX = "kv"
+"""The mode in which the cached beginning of a prompt counts."""
 
 
 class ToldBlocks(Protocol):
@@ -27,10 +30,19 @@ class ToldBlocks(Protocol):
 
 
 class CachedPrefixes:
-    """The part of a prompt that each worker has in its cache; ``told`` is None where no engine is heard."""
+    """The part of a prompt that each worker has in its cache; ``told`` is None where no engine is heard.
 
-    def __init__(self, settings: RoutingSettings, told: ToldBlocks | None = None) -> None:
+    ``on_sent`` is called with the hashes and the worker of each prompt that predictions are made from.
+    """
+
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        told: ToldBlocks | None = None,
+        on_sent: Callable[[Sequence[int], int], None] = lambda hashes, instance_id: None,
+    ) -> None:
         self._told = told
+        self._on_sent = on_sent
         self._sent = PrefixIndex(
             settings.router_ttl_s, settings.router_max_tree_size, settings.router_prune_target_ratio
         )
@@ -55,6 +67,11 @@ class CachedPrefixes:
         """Note that the prompt goes to that worker, unless its engine will tell."""
         if not (blocks.prompt_tokens and self.is_told(instance_id)):
             self._sent.record(blocks.hashes, instance_id, now_s)
+            self._on_sent(blocks.hashes, instance_id)
+
+    def heard(self, hashes: Sequence[int], instance_id: int, now_s: float) -> None:
+        """Note that another frontend has sent a prompt with these blocks to that worker."""
+        self._sent.record(hashes, instance_id, now_s)
 
     def is_told(self, instance_id: int) -> bool:
         """Tell whether the worker's engine is heard, and nothing that it told is missing."""

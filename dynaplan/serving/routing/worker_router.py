@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 from dynaplan.core.routing.booking import BookEntry, WorkerBook
 from dynaplan.core.routing.choosing import MODES, Inputs
@@ -20,7 +21,7 @@ from dynaplan.domain.wire.absence import Absence
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
-from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
+from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes
 from dynaplan.serving.routing.prompt_tokens import Tokenizers, prompt_blocks, token_fault
 from dynaplan.serving.routing.sleepers import Sleepers
 
@@ -34,8 +35,8 @@ EVENTS = "events"
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
 """The sources of what is known of a worker's cache; other predictions name the fault of its tokens."""
 
-BY_PREFIX = "kv"
-"""The mode in which the cached beginning of a prompt counts."""
+
+NO_OTHERS: Mapping[int, WorkerBook] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -51,6 +52,12 @@ class Booking(BookEntry):
 
     instance: Instance
     blocks: PromptBlocks = NO_BLOCKS
+    changed: Callable[[], None]
+
+    def prefilled(self) -> None:
+        """Note that the prompt is computed."""
+        super().prefilled()
+        self.changed()
 
 
 class WorkerRouter:
@@ -59,7 +66,8 @@ class WorkerRouter:
     In the mode ``kv`` it asks ``prefixes`` for what the workers have cached, and cuts prompts with
     ``tokenizers``. ``is_coming`` tells whether workers are being started, ``absence`` why none answers, if
     their crashes are why. ``chosen`` is told of each choice by prefix: the numbers of the prompt's blocks,
-    of the ones that the worker has cached, and the most that any has.
+    of the ones that the worker has cached, and the most that any has. ``others`` are the books of the other
+    frontends, added up by instance id, and ``changed`` is called when a book of this one has changed.
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class WorkerRouter:
         sleepers: Sleepers | None = None,
         absence: Callable[[], Absence | None] = lambda: None,
         chosen: Callable[[int, int, int], None] = lambda blocks, overlap, most: None,
+        others: Mapping[int, WorkerBook] = NO_OTHERS,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -82,6 +92,8 @@ class WorkerRouter:
         self._prefixes = (prefixes or CachedPrefixes(settings)) if settings.router == BY_PREFIX else None
         self._tokenizers = tokenizers
         self._tell_chosen = chosen
+        self._others = others
+        self._tell_changed = changed
         self._is_coming = is_coming
         self._sleepers = sleepers
         if sleepers:
@@ -96,6 +108,11 @@ class WorkerRouter:
         self._changed = self._loop.create_future()
         self._follow()
         discovery.on_change(self._follow)
+
+    @property
+    def books(self) -> Mapping[int, WorkerBook]:
+        """The books of this frontend, by instance id."""
+        return self._books
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -196,8 +213,9 @@ class WorkerRouter:
 
     def _chosen(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
         books, settings = self._books, self._settings
+        others = self._others
         candidates = [
-            books[identity].candidate(identity, overlaps.get(identity, 0))
+            books[identity].candidate(identity, overlaps.get(identity, 0), others.get(identity))
             for identity in [instance.instance_id for instance in usable]
         ]
         inputs = Inputs(
@@ -208,6 +226,7 @@ class WorkerRouter:
         return next(instance for instance in usable if instance.instance_id == chosen.instance_id)
 
     def _entered(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
+        self._tell_changed()
         return Booking(
             self._books[instance.instance_id],
             len(blocks.hashes),
@@ -216,6 +235,7 @@ class WorkerRouter:
             blocks.prompt_tokens % blocks.tokens if blocks.tokens else 0,
             instance=instance,
             blocks=blocks,
+            changed=self._tell_changed,
         )
 
     def _book_of(self, instance: Instance) -> _Book:

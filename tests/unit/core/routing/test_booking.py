@@ -70,3 +70,10 @@ def test_an_answer_of_unknown_blocks_fills_none() -> None:
     book = WorkerBook()
     BookEntry(book).decoded(1000)
     assert book.active_blocks == 0
+
+
+def test_what_other_routers_have_at_a_worker_counts_too() -> None:
+    book = WorkerBook(1, 10, 4)
+    candidate = book.candidate(7, 0, WorkerBook(2, 20, 5))
+    assert (candidate.in_flight, candidate.active_blocks, candidate.prefill_blocks) == (3, 30, 9)
+    assert book == WorkerBook(1, 10, 4)

@@ -1,0 +1,80 @@
+"""All that a frontend's router knows besides its own bookings: caches, tokens, other frontends' bookings.
+
+Only what the settings ask for is there: other modes than ``kv`` need none of it but other bookings, and
+``no-kv-events`` without replica sync connects to no event plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dynaplan.core.routing.booking import WorkerBook
+from dynaplan.domain.settings.routing import RoutingSettings
+from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes
+from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
+from dynaplan.serving.routing.replica_sync import ReplicaSync, shares
+from dynaplan.serving.routing.tokens.models import ModelTokenizers
+
+if TYPE_CHECKING:
+    from dynaplan.runtime.process import WorkerRuntime
+
+
+class RouterKnowledge:
+    """Made before the router, started with the frontend, closed with it."""
+
+    def __init__(self, runtime: WorkerRuntime, settings: RoutingSettings) -> None:
+        self._runtime = runtime
+        is_by_prefix = settings.router == BY_PREFIX
+        has_events = is_by_prefix and settings.kv_events
+        self._follower = KvCacheFollower.of_process(runtime) if has_events else None
+        self._sync = self._replica_sync() if settings.router_replica_sync else None
+        self._books: Callable[[], Mapping[int, WorkerBook]] = dict
+        self.tokenizers = ModelTokenizers() if is_by_prefix else None
+        self.prefixes = CachedPrefixes(settings, self._follower, self._tell_sent) if is_by_prefix else None
+        self.others: Mapping[int, WorkerBook] = self._sync.others if self._sync else {}
+
+    def start(self, books: Callable[[], Mapping[int, WorkerBook]]) -> None:
+        """Begin to follow what others tell, and to tell them of these books."""
+        self._books = books
+        if self._follower:
+            self._follower.start()
+            self._runtime.add_metrics(self._follower.metrics)
+        if self._sync:
+            self._sync.start()
+            self._runtime.discovery.on_change(self._take_registrations)
+
+    def changed(self) -> None:
+        """Note that a book has changed."""
+        if self._sync:
+            self._sync.changed()
+
+    async def close(self) -> None:
+        """End what was started."""
+        if self._sync:
+            await self._sync.close()
+        if self._follower:
+            await self._follower.close()
+        if self.tokenizers:
+            await self.tokenizers.close()
+
+    def _replica_sync(self) -> ReplicaSync:
+        return ReplicaSync(
+            own_id=lambda: self._runtime.instance_id,
+            own=lambda: shares(self._books()),
+            heard=self._hear_sent,
+            connect=self._runtime.events,
+        )
+
+    def _tell_sent(self, hashes: Sequence[int], instance_id: int) -> None:
+        if self._sync:
+            self._sync.sent(hashes, instance_id)
+
+    def _hear_sent(self, hashes: Sequence[int], instance_id: int) -> None:
+        if self.prefixes:
+            self.prefixes.heard(hashes, instance_id, asyncio.get_running_loop().time())
+
+    def _take_registrations(self) -> None:
+        assert self._sync
+        self._sync.registered(each.instance_id for each in self._runtime.discovery.all())
