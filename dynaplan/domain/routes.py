@@ -6,6 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+ROUTING_PATH = "/routing"
+"""The route of a frontend's own server that tells, by worker, the source of what is known of its cache."""
+
+EVENTS = "events"
+"""The source where a worker's engine tells; any other begins with "prediction" and says why."""
+
 
 @dataclass(frozen=True)
 class Route:

@@ -15,6 +15,7 @@ import click
 from dynaplan.cli.deployment import connected, namespace_argument, store_option
 from dynaplan.cli.scaling.counts import held_in, readable_holds
 from dynaplan.cli.scaling.holding import described
+from dynaplan.cli.watching.routing import routing, routing_lines
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
@@ -79,7 +80,7 @@ def _document(found: RunningDeployment) -> dict[str, Any]:
     from dynaplan.core.fleet.observing import unmanaged
 
     with connected(found):
-        loads, waits, ignored, holds, not_callable, registered = asyncio.run(_asked(found.namespace))
+        loads, waits, ignored, holds, not_callable, registered, routed = asyncio.run(_asked(found.namespace))
     held = (holds or held_in(found.document)).by_role
     usual = _usual_start_s(found)
     workers = [
@@ -96,12 +97,13 @@ def _document(found: RunningDeployment) -> dict[str, Any]:
         "troubles": [*_troubles(found), *out_of_reach(registered)],
         "ignored_keys": ignored,
         "not_callable": not_callable,
+        "routing": routed,
     }
 
 
 def _document_of_store(namespace: str) -> dict[str, Any]:
     """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
-    loads, waits, ignored, holds, not_callable, registered = asyncio.run(_asked(namespace))
+    loads, waits, ignored, holds, not_callable, registered, routed = asyncio.run(_asked(namespace))
     components = {each.worker: each for each in registered}
     return {
         "namespace": namespace,
@@ -112,6 +114,7 @@ def _document_of_store(namespace: str) -> dict[str, Any]:
         "troubles": out_of_reach(registered),
         "ignored_keys": ignored,
         "not_callable": not_callable,
+        "routing": routed,
     }
 
 
@@ -127,6 +130,7 @@ def _page(document: Mapping[str, Any], owner: str) -> str:
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or _is_lost(row)):
             parts.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
+    parts += routing_lines(document["routing"])
     parts += [f"{name} waits: {reason}" for name, reason in document["waits"].items()]
     parts += [
         f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."
@@ -280,14 +284,20 @@ def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
 async def _asked(
     namespace: str,
 ) -> tuple[
-    dict[str, WorkerLoad], dict[str, str], dict[str, str], RoleHolds | None, dict[str, str], list[Instance]
+    dict[str, WorkerLoad],
+    dict[str, str],
+    dict[str, str],
+    RoleHolds | None,
+    dict[str, str],
+    list[Instance],
+    dict[str, dict[str, str]],
 ]:
     """Ask the store and the workers.
 
     Return loads by worker name, what waits for GPUs and why by the worker's or service's name, faults of
-    unreadable keys by key, holds, how instances are reached that cannot be called, by key, and the
-    registrations. A worker that has no load or does not answer is left out; all are empty when the store
-    does not answer, and the holds None.
+    unreadable keys by key, holds, how instances are reached that cannot be called, by key, the
+    registrations, and the sources of what frontends know of workers' caches. A worker that has no load or
+    does not answer is left out; all are empty when the store does not answer, and the holds None.
     """
     from dynaplan import wiring
     from dynaplan.domain.errors import StoreUnavailable
@@ -300,7 +310,7 @@ async def _asked(
             items = [item for prefix in prefixes(namespace) for item in await store.list(prefix)]
     except (StoreUnavailable, TimeoutError):
         click.echo("the key-value store does not answer: loads are not known", err=True)
-        return {}, {}, {}, None, {}, []
+        return {}, {}, {}, None, {}, [], {}
     finally:
         await store.close()
     ignored, foreign = unreadable(namespace, items), uncallable(items)
@@ -312,14 +322,14 @@ async def _asked(
     urls = {instance.worker: instance.url for instance in registered}
     metrics = wiring.planning.worker_metrics()
     try:
-        loads = await metrics.loads(tuple(urls.values()))
+        loads, routed = await asyncio.gather(metrics.loads(tuple(urls.values())), routing(registered))
     finally:
         await metrics.close()
     # A service without engine says zero throughout: it has no load.
     known = {worker: load for worker, load in zip(urls, loads, strict=True) if load and load != type(load)()}
     text = next((item.value for item in items if item.key == planner_prefix(namespace) + HOLDS), "")
     holds = readable_holds(text)
-    return known, _waits(namespace, items, ignored), ignored, holds, foreign, registered
+    return known, _waits(namespace, items, ignored), ignored, holds, foreign, registered, routed
 
 
 def _waits(namespace: str, items: Iterable[KeyValue], ignored: Container[str]) -> dict[str, str]:

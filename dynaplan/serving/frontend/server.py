@@ -18,7 +18,7 @@ from aiohttp.http import RawRequestMessage
 from dynaplan import wiring
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
-from dynaplan.domain.routes import Route
+from dynaplan.domain.routes import ROUTING_PATH, Route
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.wire.absence import Absence, absence_in
 from dynaplan.domain.wire.discovery import PUBLIC_URL, host_of, is_loopback
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from dynaplan.runtime.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
-
-ROUTING_PATH = "/routing"
-"""The route that tells how requests are routed: worker -> events, or prediction and why."""
 
 DRAIN_POLL_S = 0.02
 """Time between two looks of a draining frontend whether its last answers have been sent."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 TOPIC = "active_sequences_events"
 
 SETTLE_S = 0.005
-"""Time for which changes gather before they are told together."""
+"""Time after a message for which changes gather; the first one after a rest is told at once."""
 
 HEARTBEAT_S = 1.0
 """Time between two messages of a frontend that has requests in flight, if nothing changes."""
@@ -156,7 +156,6 @@ class ReplicaSync:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._changed.wait()
-                await asyncio.sleep(SETTLE_S)
             except TimeoutError:
                 self._drop_silent()
             self._changed.clear()
@@ -164,6 +163,7 @@ class ReplicaSync:
                 sent, self._sent = tuple(self._sent), []
                 message = ActiveSequences(frontend, tuple(self.own()), sent)
                 await events.publish_serialized(TOPIC, message)
+            await asyncio.sleep(SETTLE_S)
 
     def _take(self, message: ActiveSequences) -> None:
         """Take one message over; one of our own says nothing new."""

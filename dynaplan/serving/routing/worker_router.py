@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from dynaplan.core.routing.booking import BookEntry, WorkerBook
 from dynaplan.core.routing.choosing import MODES, Inputs
+from dynaplan.domain.routes import EVENTS
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.domain.wire.absence import Absence
 from dynaplan.domain.wire.discovery import Instance
@@ -31,9 +32,8 @@ AVOID_S = 0.25
 REMEMBER_S = 60.0
 """Time after the last worker has gone in which requests still wait for one to come back."""
 
-EVENTS = "events"
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
-"""The sources of what is known of a worker's cache; other predictions name the fault of its tokens."""
+"""The source of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
 
 
 NO_OTHERS: Mapping[int, WorkerBook] = MappingProxyType({})
