@@ -43,6 +43,7 @@ TESTED_ELSEWHERE = {
         "adapters/engines/sim/engine",
     ],
     "e2e/test_answers.py": ["cli/deployment", "cli/watching/logs", "serving/services"],
+    "e2e/test_kv_routing.py": ["serving/routing/knowledge"],
     "e2e/test_profile_sla.py": ["cli/profile_sla"],
     "e2e/test_scaling.py": ["cli/scaling/scale", "cli/watching/why"],
     "e2e/test_shutdown.py": ["cli/starting/serve", "cli/stop"],
