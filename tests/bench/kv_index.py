@@ -1,4 +1,4 @@
-"""The index of KV blocks beside Dynamo's RadixTree: 8 workers of 50,000 blocks each.
+"""The index of KV blocks beside Dynamo's RadixTree: 8 workers of 50,000 blocks each; and its events.
 
 ``DYNAPLAN_DYNAMO_PYTHON`` names a Python that has ``ai-dynamo-runtime`` 1.6.1; without it ours stands alone.
 The other one runs this file as a program, and prints its figures as JSON.
@@ -18,6 +18,7 @@ from typing import Any
 
 WORKERS, PROMPTS, PROMPT_TOKENS, BLOCK_TOKENS = 8, 268, 3000, 16
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
+EVENTS_PER_S, STEP_BLOCKS = 20_000, 64
 
 
 def rows(repeats: int) -> Iterator[Any]:
@@ -33,6 +34,8 @@ def rows(repeats: int) -> Iterator[Any]:
         for name, values in figures.items():
             unit = "bytes per block and worker" if name == "memory" else "us of CPU"
             yield Row(f"KV index: {name}", unit, values, None if note else aims[name], note=note)
+    for name, values in event_costs(repeats).items():
+        yield Row(f"20,000 KV block events/s: {name}", "% of a core", values)
 
 
 def measured(make: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
@@ -60,6 +63,79 @@ def measured(make: Callable[[], Any], repeats: int) -> dict[str, list[float]]:
         "one block stored or removed": [_cpu_us(change) / blocks for _ in range(repeats)],
         "memory": [memory],
     }
+
+
+def event_costs(repeats: int) -> dict[str, list[float]]:
+    """The CPU of 20,000 block events a second, half stored and half removed, as steps of 64 and 64.
+
+    The way of the messages between the processes comes on top (``events``): 157 of them a second.
+    """
+    import msgspec
+
+    messages = [msgspec.msgpack.encode(_engine_message(number)) for number in range(200)]
+    found: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        for name, part in _parts(messages).items():
+            share = _cpu_us(part, times=1) / (2 * STEP_BLOCKS * len(messages)) * EVENTS_PER_S / 1e6
+            found.setdefault(name, []).append(100 * share)
+    return found
+
+
+def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
+    """The three stations of these messages, each with what the one before leaves."""
+    from dynaplan.core.events.engine_batches import read_engine_events
+    from dynaplan.core.events.envelope import payload_reader, written
+    from dynaplan.core.routing.block_translation import BlockTranslation
+    from dynaplan.core.routing.cached_blocks import CachedBlocks
+    from dynaplan.core.routing.kv_following import KvFollowing
+    from dynaplan.core.routing.kv_index import KvIndex
+    from dynaplan.domain.wire.kv_events import CacheSnapshot, kv_payload, read_kv_payload
+
+    translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
+    following.present([1])
+    for _ in following.replace(1, following.ask(1), CacheSnapshot(1, -1, ())):
+        pass
+    changes: list[Any] = []
+    payloads: list[bytes] = []
+    read = payload_reader(object)
+
+    def translate() -> None:
+        changes.extend(translation.changes(read_engine_events(message)) for message in messages)
+
+    def publish() -> None:
+        payloads.extend(written(kv_payload(cached.events(1, each))) for each in changes)
+
+    def follow() -> None:
+        for payload in payloads:
+            for event in read_kv_payload(read(payload)):
+                following.take(event)
+
+    return {
+        "worker, of vLLM's messages": translate,
+        "worker, publishing": publish,
+        "frontend, following": follow,
+    }
+
+
+def _engine_message(step: int) -> list[Any]:
+    """A step of vLLM that stores the blocks of a prompt, and has removed as many of an earlier one's."""
+    names = [
+        [number * STEP_BLOCKS + place + 2**63 for place in range(STEP_BLOCKS)] for number in (step, step - 8)
+    ]
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": names[0],
+        "parent_block_hash": None,
+        "token_ids": random.Random(step).choices(range(128_000), k=STEP_BLOCKS * BLOCK_TOKENS),
+        "block_size": BLOCK_TOKENS,
+        "lora_id": None,
+        "medium": "GPU",
+        "extra_keys": [None] * STEP_BLOCKS,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    removed = {"type": "BlockRemoved", "block_hashes": names[1], "medium": "GPU", "group_idx": 0}
+    return [0.0, [removed, stored], 0]
 
 
 class Ours:

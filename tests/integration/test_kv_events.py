@@ -226,11 +226,12 @@ async def test_while_nats_is_away_nothing_is_current_and_then_everything_is_agai
 class FakeEngine:
     """Publishes as vLLM's ZmqEventPublisher does (vllm/distributed/kv_events.py, 0.32).
 
-    It binds a PUB and a ROUTER socket, keeps the last messages, and sends those from a number on again to
-    whoever asks, then -1 as 64 bits.
+    It binds a PUB and a ROUTER socket, keeps the last messages, and sends the ones from a number on again to
+    whoever asks, then -1 as 64 bits. Older ones, and SGLang's, leave the topic out there (``has_topic``).
     """
 
-    def __init__(self, config: dict[str, Any], kept: int = 10_000) -> None:
+    def __init__(self, config: dict[str, Any], kept: int = 10_000, has_topic: bool = True) -> None:
+        self._topic = [b""] if has_topic else []
         self._context: zmq.Context[Any] = zmq.Context()
         self._events = self._context.socket(zmq.PUB)
         self._events.bind(config["endpoint"])
@@ -251,8 +252,8 @@ class FakeEngine:
                 identity, _, start = self._again.recv_multipart()
                 for _, sequence, payload in self._buffer:
                     if sequence >= start:
-                        self._again.send_multipart([identity, b"", sequence, payload])
-                self._again.send_multipart([identity, b"", END_OF_REPLAY, b""])
+                        self._again.send_multipart([identity, b"", *self._topic, sequence, payload])
+                self._again.send_multipart([identity, b"", *self._topic, END_OF_REPLAY, b""])
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
@@ -315,8 +316,11 @@ def expected() -> CachedBlocks:
     return cache
 
 
-async def test_a_worker_that_connects_late_is_told_what_was_published_before(engine: Make) -> None:
-    published, follower = await engine(before=300)
+@pytest.mark.parametrize("has_topic", [True, False])
+async def test_a_worker_that_connects_late_is_told_what_was_published_before(
+    engine: Make, has_topic: bool
+) -> None:
+    published, follower = await engine(before=300, has_topic=has_topic)
     await follower.has(300)
     for frames in recorded()[300:]:
         published.publish(frames)

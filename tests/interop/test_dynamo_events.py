@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -13,13 +14,27 @@ import pytest
 
 from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
 from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.core.engine.block_hashes import chained, own_hashes
 from dynaplan.core.events.envelope import payload_reader
 from dynaplan.domain.wire.events import Subject
+from dynaplan.domain.wire.kv_events import Change, Cleared, KvEvent, Removed, Stored
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.servers.embedded import find_etcd
 from tests.fakes.polling import eventually, wait_until
 
 NAMESPACE = "interop"
+
+TREE = """
+import json, sys
+from dynamo.llm import RadixTree, compute_block_hash_for_seq
+tree = RadixTree()
+events, tokens = json.load(sys.stdin)
+for each in events:
+    tree.apply_event(each["worker_id"], json.dumps(each["event"]).encode())
+    scores = tree.find_matches(compute_block_hash_for_seq(tokens, 16)).scores
+    print(json.dumps(sorted([worker, blocks] for (worker, _), blocks in scores.items())))
+"""
+"""Applies KV events to Dynamo's index, and prints after each one how many blocks each worker has."""
 
 Start = Callable[[str], Path]
 
@@ -107,3 +122,25 @@ async def test_dynamo_hears_our_events(start: Start, endpoints: str) -> None:
     await plane.close()
     await store.close()
     assert set(output.read_text().split()) == {payload.hex()}
+
+
+def test_dynamos_index_has_after_our_kv_events_what_they_say() -> None:
+    python = os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON")
+    if not python:
+        pytest.skip("DYNAPLAN_DYNAMO_EVENTS_PYTHON names no Python with ai-dynamo-runtime")
+    tokens = list(range(64))
+    own = tuple(own_hashes(tokens, 16))
+    hashes = tuple(chained(own))
+    changes: list[tuple[int, Change]] = [
+        (7, Stored(None, hashes[:2], own[:2])),
+        (7, Stored(hashes[1], hashes[2:], own[2:])),
+        (7, Removed(hashes[3:])),
+        (8, Stored(None, hashes[:1], own[:1])),
+        (8, Cleared()),
+    ]
+    events = [KvEvent(worker, number, change).document() for number, (worker, change) in enumerate(changes)]
+    answer = subprocess.run(
+        [python, "-c", TREE], input=json.dumps([events, tokens]), capture_output=True, text=True, check=True
+    )
+    counts = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert counts == [[[7, 2]], [[7, 4]], [[7, 3]], [[7, 3], [8, 1]], [[7, 3]]]

@@ -44,7 +44,8 @@ _DECODER = msgspec.msgpack.Decoder()
 class BlocksStored:
     """Blocks that follow ``parent`` (None: they begin a prompt) and hold these tokens, all alike many.
 
-    ``is_plain``: nothing but the tokens decides about them: no adapter, image, salt.
+    ``is_plain``: nothing but the tokens decides about them: no adapter, image, salt. ``group`` is the group
+    of layers that they are of, ``is_full`` says that its attention is full, as far as the engine tells.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -52,13 +53,16 @@ class BlocksStored:
     tokens: tuple[int, ...]
     block_tokens: int
     is_plain: bool = True
+    group: int = 0
+    is_full: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks whose places were needed."""
+    """Blocks of one group of layers whose places were needed."""
 
     hashes: tuple[EngineHash, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,9 @@ def sequence_of(frames: Sequence[bytes]) -> int:
 
 
 def read_engine_events(payload: bytes) -> list[EngineEvent]:
-    """Read the events of a message that concern the engine's own cache; raises ValueError, and nothing else.
+    """Read the events of a message that concern the engine's own memory; raises ValueError, and nothing else.
 
-    Left out are blocks that another medium keeps, and those of groups of layers beside the full attention
-    (``kv_cache_spec_kind``), or beside the first group where the engine does not say what they are.
+    Left out are blocks that another medium keeps, or another machine.
     """
     try:
         batch = _DECODER.decode(payload)
@@ -99,12 +102,14 @@ def _event(value: Any) -> EngineEvent | None:
     kind = fields.get("type")
     if kind == "AllBlocksCleared":
         return BlocksCleared()
-    if kind not in ("BlockStored", "BlockRemoved") or not _is_followed(fields):
+    if kind not in ("BlockStored", "BlockRemoved") or not _is_here(fields):
         return None
-    hashes = _hashes(fields.get("block_hashes"))
+    hashes, group = _hashes(fields.get("block_hashes")), fields.get("group_idx") or 0
+    if type(group) is not int:
+        raise ValueError(f"'group_idx' is {shown(group)}: expected a whole number")
     if kind == "BlockRemoved":
-        return BlocksRemoved(hashes)
-    return _stored(fields, hashes)
+        return BlocksRemoved(hashes, group)
+    return _stored(fields, hashes, group)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -116,25 +121,23 @@ def _fields(value: Any) -> dict[str, Any]:
     raise ValueError(f"it has {shown(value)}: expected an event")
 
 
-def _is_followed(fields: dict[str, Any]) -> bool:
-    medium, kind = fields.get("medium"), fields.get("kv_cache_spec_kind")
-    if not (medium is None or medium in IN_THE_ENGINE):
-        return False
-    return kind == FULL_ATTENTION if isinstance(kind, str) else fields.get("group_idx") in (None, 0)
+def _is_here(fields: dict[str, Any]) -> bool:
+    return fields.get("medium") in IN_THE_ENGINE and fields.get("locality") in (None, "LOCAL")
 
 
-def _stored(fields: dict[str, Any], hashes: tuple[EngineHash, ...]) -> BlocksStored:
+def _stored(fields: dict[str, Any], hashes: tuple[EngineHash, ...], group: int) -> BlocksStored:
     tokens, size = fields.get("token_ids"), fields.get("block_size")
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+    if not isinstance(tokens, list) or not set(map(type, tokens)) <= {int}:
         raise ValueError(f"'token_ids' is {shown(tokens)}: expected whole numbers")
     if type(size) is not int or size < 1 or len(tokens) != size * len(hashes):
         raise ValueError(f"it has {len(tokens)} tokens, {len(hashes)} blocks, and block_size {shown(size)}")
-    if any(not 0 <= token < 2**32 for token in tokens):
+    if tokens and not (min(tokens) >= 0 and max(tokens) < 2**32):
         raise ValueError("'token_ids' has a number that is no token id")
     parent = fields.get("parent_block_hash")
     if parent is not None:
         (parent,) = _hashes([parent])
-    return BlocksStored(hashes, parent, tuple(tokens), size, _is_plain(fields))
+    is_full = fields.get("kv_cache_spec_kind") in (None, FULL_ATTENTION)
+    return BlocksStored(hashes, parent, tuple(tokens), size, _is_plain(fields), group, is_full)
 
 
 def _is_plain(fields: dict[str, Any]) -> bool:
@@ -144,6 +147,6 @@ def _is_plain(fields: dict[str, Any]) -> bool:
 
 
 def _hashes(value: Any) -> tuple[EngineHash, ...]:
-    if not isinstance(value, list) or not all(type(each) in (int, bytes) for each in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int, bytes}:
         raise ValueError(f"'block_hashes' is {shown(value)}: expected numbers or digests")
     return tuple(value)

@@ -5,7 +5,8 @@ its own name. So this remembers of every block in the cache its chained hash, an
 
 Left out, and so never a hit, are blocks that not only the tokens decide about (adapters, images, salts), and
 blocks of another size than those before them, with all that follow them. A block that an engine has several
-copies of is removed when the last copy is.
+copies of is removed when the last copy is. Of an engine with several groups of layers only the first one with
+full attention is followed.
 """
 
 from __future__ import annotations
@@ -41,23 +42,32 @@ class BlockTranslation:
         """Blocks that were left out."""
 
         self._known: dict[EngineHash, _Known] = {}
+        self._group: int | None = None
 
     def changes(self, events: Iterable[EngineEvent]) -> list[Change]:
         """Return what the events say, in order; nothing for what says nothing new."""
         translated = (self._translated(event) for event in events)
         return [change for change in translated if change is not None]
 
+    def forget(self) -> None:
+        """Forget every block: which ones the engine holds is not known any more."""
+        self._known.clear()
+
     def _translated(self, event: EngineEvent) -> Change | None:
         match event:
             case BlocksStored():
                 return self._stored(event)
-            case BlocksRemoved(hashes):
-                return self._removed(hashes)
+            case BlocksRemoved(hashes, group):
+                return self._removed(hashes) if group == self._group else None
             case BlocksCleared():
-                self._known.clear()
+                self.forget()
                 return Cleared()
 
     def _stored(self, event: BlocksStored) -> Stored | None:
+        if event.is_full and self._group is None:
+            self._group = event.group
+        if event.group != self._group:
+            return None
         parent = self._known.get(event.parent) if event.parent is not None else None
         self.block_tokens = self.block_tokens or event.block_tokens
         is_orphan = event.parent is not None and parent is None

@@ -179,7 +179,7 @@ def _numbers(values: object) -> tuple[int, ...]:
     """Return the numbers of a list, each of 64 bits without a sign."""
     if not isinstance(values, list):
         raise ValueError(f"it has {shown(values)}: expected a list of hashes")
-    if not all(type(value) is int for value in values):
+    if not set(map(type, values)) <= {int}:
         raise ValueError(f"it has {shown(values)}: expected whole numbers")
     if values and not (min(values) >= 0 and max(values) <= LARGEST_HASH):
         raise ValueError(f"it has {shown(values)}: expected numbers from 0 to {LARGEST_HASH}")

@@ -134,19 +134,20 @@ class BlockEvents:
         self._take(sequence, frames[2])
 
     def _on_old_message(self, frames: list[bytes]) -> None:
-        """Take one message of a replay: an empty frame, the sequence number, the payload."""
+        """Take one message of a replay: nothing, the topic (vLLM 0.32), the sequence number, the payload."""
         if not self._is_replaying:
             return
-        if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
-            self._refuse(ValueError(f"an old message has {len(frames)} frames: expected 3"))
-        elif frames[1] == END_OF_REPLAY:
+        number = frames[-2] if len(frames) in (3, 4) else b""
+        if len(number) != SEQUENCE_BYTES:
+            self._refuse(ValueError(f"an old message has {len(frames)} frames: expected 3 or 4"))
+        elif number == END_OF_REPLAY:
             self._go_on()
         else:
             self._wait_for_replay()
-            sequence = int.from_bytes(frames[1], "big")
+            sequence = int.from_bytes(number, "big")
             if sequence > self._next:
                 self._skip_to(sequence)
-            self._take(sequence, frames[2])
+            self._take(sequence, frames[-1])
 
     def _take(self, sequence: int, payload: bytes) -> None:
         """Apply the message if it is the next one; one that is too early waits for those before it."""
@@ -209,7 +210,7 @@ class BlockEvents:
         self._lost += sequence - self._next
         log.warning("%d messages about KV blocks are lost: cached prefixes are forgotten", self._lost)
         self._next = sequence
-        self._translation = BlockTranslation()
+        self._translation.forget()
         self._changed([Cleared()])
 
     def _refuse(self, error: ValueError) -> None:

@@ -49,21 +49,25 @@ def test_events_are_maps_or_arrays_and_hashes_numbers_or_digests() -> None:
     assert read_engine_events(payload(["AllBlocksCleared"])) == [BlocksCleared()]
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"medium": "CPU"},
-        {"group_idx": 1},
-        {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"},
-        {"type": "BlockMoved"},
-    ],
-)
-def test_blocks_elsewhere_and_of_other_groups_are_left_out(field: dict[str, Any]) -> None:
+@pytest.mark.parametrize("field", [{"medium": "CPU"}, {"locality": "REMOTE"}, {"type": "BlockMoved"}])
+def test_blocks_elsewhere_are_left_out(field: dict[str, Any]) -> None:
     assert read_engine_events(payload(STORED | field)) == []
 
 
-def test_full_attention_counts_in_whatever_group() -> None:
-    assert read_engine_events(payload(STORED | {"group_idx": 3, "kv_cache_spec_kind": "full_attention"}))
+@pytest.mark.parametrize(
+    ("field", "group", "is_full"),
+    [
+        ({}, 0, True),
+        ({"group_idx": 3, "kv_cache_spec_kind": "full_attention"}, 3, True),
+        ({"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}, 1, False),
+    ],
+)
+def test_an_event_is_of_one_group_of_layers(field: dict[str, Any], group: int, is_full: bool) -> None:
+    (event,) = read_engine_events(payload(STORED | field))
+    assert isinstance(event, BlocksStored)
+    assert (event.group, event.is_full) == (group, is_full)
+    removed = {"type": "BlockRemoved", "block_hashes": [1], **field}
+    assert read_engine_events(payload(removed)) == [BlocksRemoved((1,), group)]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,7 @@ def test_blocks_are_plain_when_only_tokens_decide_about_them(field: dict[str, An
         (b"\xc1", "MessagePack"),
         (msgspec.msgpack.encode({"a": 1}), "expected a time and a list"),
         (payload(7), "expected an event"),
+        (payload(STORED | {"group_idx": "x"}), "'group_idx' is 'x'"),
         (payload(STORED | {"block_hashes": ["x"]}), "expected numbers or digests"),
         (payload(STORED | {"parent_block_hash": "x"}), "expected numbers or digests"),
         (payload(STORED | {"token_ids": "x"}), "expected whole numbers"),

@@ -58,6 +58,16 @@ def test_blocks_that_not_only_tokens_decide_about_are_left_out_with_all_that_fol
     assert translation.changes([BlocksRemoved((-1, -2))]) == []
 
 
+def test_of_several_groups_the_first_with_full_attention_is_followed() -> None:
+    translation = BlockTranslation()
+    window = BlocksStored((-1,), None, TOKENS[:2], 2, group=0, is_full=False)
+    full = BlocksStored((-1,), None, TOKENS[:2], 2, group=1)
+    assert translation.changes([window, full]) == [Stored(None, HASHES[:1], OWN[:1])]
+    assert translation.changes([BlocksStored((-1,), None, TOKENS[:2], 2, group=2)]) == []
+    assert translation.changes([BlocksRemoved((-1,), 0), BlocksRemoved((-1,), 2)]) == []
+    assert translation.changes([BlocksRemoved((-1,), 1)]) == [Removed(HASHES[:1])]
+
+
 def test_blocks_of_another_size_are_left_out() -> None:
     translation = BlockTranslation()
     translation.changes([blocks(0, 1)])
