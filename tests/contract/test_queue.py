@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynaplan.adapters.clock import SystemClock
@@ -368,10 +370,23 @@ async def test_a_server_frozen_for_long_is_connected_to_again(nats: Server) -> N
     messenger = await NatsMessenger.from_environment(nats.environment)
     nats.freeze()
     await eventually(lambda: not messenger.is_connected, timeout_s=15)
+    connections = await asyncio.to_thread(_most_connections, nats, 2.5)
     nats.thaw()
     await eventually(lambda: messenger.is_connected)
     await messenger.publish("news", b"")
     await messenger.close()
+    assert connections == 1, "attempts that failed have left connections open"
+
+
+def _most_connections(nats: Server, during_s: float) -> int:
+    """The most connections that this process had to the server at once: an attempt takes a second."""
+    port = int(nats.environment["NATS_SERVER"].rpartition(":")[2])
+    until_s, most = time.monotonic() + during_s, 0
+    while time.monotonic() < until_s:
+        open_now = psutil.Process().net_connections("tcp")
+        most = max(most, sum(bool(each.raddr) and each.raddr.port == port for each in open_now))
+        time.sleep(0.02)
+    return most
 
 
 async def test_an_empty_queue_of_the_original_is_replaced_and_one_in_use_is_adopted(nats: Server) -> None:

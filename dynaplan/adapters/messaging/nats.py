@@ -249,6 +249,11 @@ class NatsMessenger:
     async def _on_error(self, error: Exception) -> None:
         self._last_error = str(error) or type(error).__name__
         log.debug("NATS: %s", self._last_error)
+        client = self._client
+        if client and client._transport and not client.is_connected:
+            # A frozen server lets us connect and says nothing. nats-py forgets that connection, open, and
+            # makes the next.
+            client._transport.close()  # type: ignore[no-untyped-call]
 
     async def _on_disconnected(self) -> None:
         self._lost.set()
