@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import dynaplan
 from dynaplan.domain.settings.fields import NO_EFFECT
-from dynaplan.options.guide import PLACE, TABLES, main, with_tables
 from dynaplan.options.stock import FRONTEND, PLANNER, WORKER
-
-GUIDE = Path(dynaplan.__file__).parents[1] / "docs" / "guides" / "configuration.md"
+from tests.option_tables import GUIDE, PLACE, TABLES, main, with_tables
 
 
 def test_the_tables_of_the_guide_are_current() -> None:
     text = GUIDE.read_text()
-    assert text == with_tables(text), "python -m dynaplan.options.guide docs/guides/configuration.md"
+    assert text == with_tables(text), "python -m tests.option_tables"
     assert {place[2] for place in PLACE.finditer(text)} == set(TABLES)
 
 

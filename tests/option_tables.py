@@ -1,4 +1,4 @@
-"""Write the guide's tables of options: ``python -m dynaplan.options.guide docs/guides/configuration.md``.
+"""Write the guide's tables of options, of what the fields declare: ``python -m tests.option_tables``.
 
 A table stands between the lines ``<!-- options: NAME -->`` and ``<!-- end of options -->``; the names are the
 keys of ``TABLES``. Options of the original that have no effect are not in it.
@@ -7,7 +7,6 @@ keys of ``TABLES``. Options of the original that have no effect are not in it.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from dynaplan.domain.settings.worker import (
     WorkerSettings,
 )
 from dynaplan.options.stock import OURS
+
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "configuration.md"
 
 TABLES: Mapping[str, Options] = {
     "service-args": options_of(ServiceArgs, Resources),
@@ -60,10 +61,10 @@ def _row(option: Option) -> str:
     return f"| `{option.name}` | {option.usually} | {meaning} |\n"
 
 
-def main(guide: Path) -> None:
+def main(guide: Path = GUIDE) -> None:
     """Bring the tables of a guide up to date."""
     guide.write_text(with_tables(guide.read_text()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
