@@ -10,8 +10,14 @@ from dynaplan.domain.wire.kv_events import Change
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.domain.wire.worker_load import WorkerLoad
 
-HandOver = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
+
+class HandOver(Protocol):
+    """Tells the decode side how to take a prompt's KV entries over: the ``hand_off`` of a PrefillAnswer."""
+
+    def __call__(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> Awaitable[None]:
+        """Hand over; ``cached_tokens`` of the prompt were cached and not computed, None where not known."""
+        ...
+
 
 BlocksChanged = Callable[[Sequence[Change]], None]
 """Hears of the KV blocks that a step of an engine has stored and removed, in order."""

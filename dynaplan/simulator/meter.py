@@ -37,13 +37,19 @@ class TrafficMeter:
         self._first_tokens += 1
         self._ttft_s += ttft_s
 
-    def finished(self, traced: TracedRequest, decoding_s: float, duration_s: float) -> None:
-        """Count an answered request; ``decoding_s`` lie between its first and its last token."""
+    def finished(
+        self, traced: TracedRequest, decoding_s: float, duration_s: float, cached_tokens: int = 0
+    ) -> None:
+        """Count an answered request; ``decoding_s`` lie between its first and its last token.
+
+        ``cached_tokens`` of its prompt came out of a KV cache.
+        """
         tokens = traced.output_tokens
         self._isl[bisect_left(PROMPTS, traced.prompt_tokens)] += 1
         self._osl[bisect_left(ANSWERS, tokens)] += 1
         self._finished += 1
         self._prompt_tokens += traced.prompt_tokens
+        self._cached_tokens += cached_tokens
         self._output_tokens += tokens
         self._decoding_s += decoding_s
         self._duration_s += duration_s
@@ -69,6 +75,7 @@ class TrafficMeter:
             Lengths(PROMPTS, tuple(self._isl), self._prompt_tokens / finished) if finished else None,
             Lengths(ANSWERS, tuple(self._osl), self._output_tokens / finished) if finished else None,
             self._dispersion(),
+            prefix_hit_rate=self._cached_tokens / self._prompt_tokens if finished else None,
         )
         self._begin()
         return seen
@@ -85,7 +92,7 @@ class TrafficMeter:
         return variance / (arrivals / pulls)
 
     def _begin(self) -> None:
-        self._arrived = self._finished = self._prompt_tokens = self._output_tokens = 0
+        self._arrived = self._finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._pulls = self._pulled = self._squares = self._first_tokens = 0
         self._decoding_s = self._duration_s = self._ttft_s = 0.0
         self._isl = [0] * (len(PROMPTS) + 1)

@@ -251,16 +251,17 @@ class SimulatedService:
         assert request.entry is not None
         request.entry.close()
         traced, tokens = request.traced, request.traced.output_tokens
-        self.meter.finished(traced, at_s - request.first_s, at_s - traced.arrival_s)
+        assert request.decode is not None
+        assert request.computed is not None
+        cached_tokens = request.computed.cached_tokens
+        self.meter.finished(traced, at_s - request.first_s, at_s - traced.arrival_s, cached_tokens)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
         arrival_s = traced.arrival_s
         self.outcome.add(arrival_s, request.first_s - arrival_s, itl_s, at_s - arrival_s, tokens)
         self.outcome.queued_ms.add(max(0.0, request.begun_s - traced.arrival_s) * 1000)
-        assert request.decode is not None
-        assert request.computed is not None
         self.outcome.note_worker(request.decode.number)
         if traced.block_hashes:
-            self.outcome.note_hits(traced.prompt_tokens, request.computed.cached_tokens)
+            self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def test_any_answer_to_a_prefill_is_handed_over_or_a_temporary_error(
     async def ask(*_: Any) -> Any:
         return answer if isinstance(answer, dict) else {}
 
-    async def hand_over(fields: Any) -> None:
+    async def hand_over(fields: Any, cached_tokens: int | None = None, /) -> None:
         handed.append(json.dumps(dict(fields)))
 
     try:

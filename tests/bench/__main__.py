@@ -12,6 +12,7 @@ from tests.bench import (
     azure,
     events,
     kv_index,
+    kv_routing,
     lifecycle,
     memory,
     planner,
@@ -35,6 +36,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "memory": memory.rows,
     "profiling": profiling.rows,
     "kv-index": kv_index.rows,
+    "kv-routing": kv_routing.rows,
     "stores": stores.rows,
 }
 

@@ -22,7 +22,10 @@ ISL, OSL = "input_sequence_tokens", "output_sequence_tokens"
 TTFT, ITL, DURATION = "time_to_first_token_seconds", "inter_token_latency_seconds", "request_duration_seconds"
 """The histograms of times: to the first token, between tokens, of a whole request."""
 
-HISTOGRAMS = (ISL, OSL, TTFT, ITL, DURATION)
+CACHED = "cached_tokens"
+"""The histogram of the tokens of prompts that came out of a KV cache, of answers that state it."""
+
+HISTOGRAMS = (ISL, OSL, TTFT, ITL, DURATION, CACHED)
 """The histograms whose sums and counts are read."""
 
 LENGTHS = (ISL, OSL)
@@ -154,7 +157,17 @@ def traffic_of(interval_s: float, seen: Counts, dispersion: float | None = None)
         isl=_lengths(seen, ISL),
         osl=_lengths(seen, OSL),
         dispersion=dispersion,
+        prefix_hit_rate=_hit_rate(seen),
     )
+
+
+def _hit_rate(seen: Counts) -> float | None:
+    """The mean of the cached tokens over that of all; None where no answer states the former.
+
+    Means, because engines may state cached tokens in a part of their answers only.
+    """
+    cached, tokens = _mean(seen, CACHED), _mean(seen, ISL)
+    return min(1.0, cached / tokens) if cached is not None and tokens else None
 
 
 def _mean(seen: Counts, name: str, unit: float = 1.0) -> float | None:

@@ -31,7 +31,7 @@ class TrafficHistory:
 
     ``before`` is a warm-up: the intervals of another day's trace. The live history counts from its first
     traffic on. ``isl`` and ``osl`` are the histograms of recent requests, ``dispersion`` the recent mean of
-    ``Traffic.dispersion``.
+    ``Traffic.dispersion``. Of prompts, the recent tokens and the cached ones among them are kept.
     """
 
     def __init__(self, interval_s: float, before: Iterable[IntervalLoad] = ()) -> None:
@@ -48,6 +48,7 @@ class TrafficHistory:
         self.osl: Lengths | None = None
         self.dispersion: float | None = None
         self._dispersions = 0
+        self._prompt_tokens = self._cached_tokens = 0.0
 
     def add(self, traffic: Traffic) -> None:
         """Add an interval; one that lasted longer or shorter is scaled to the adjustment interval."""
@@ -64,11 +65,23 @@ class TrafficHistory:
             del curve[:-HISTORY_INTERVALS]
         self.isl = self._faded(self.isl, traffic.isl)
         self.osl = self._faded(self.osl, traffic.osl)
+        self._add_hits(traffic)
         if traffic.dispersion is not None:
             # One interval has few pulls: the mean, until that is the slower one.
             self._dispersions += 1
             weight, before = max(1 - self._fade, 1 / self._dispersions), self.dispersion or 0.0
             self.dispersion = before + weight * (traffic.dispersion - before)
+
+    def _add_hits(self, traffic: Traffic) -> None:
+        hit_rate, tokens = traffic.prefix_hit_rate, (traffic.requests or 0.0) * (traffic.isl_tokens or 0.0)
+        if hit_rate is not None:
+            self._prompt_tokens = self._fade * self._prompt_tokens + tokens
+            self._cached_tokens = self._fade * self._cached_tokens + tokens * hit_rate
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """The part of recent prompts' tokens that came out of a KV cache; None where none was measured."""
+        return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
 
     def curve(self, name: str) -> Curve:
         """Return the history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""

@@ -80,7 +80,11 @@ def _traffic(record: DecisionRecord) -> list[str]:
         ):
             if value is not None:
                 seen.append(f"{name} {value:.4g}{unit}")
+        if traffic.prefix_hit_rate:
+            seen.append(f"{traffic.prefix_hit_rate:.0%} of the prompts cached")
         lines = [", ".join(seen) + " on average"]
+    if foresight and foresight.prefix_hit_rate:
+        lines.append(f"{1 - foresight.prefix_hit_rate:.0%} of the prompts' tokens expected to be computed")
     for expected in foresight.expected if foresight else ():
         if foresight and expected.requests is not None:
             ahead_s = expected.ahead * foresight.interval_s

@@ -253,14 +253,16 @@ many."""
 def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
     """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
 
-    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured.
+    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured. Of its
+    prompts the part is left to compute that was of the recent ones: all of it where no hits were measured.
     """
     assert expected.requests is not None
     return Demand(
         expected.requests / foresight.interval_s,
         _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
         _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
-        burstiness=max(1.0, foresight.dispersion or 1.0),
+        foresight.prefix_hit_rate or 0.0,
+        max(1.0, foresight.dispersion or 1.0),
     )
 
 

@@ -58,6 +58,11 @@ def kv_cost(candidate: Candidate, inputs: Inputs) -> float:
     """Return the cost of the request there: ``overlap_weight * prefill blocks to compute + active blocks``.
 
     Both terms count the request as if it were there already. Source: Dynamo's KV router, 0.4 to 1.6.
+
+    With load = weight * prefill blocks + active blocks, the cheapest worker's load exceeds the least one by
+    at most weight * its overlap. So a worker that holds everything popular cannot be flooded: of prompts that
+    it holds whole it gets at most ``overlap_weight`` more than the least loaded one has, where a prompt that
+    is yet to compute counts for ``overlap_weight`` too.
     """
     to_compute = candidate.prefill_blocks + max(0, inputs.prompt_blocks - candidate.overlap_blocks)
     return inputs.overlap_weight * to_compute + candidate.active_blocks + inputs.prompt_blocks

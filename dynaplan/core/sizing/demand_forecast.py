@@ -60,7 +60,14 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
         for asked, answer in answers.items()
         if asked.is_count
     )
-    return Foresight(history.interval_s, expected, history.isl, history.osl, history.dispersion)
+    return Foresight(
+        history.interval_s,
+        expected,
+        history.isl,
+        history.osl,
+        history.dispersion,
+        history.prefix_hit_rate,
+    )
 
 
 def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:

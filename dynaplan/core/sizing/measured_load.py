@@ -22,7 +22,8 @@ def measured_demand(traffic: Traffic) -> Demand | None:
     if not (traffic.requests and isl and osl and isl.total and osl.total):
         return None
     burstiness = max(1.0, traffic.dispersion or 1.0)
-    return Demand(traffic.requests / traffic.interval_s, isl, osl, burstiness=burstiness)
+    hits = traffic.prefix_hit_rate or 0.0
+    return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness)
 
 
 def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:

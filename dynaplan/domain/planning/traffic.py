@@ -94,7 +94,8 @@ class Traffic:
 
     ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
     ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent
-    clients. ``missing`` says why there is no data.
+    clients. ``prefix_hit_rate`` is the part of the prompts' tokens, 0 to 1, that came out of a KV cache.
+    ``missing`` says why there is no data.
     """
 
     interval_s: float
@@ -108,6 +109,7 @@ class Traffic:
     osl: Lengths | None = None
     dispersion: float | None = None
     missing: str = ""
+    prefix_hit_rate: float | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:
@@ -135,8 +137,8 @@ class Expected:
 class Foresight:
     """The forecast of the traffic of some coming intervals, the soonest first.
 
-    ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` as
-    in ``Traffic``, averaged over the last minutes.
+    ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` and
+    ``prefix_hit_rate`` as in ``Traffic``, averaged over the last minutes.
     """
 
     interval_s: float
@@ -144,6 +146,7 @@ class Foresight:
     isl: Lengths | None = None
     osl: Lengths | None = None
     dispersion: float | None = None
+    prefix_hit_rate: float | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Foresight:

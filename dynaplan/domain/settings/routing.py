@@ -22,7 +22,7 @@ class RoutingSettings(Settings):
 
     router: str = option("round-robin", "How the Frontend chooses a worker", choices=ROUTERS)
     overlap_weight: float = option(
-        1.0, "Weight of the cached prefix in the KV router's cost", least=0, name="kv-overlap-score-weight"
+        16.0, "Weight of the cached prefix in the KV router's cost", least=0, name="kv-overlap-score-weight"
     )
     router_temperature: float = option(
         0.0, "Randomness of the KV router's choice; 0 always takes the cheapest worker", least=0

@@ -83,7 +83,8 @@ class PrefillAnswer:
     ``hand_off`` is opaque: top-level fields of the decode request's body by which the decoding engine takes
     the KV entries over. The prefilling engine holds these until ``request_id`` is published to
     ``release_to``, unless that is empty. With ``is_retryable`` the decode worker may prefill itself instead.
-    ``status`` is the HTTP status of an error that is the client's fault, else 0.
+    ``status`` is the HTTP status of an error that is the client's fault, else 0. ``cached_tokens`` of the
+    prompt came out of the prefilling engine's cache; None where it does not say.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class PrefillAnswer:
     is_retryable: bool = True
     release_to: str = ""
     status: int = 0
+    cached_tokens: int | None = None
 
     def to_json(self) -> bytes:
         """Write the message for the queue: one JSON object with every field."""
@@ -108,6 +110,7 @@ class PrefillAnswer:
         status = whole_field(document, "status", 0)
         if status and not 400 <= status <= 599:
             raise ValueError(f"'status' is {status}: expected 0 or an HTTP status of an error")
+        cached = document.get("cached_tokens")
         return cls(
             text_field(document, "request_id"),
             text_field(document, "worker", ""),
@@ -116,4 +119,5 @@ class PrefillAnswer:
             flag_field(document, "is_retryable", True),
             release_to,
             status,
+            None if cached is None else whole_field(document, "cached_tokens"),
         )

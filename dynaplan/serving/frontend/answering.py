@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
@@ -19,7 +19,7 @@ from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.stream_events import WholeLines, failure_in, is_aborted
-from dynaplan.serving.frontend.stream_tokens import tokens_in
+from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in, usage_in
 from dynaplan.serving.frontend.trials import Trial
 from dynaplan.serving.frontend.upstream import WorkerDied, read_whole
 from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, worker_failed
@@ -56,6 +56,8 @@ class Exchange:
     record: RequestRecord
     hand_off: HandOff | None = None
     """The remotely computed prompt, until the answering worker has taken it over; None without one."""
+    prefilled: HandOff | None = None
+    """The remotely computed prompt of the attempt that is under way or was the last."""
     blocks: PromptBlocks = NO_BLOCKS
     booking: BookEntry | None = None
     """The request in the book of the worker that is tried."""
@@ -91,6 +93,14 @@ class Exchange:
         """Note against the request that its worker has died, if that is what the failure means."""
         if self.trial and death.is_connection_lost:
             self.trial.died()
+
+    def stated(self) -> Usage:
+        """Return the usage that the answer states, and of a remote prompt what the prefill worker had cached.
+
+        To the decode worker's engine all that it took over is cached.
+        """
+        stated = usage_in(self.usage)
+        return replace(stated, cached_tokens=self.prefilled.cached_tokens) if self.prefilled else stated
 
     def let_go(self) -> None:
         """Release the hand-off: the engine has taken it over, or no engine will."""

@@ -128,6 +128,7 @@ class Forwarder:
         if self._router.is_asleep(booking.instance):
             raise WorkerDied("its engine sleeps", is_asleep=True)  # since it was booked
         fields = exchange.hand_off.fields if exchange.hand_off else None
+        exchange.prefilled = exchange.hand_off
 
         def may_fail() -> bool:
             return is_first and self._has_another_way(booking.instance, has_hand_off=fields is not None)

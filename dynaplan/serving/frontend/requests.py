@@ -18,7 +18,6 @@ from dynaplan.serving.frontend.bodies.receiving import received_body
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
-from dynaplan.serving.frontend.stream_tokens import usage_in
 from dynaplan.serving.openai_api import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -168,7 +167,7 @@ class FrontendRequests:
             place.leave()
             if outcome == "cancelled":
                 self._metrics.client_left()
-            stated = usage_in(exchange.usage)
+            stated = exchange.stated()
             record.finished(outcome, call.prompt_tokens, stated)
             if self._recording:
                 self._recording.ended(exchange, stated, is_answered=not outcome)

@@ -20,10 +20,12 @@ class HandOff:
     """A computed prompt: ``fields`` go to the top level of the decode request's body and name the KV entries.
 
     ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
+    ``cached_tokens`` of the prompt came out of the prefill worker's cache; None where it does not say.
     """
 
     fields: Mapping[str, Any]
     release: Callable[[], None]
+    cached_tokens: int | None = None
 
 
 class HandOffs:
@@ -41,7 +43,7 @@ class HandOffs:
 
     def of(self, answer: PrefillAnswer) -> HandOff:
         """Return the hand-off that the answer brings."""
-        return HandOff(answer.hand_off, lambda: self.release(answer.request_id))
+        return HandOff(answer.hand_off, lambda: self.release(answer.request_id), answer.cached_tokens)
 
     def release(self, request_id: str) -> None:
         """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""

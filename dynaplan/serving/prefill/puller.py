@@ -218,11 +218,19 @@ class _Reply:
         self._send = send
         self.is_sent = False
 
-    async def hand_over(self, hand_off: Mapping[str, Any]) -> None:
+    async def hand_over(self, hand_off: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         """Answer that a decode worker may begin, with the hand-off."""
         if self.is_sent:
             raise RuntimeError(f"prefill {self._request_id} was handed over already")
-        await self._send(PrefillAnswer(self._request_id, self._worker, hand_off, release_to=self._release_to))
+        await self._send(
+            PrefillAnswer(
+                self._request_id,
+                self._worker,
+                hand_off,
+                release_to=self._release_to,
+                cached_tokens=cached_tokens,
+            )
+        )
         self.is_sent = True
 
     async def refuse(self, error: str, *, is_retryable: bool, status: int = 0) -> None:

@@ -125,3 +125,31 @@ def test_the_options_are_told_in_words():
     assert replace(TOLD, overlap_weight=2.0).in_words == "kv by engines' KV events, overlap weight 2"
     assert "prediction" in PREDICTED.in_words
     assert "temperature 0.5" in replace(TOLD, temperature=0.5).in_words
+
+
+def test_the_meter_tells_the_planner_the_hit_rate_of_an_interval():
+    simulated = SimulatedService(replace(service(), routing=TOLD), workers(0, 1))
+    assert simulated.meter.traffic(10.0).prefix_hit_rate is None
+    for at_s in (10.0, 15.0):
+        simulated.run_until(at_s)
+        simulated.arrive(prompt(at_s, 0))
+    simulated.run_out()
+
+    assert simulated.meter.traffic(10.0).prefix_hit_rate == 304 / 640
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
+def test_a_worker_that_holds_everything_popular_gets_at_most_as_many_more_as_the_weight(weight):
+    """As long as no prompt is left to compute: one that is counts for as many as the weight too."""
+    routing, large = replace(TOLD, overlap_weight=weight), EngineSettings(100_000, 16)
+    settings = replace(service(), routing=routing, engines={Role.DECODE: (large, TIMING)})
+    simulated = SimulatedService(settings, workers(0, 4))
+    simulated.arrive(prompt(0.0, 0))
+    apart = []
+    for index in range(1, 101):
+        simulated.run_until(0.5 * index)
+        simulated.arrive(prompt(0.5 * index, 0, answer=10_000))
+        in_flight = [each.book.in_flight for each in simulated.pools.all(Role.DECODE)]
+        apart.append(max(in_flight) - min(in_flight))
+
+    assert weight <= max(apart) <= weight + 1

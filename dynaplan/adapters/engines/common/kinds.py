@@ -142,9 +142,17 @@ def sequential(hand_off: str, fields: Mapping[str, Any]) -> Prefilling:
         taken = answer.get(hand_off)
         if not isinstance(taken, Mapping):
             raise TemporaryError(f"the engine's answer has no {hand_off}: it computed without handing off")
-        await hand_over({hand_off: dict(taken)})
+        await hand_over({hand_off: dict(taken)}, cached_tokens_of(answer))
 
     return Prefilling(run)
+
+
+def cached_tokens_of(answer: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the prompt that came out of a cache, as an OpenAI answer says; None without it."""
+    found: Any = answer
+    for key in ("usage", "prompt_tokens_details", "cached_tokens"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if type(found) is int and found >= 0 else None
 
 
 def check_common(options: Options, engine: str, set_here: frozenset[str]) -> None:

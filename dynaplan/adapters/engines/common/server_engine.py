@@ -181,12 +181,12 @@ class ServerEngine:
         if prefilling is None or self._lease is None:
             raise PermanentError(f"{self._kind.name} does not prefill for others")
 
-        async def hand_over_and_hold(fields: Mapping[str, Any]) -> None:
+        async def hand_over_and_hold(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
             """Hold first: the release may come before the decode side's answer to the hand-over."""
             if prefilling.holds:
                 self._holds.hold(request.request_id)
             try:
-                await hand_over(fields)
+                await hand_over(fields, cached_tokens)
             except BaseException:
                 self._holds.release(request.request_id)
                 raise

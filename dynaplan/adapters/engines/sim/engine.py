@@ -199,7 +199,7 @@ class SimEngine:
             raise
         finally:
             self._close(answer)
-        await hand_over({"kv_transfer_params": params})
+        await hand_over({"kv_transfer_params": params}, held.cached_tokens)
 
     async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
         return await self._complete(http, is_chat=True)

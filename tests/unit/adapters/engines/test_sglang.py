@@ -210,7 +210,7 @@ async def test_both_sides_work_at_once_and_meet_in_one_room() -> None:
 async def test_every_request_has_a_room_of_its_own() -> None:
     rooms: list[int] = []
 
-    async def hand_over(fields: Mapping[str, Any]) -> None:
+    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         rooms.append(fields["bootstrap_room"])
 
     engine = Prefiller()
@@ -221,7 +221,7 @@ async def test_every_request_has_a_room_of_its_own() -> None:
 
 
 async def test_a_prompt_that_sglang_refuses_fails() -> None:
-    async def hand_over(fields: Mapping[str, Any]) -> None:
+    async def hand_over(fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         pass
 
     async def ask(path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:

@@ -195,3 +195,14 @@ def test_dispersion_does_not_take_a_longer_pull_for_a_burst() -> None:
 def test_dispersion_wants_five_pulls_and_a_request() -> None:
     assert dispersion([(1.0, 4)] * 4) is None
     assert dispersion([(1.0, 0)] * 9) is None
+
+
+def test_the_hit_rate_is_of_the_answers_that_state_what_was_cached() -> None:
+    metrics = frontend()
+    answer(metrics, isl=400)
+    assert traffic_of(30.0, read(metrics)).prefix_hit_rate is None
+    for cached_tokens in (300, 340):
+        metrics.record("m", "completions", is_stream=True).finished("", 400, Usage(400, 50, cached_tokens))
+    assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 0.8
+    metrics.record("m", "completions", is_stream=True).finished("", 1, Usage(1, 1, 90_000))
+    assert traffic_of(30.0, read(metrics)).prefix_hit_rate == 1.0

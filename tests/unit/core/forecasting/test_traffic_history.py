@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dynaplan.core.forecasting.traffic_history import HALF_LIFE_S, TrafficHistory
@@ -82,3 +84,14 @@ def test_dispersion_is_the_mean_at_first_and_fades_later() -> None:
     many = after(*([traffic(dispersion=1.0)] * 200), *([traffic(dispersion=3.0)] * 10))
     assert many.dispersion == pytest.approx(2.0)
     assert after(traffic(dispersion=4.0), traffic(dispersion=None)).dispersion == 4.0
+
+
+def test_the_hit_rate_is_over_the_tokens_of_recent_prompts_and_fades() -> None:
+    cached = replace(traffic(60.0), prefix_hit_rate=0.8)
+    assert after(traffic(60.0)).prefix_hit_rate is None
+    assert after(cached).prefix_hit_rate == pytest.approx(0.8)
+    few = replace(traffic(6.0), prefix_hit_rate=0.0)
+    assert after(cached, few).prefix_hit_rate == pytest.approx(0.8, abs=0.09)
+    cold = [replace(traffic(60.0), prefix_hit_rate=0.0)] * round(HALF_LIFE_S / INTERVAL_S)
+    assert after(*[cached] * 100, *cold).prefix_hit_rate == pytest.approx(0.4, abs=0.01)
+    assert after(cached, replace(traffic(None), prefix_hit_rate=None)).prefix_hit_rate == pytest.approx(0.8)

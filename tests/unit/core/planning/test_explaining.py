@@ -96,3 +96,15 @@ def test_the_prediction_of_a_plan_is_told():
     next_state, decision = decide(settings, PlannerState(), observation, model(settings))
     record = DecisionRecord("now", settings, PlannerState(), observation, decision, next_state)
     assert "expected then: TTFT" in explain(record.to_json())
+
+
+def test_what_caches_save_is_told():
+    observation = replace(
+        interval(1, 1),
+        traffic=Traffic(10.0, 20.0, 3000.0, prefix_hit_rate=0.8),
+        foresight=Foresight(10.0, (Expected(30.0),), prefix_hit_rate=0.75),
+    )
+    text = told(observation)
+    assert "ISL 3000, 80% of the prompts cached on average" in text
+    assert "25% of the prompts' tokens expected to be computed" in text
+    assert "cached" not in told(replace(interval(1, 1), traffic=Traffic(10.0, 20.0, prefix_hit_rate=0.0)))

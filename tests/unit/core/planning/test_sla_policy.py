@@ -167,3 +167,22 @@ def test_an_interval_that_was_not_foretold_needs_nobody_to_be_removed() -> None:
     unknown = Foresight(10.0, (Expected(None, 100.0, 100.0),))
     observation = replace(seen(MANY, [2.0]), foresight=unknown, traffic=Traffic(10.0))
     assert decided(observation, MANY, remembering(*[ONE_EACH] * INTERVALS))[1].targets == MANY
+
+
+# -- what is left to compute ----------------------------------------------------------------------------
+
+
+def test_prefill_workers_are_sized_for_what_caches_leave_to_compute() -> None:
+    current = Targets(2, 1)
+    observation = seen(current, [20.0], startup_s=0.0)
+    assert observation.foresight is not None
+    cached = replace(observation, foresight=replace(observation.foresight, prefix_hit_rate=0.8))
+    needed = decided(observation, Targets(6, 1))[1].targets.prefill
+    assert decided(cached, Targets(6, 1))[1].targets.prefill < needed
+
+
+def test_no_measured_hits_leave_everything_to_compute() -> None:
+    unknown = Foresight(10.0, (Expected(20.0),))
+    assert demand_of(SETTINGS, unknown, Expected(20.0)).prefix_hit_rate == 0.0
+    known = replace(unknown, prefix_hit_rate=0.7)
+    assert demand_of(SETTINGS, known, Expected(20.0)).prefix_hit_rate == 0.7

@@ -42,7 +42,7 @@ def test_kv_cost_is_weighted_prefill_blocks_plus_active_blocks() -> None:
 
 
 def test_kv_prefers_the_worker_with_the_prefix_until_it_is_too_busy() -> None:
-    inputs = Inputs(prompt_blocks=10)
+    inputs = Inputs(prompt_blocks=10, overlap_weight=1.0)
     near = Candidate(1, overlap_blocks=8)
     assert routing.by_kv_cost((near, Candidate(2)), inputs).instance_id == 1
     busy = Candidate(1, overlap_blocks=8, active_blocks=9)

@@ -16,6 +16,14 @@ def test_a_request_and_its_answer_are_read_as_they_were_written() -> None:
     assert PrefillAnswer.from_json(ANSWER.to_json()) == ANSWER
 
 
+def test_an_answer_may_say_what_of_its_prompt_was_cached() -> None:
+    stated = PrefillAnswer("a", "worker", cached_tokens=96)
+    assert PrefillAnswer.from_json(stated.to_json()) == stated
+    for nonsense in (-1, "many", 1.5, True):
+        with pytest.raises(ValueError, match="cached_tokens"):
+            PrefillAnswer.from_json(_changed(stated.to_json(), cached_tokens=nonsense))
+
+
 def test_a_body_is_put_into_a_request_as_it_stands() -> None:
     payload = REQUEST.to_json_around(b'{"prompt" : "hello"}\n')
     assert b'{"prompt" : "hello"}' in payload

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dynaplan.adapters.engines import sglang, trtllm, vllm
-from dynaplan.adapters.engines.common.kinds import EngineKind, LaunchLine
+from dynaplan.adapters.engines.common.kinds import EngineKind, LaunchLine, cached_tokens_of
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.llamacpp import kind as llamacpp
 from dynaplan.domain.engine import EngineContext
@@ -295,3 +295,18 @@ def test_every_signal_is_found_in_the_recorded_metrics(name: str) -> None:
     samples = {sample: signals.samples[sample] for sample in RECORDED[name].samples}
     assert samples == pytest.approx(RECORDED[name].samples)
     assert replace(signals, samples=RECORDED[name].samples) == RECORDED[name]
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached_tokens"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 96}}, 96),
+        ({"prompt_tokens_details": None}, None),
+        ({"prompt_tokens_details": {"cached_tokens": "96"}}, None),
+        (None, None),
+    ],
+)
+def test_the_cached_part_of_a_prompt_is_read_where_the_engine_says_it(
+    usage: object, cached_tokens: int | None
+) -> None:
+    assert cached_tokens_of({"usage": usage}) == cached_tokens

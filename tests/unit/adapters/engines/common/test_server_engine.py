@@ -93,11 +93,11 @@ class HandedOver:
     def __init__(self) -> None:
         self.fields: list[Mapping[str, Any]] = []
 
-    async def __call__(self, fields: Mapping[str, Any]) -> None:
+    async def __call__(self, fields: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         self.fields.append(fields)
 
 
-async def no_hand_over(_: Mapping[str, Any]) -> None:
+async def no_hand_over(_: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
     raise AssertionError("nothing may be handed over")
 
 
@@ -336,7 +336,7 @@ async def test_stopping_waits_until_the_kv_entries_have_been_read(start: Start) 
 async def test_a_release_before_the_prefill_has_returned_counts(start: Start) -> None:
     engine = await start(role="prefill")
 
-    async def release_at_once(_: Mapping[str, Any]) -> None:
+    async def release_at_once(_: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         engine.release("r1")
 
     await engine.prefill(prompt("r1"), release_at_once)
@@ -346,7 +346,7 @@ async def test_a_release_before_the_prefill_has_returned_counts(start: Start) ->
 async def test_a_hand_off_that_nobody_was_told_of_is_not_held(start: Start) -> None:
     engine = await start(role="prefill")
 
-    async def fail(_: Mapping[str, Any]) -> None:
+    async def fail(_: Mapping[str, Any], cached_tokens: int | None = None, /) -> None:
         raise TemporaryError("the queue is away")
 
     with pytest.raises(TemporaryError):
