@@ -42,7 +42,12 @@ class OriginalCommand:
 ORIGINAL_COMMANDS: Mapping[str, OriginalCommand] = {
     "dynamo.frontend": OriginalCommand(
         ("frontend",),
-        renamed={"--http-port": "--port", "--http-host": "--host"},
+        renamed={
+            "--http-port": "--port",
+            "--http-host": "--host",
+            "--tls-cert-path": "--tls-cert",
+            "--tls-key-path": "--tls-key",
+        },
     ),
     "dynamo.vllm": OriginalCommand(
         ("worker", "--engine", "vllm"),

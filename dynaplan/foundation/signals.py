@@ -45,3 +45,22 @@ def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
 def _tell(name: str) -> None:
     for listener in tuple(_listeners):
         listener(name)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Have SIGTERM and SIGINT wait for the end of the block; outside the main thread nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    for number in HANDLED:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for late in arrived[:1]:
+            signal.raise_signal(late)

@@ -83,6 +83,12 @@ def _is_connected(connection: socket.socket) -> bool:
     return True
 
 
+def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
+    """Return the base URL of an HTTP server."""
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 @lru_cache(maxsize=64)
 def is_own_address(address: str) -> bool:
     """Tell whether that IP address is one of this host's; a name is none."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from dynaplan import wiring
 from dynaplan.domain.errors import ConfigError, StoreUnavailable
 from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.settings.events import HOST_VARIABLE
 from dynaplan.domain.settings.servers import BACKEND_VARIABLE, MEMORY, PLACES, lease_ttl_s, store_backend
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.runtime.listening.reaching import reachable
 from dynaplan.runtime.membership.runtime import Runtime
 from dynaplan.supervisor.runtime_dir import read_token
 
@@ -38,6 +40,7 @@ async def connect(
     *,
     store: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    advertise_host: str | None = None,
     drain_deadline_s: float = ProcessSettings.drain_deadline_s,
 ) -> AsyncIterator[Runtime]:
     """Join a deployment: ``async with dynaplan.runtime.connect() as runtime``.
@@ -48,11 +51,17 @@ async def connect(
     ``DYNAPLAN_WORKER_TOKEN``; the same holds inside a process of a deployment, which has all of that in its
     environment. ``store="mem"`` needs no deployment: the store is this process's own.
 
+    ``advertise_host`` is the name or address of this machine by which other hosts reach what is served here,
+    as ``--advertise-host``; ``DYNAPLAN_ADVERTISE_HOST`` stands for it, and ``DYNAPLAN_TLS_CERT``, ``_KEY``
+    and ``_CA`` for files of TLS.
+
     When the block ends, what is still served is drained, for ``drain_deadline_s`` seconds at most. Raises
     DeploymentError when no deployment is found, ConfigError when an argument is wrong, and StoreUnavailable,
     worth a retry, when the store does not answer.
     """
+    has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
     environ = _surroundings(namespace, store, token_file)
+    environ = _with_host(environ, advertise_host, has_token=has_token)
     is_in_memory = store_backend(environ) == MEMORY
     connections = wiring.connections
     connection = connections.memory_store() if is_in_memory else connections.connect_store(environ)
@@ -72,7 +81,11 @@ async def connect(
 def _runtime(
     connection: Store, environ: Mapping[str, str], own_namespace: str, drain_deadline_s: float
 ) -> Runtime:
+    host = environ.get(HOST_VARIABLE, "")
     return Runtime(
+        host=host,
+        server_tls=wiring.certificates.own_certificate(environ) if host else None,
+        client_tls=wiring.certificates.authorities(environ),
         own_namespace=own_namespace,
         store=connection,
         leases=connection,
@@ -90,6 +103,19 @@ def _runtime(
         drain_deadline_s=drain_deadline_s,
         lease_ttl_s=lease_ttl_s(environ),
     )
+
+
+def _with_host(environ: Mapping[str, str], host: str | None, *, has_token: bool) -> Mapping[str, str]:
+    """Return the environment with the host by which others reach this program, if they do.
+
+    Raises ConfigError where they could not.
+    """
+    address = reachable(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
+    if address is None:
+        return {**environ, HOST_VARIABLE: ""}
+    address.socket.close()
+    wiring.certificates.check(environ, address.host)
+    return {**environ, HOST_VARIABLE: address.host}
 
 
 def _surroundings(

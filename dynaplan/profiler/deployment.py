@@ -38,6 +38,7 @@ NOT_HANDED_DOWN = frozenset(
     {
         *("DYN_DEPLOYMENT_CONFIG", "DYN_NAMESPACE", "DYNAMO_HOST", "DYNAMO_PORT", "DYNAMO_SERVICE_NAME"),
         *("DYNAMO_SERVICE_CONFIG", "DYNAPLAN_API_KEY", "DYN_CIRCUS_ENDPOINT_PORT", "DYN_CIRCUS_PUBSUB_PORT"),
+        *("DYNAPLAN_TLS_CERT", "DYNAPLAN_TLS_KEY", "DYNAPLAN_ADVERTISE_HOST"),
     }
 )
 """Environment variables that configure the user's own deployment; this one is configured by options."""

@@ -15,6 +15,8 @@ from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.tasks import BackgroundTasks, log_failure
+from dynaplan.foundation.tls.client import ClientTls
+from dynaplan.foundation.tls.server import ServerTls
 from dynaplan.ports.box import Clock
 from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
@@ -48,7 +50,8 @@ class WorkerRuntime:
     public port, and other processes listen on it too; None: this process is to bind the port itself. ``role``
     is the service's, if it has one; ``lease_ttl_s`` the time to live of the lease that it registers under.
     ``network`` is what ``Instance.network`` says of this process; ``is_managed`` is False for one that no
-    ``serve`` has started.
+    ``serve`` has started. ``server_tls`` is what its public port speaks, None for clear text; by
+    ``client_tls`` it verifies components that speak https.
     """
 
     namespace: str
@@ -70,6 +73,8 @@ class WorkerRuntime:
     lease_ttl_s: int = LEASE_TTL_S
     network: str = ""
     is_managed: bool = True
+    server_tls: ServerTls | None = None
+    client_tls: ClientTls = True
     is_draining: bool = False
     engine_url: str = field(default="", init=False)
     """The base address of the engine's OpenAI API, when that is a server of its own."""

@@ -158,7 +158,7 @@ class RoutedRequests:
         runtime = self._runtime
         wanted = runtime.component
         routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) == wanted}
-        async with worker_session(runtime.worker_token) as session:
+        async with worker_session(runtime.worker_token, runtime.client_tls) as session:
             asked = asyncio.gather(*(self._left_with(session, url) for url in routers))
             in_engine, answers = await asyncio.gather(self._in_engine(), asked)
         told = [answer for answer in answers if answer is not None]

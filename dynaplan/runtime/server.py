@@ -13,6 +13,8 @@ from aiohttp import web
 
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import Route
+from dynaplan.foundation.sockets import url_of
+from dynaplan.foundation.tls.server import ServerTls
 from dynaplan.runtime.listening.connections import ConnectionLimits
 from dynaplan.runtime.listening.limited_runner import LimitedRunner
 from dynaplan.runtime.named_requests import name_response
@@ -65,7 +67,8 @@ class WorkerServer:
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others go on, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
     then too, so that the kernel gives new connections to the others that share its port; the others have
-    ``WORKERS_LIMITS``. ``advertised`` is the host name by which others know the socket's address.
+    ``WORKERS_LIMITS``. ``advertised`` is the host name by which others know the socket's address; with
+    ``tls`` it speaks https.
     """
 
     def __init__(
@@ -74,9 +77,12 @@ class WorkerServer:
         token: str,
         limits: ConnectionLimits | None = None,
         advertised: str = "",
+        tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
-        self.url = _url(listen_on, advertised)
+        host, port = listen_on.getsockname()[:2]
+        self.url = url_of(advertised or host, port, is_tls=tls is not None)
+        self._tls = tls
         self._is_public = limits is not None
         self._limits = limits or WORKERS_LIMITS
         self._credentials = f"Bearer {token}".encode() if token else b""
@@ -96,7 +102,7 @@ class WorkerServer:
             app, self._limits, access_log=None, handler_cancellation=True, shutdown_timeout=0.5
         )
         await self._runner.setup()
-        self._runner.listen(self._socket, is_alone=not self._is_public)
+        self._runner.listen(self._socket, is_alone=not self._is_public, tls=self._tls)
 
     def add(self, routes: Sequence[Route]) -> None:
         """Serve these routes too, from now on."""
@@ -149,12 +155,6 @@ class WorkerServer:
     def _bears_token(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         return not self._credentials or hmac.compare_digest(given, self._credentials)
-
-
-def _url(bound: socket.socket, advertised: str) -> str:
-    host, port = bound.getsockname()[:2]
-    host = advertised or host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _as_response(answer: object) -> web.StreamResponse:

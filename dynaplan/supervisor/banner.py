@@ -45,9 +45,8 @@ def curl(launch: Launch) -> str:
     body: dict[str, Any] = {"model": model_name(launch.config), "stream": True, "max_tokens": 32}
     body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
     url = f"{launch.frontend_url}/v1/chat/completions"
-    return (
-        f"curl -N {url}{_key(launch)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-    )
+    data = shlex.quote(json.dumps(body))
+    return f"{_curl(launch)} {url}{_key(launch)} -H 'Content-Type: application/json' -d {data}"
 
 
 def own_curls(launch: Launch) -> list[str]:
@@ -57,7 +56,12 @@ def own_curls(launch: Launch) -> list[str]:
     """
     names = [name for service in launch.graph.services for name in service.public_endpoints]
     header = " -H 'Content-Type: application/json'" + _key(launch)
-    return [f"curl -N {launch.frontend_url}/{name}{header} -d '{{}}'" for name in names]
+    return [f"{_curl(launch)} {launch.frontend_url}/{name}{header} -d '{{}}'" for name in names]
+
+
+def _curl(launch: Launch) -> str:
+    """Return the command: the certificate of the Frontend is hardly one for an address of this machine."""
+    return "curl -kN" if launch.is_tls else "curl -N"
 
 
 def _key(launch: Launch) -> str:

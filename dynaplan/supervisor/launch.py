@@ -18,6 +18,7 @@ from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.planner import VIRTUAL
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.foundation.sockets import url_of
 from dynaplan.options.service_config import section_options
 
 LAUNCH_FILE = "launch.json"
@@ -32,7 +33,7 @@ class Launch:
     may take to finish when everything ends, ``leave_timeout_s`` when one worker leaves and the others go on.
     ``scratch_dir`` is where workers keep files of their own while they live. ``uses_busy_gpus``: GPUs that
     other programs use are used, too. ``address_dir`` is the path by which sockets in ``runtime_dir`` are
-    addressed: its own where that is short, else a link's.
+    addressed: its own where that is short, else a link's. ``is_tls``: the public port speaks https.
     """
 
     graph: GraphSpec
@@ -52,6 +53,7 @@ class Launch:
     leave_timeout_s: float = ProcessSettings.drain_deadline_s
     uses_busy_gpus: bool = False
     address_dir: Path = Path()
+    is_tls: bool = False
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
@@ -92,7 +94,7 @@ class Launch:
     def frontend_url(self) -> str:
         """The Frontends' base address for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return url_of(host, self.port, is_tls=self.is_tls)
 
     def to_json(self) -> str:
         """Write the launch file, which the fleet plugin reads in its own process."""

@@ -35,8 +35,10 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
+from dynaplan.domain.settings.events import COMPAT_VARIABLE
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.servers import clients_variables
+from dynaplan.domain.settings.tls import CA_VARIABLE, TlsSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.log_lines import LogLines
@@ -92,6 +94,7 @@ class ServeOptions:
     state_dir: Path | None = None
     use_busy_gpus: bool = False
     exit_on_failure: bool = False
+    token_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     """Check everything and take hold of everything. Raises a UserError that says what is in the way."""
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
+    wiring.certificates.check(os.environ)
     statefile = wiring.box.statefile_path(graph.namespace)
     with _as_deployment_error():
         stack.enter_context(wiring.box.namespace_lock(statefile))
@@ -122,7 +126,6 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     claims = partial(wiring.box.gpu_claims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
     public_socket = _public_socket(graph, options, stack)
-    port = public_socket.getsockname()[1] if public_socket else options.port
     log_dir = _log_dir(graph.namespace, options)
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
@@ -141,17 +144,18 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         endpoint,
         events,
         options.host,
-        port,
+        public_socket.getsockname()[1] if public_socket else options.port,
         scratch_dir,
         bool(options.api_key),
         options.drain_timeout_s,
         options.leave_timeout_s,
         options.use_busy_gpus,
         address_dir,
+        bool(TlsSettings.from_environment(os.environ).tls_cert),
     )
     if servers.store_outlives:
         stack.callback(_forget_decisions, graph.namespace)
-    os.environ.update(_environment(launch, servers, options.api_key))
+    os.environ.update(_environment(launch, servers, options))
     with _usable(runtime_dir):
         write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
         write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
@@ -295,7 +299,7 @@ def _circus_endpoints(address_dir: Path, is_tcp: bool) -> tuple[str, str]:
     return f"ipc://{address_dir / ENDPOINT_SOCKET}", f"ipc://{address_dir / EVENTS_SOCKET}"
 
 
-def _environment(launch: Launch, servers: SharedServers, api_key: str | None) -> Mapping[str, str]:
+def _environment(launch: Launch, servers: SharedServers, options: ServeOptions) -> Mapping[str, str]:
     """Return the variables that every process of the deployment gets beyond this one's."""
     return {
         **servers.environment,
@@ -303,8 +307,8 @@ def _environment(launch: Launch, servers: SharedServers, api_key: str | None) ->
         "DYN_NAMESPACE": launch.namespace,
         "DYNAMO_HOST": launch.host,
         "DYNAMO_PORT": str(launch.port),
-        "DYNAPLAN_API_KEY": api_key or "",
-        "DYNAPLAN_WORKER_TOKEN": _token(launch.statefile),
+        "DYNAPLAN_API_KEY": options.api_key or "",
+        "DYNAPLAN_WORKER_TOKEN": _token(launch.statefile, options.token_file),
         "DYNAPLAN_RUNTIME_DIR": str(launch.runtime_dir),
         "DYNAPLAN_LOG_DIR": str(launch.log_dir),
         "DYNAPLAN_SCRATCH_DIR": str(launch.scratch_dir),
@@ -314,8 +318,10 @@ def _environment(launch: Launch, servers: SharedServers, api_key: str | None) ->
     }
 
 
-def _token(statefile: Path) -> str:
-    """Return the token that components of this namespace keep on this host, or one for this time only."""
+def _token(statefile: Path, file: Path | None) -> str:
+    """Return the token in the file, or that of this namespace on this host, or one for this time only."""
+    if file:
+        return read_token(file)
     path = token_path(statefile)
     return read_token(path) if path.exists() else new_token()
 
@@ -329,6 +335,8 @@ def _clients_environment() -> dict[str, str]:
         "DYNAPLAN_RUNTIME_DIR",
         "DYNAPLAN_LOG_DIR",
         "DYNAPLAN_SCRATCH_DIR",
+        COMPAT_VARIABLE,
+        CA_VARIABLE,
     )
     own = {name: os.environ[name] for name in names if name in os.environ}
     return own | clients_variables(os.environ)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,6 +63,7 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
     Raises a UserError, and has started nothing, when something is in the way.
     """
     raise_descriptor_limit()
+    sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, lambda number, frame: None)

@@ -19,6 +19,7 @@ from dynaplan.domain.settings.servers import (
     store_backend,
 )
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.domain.wire.discovery import is_loopback
 
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
@@ -96,8 +97,8 @@ async def connect_events(
     """Return the event plane that ``DYN_EVENT_PLANE`` names; unless it is said, NATS where there is a server.
 
     Over ZMQ publishers are found through the store, their sockets lie in the directory and begin with the
-    prefix, or are TCP ports at ``DYNAPLAN_EVENTS_HOST``, closed by the token. Raises ConfigError for a wrong
-    word, QueueUnavailable when NATS does not answer.
+    prefix, or are TCP ports at ``DYNAPLAN_ADVERTISE_HOST``, closed by the token. Raises ConfigError for a
+    wrong word, QueueUnavailable when NATS does not answer.
     """
     age_s, original = max_age_s(environ), is_original(environ)
     if event_plane(environ) == NATS:
@@ -110,11 +111,12 @@ async def connect_events(
         return await NatsEventPlane.from_environment(environ, wire, max_reconnects)
     from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
 
+    host = environ.get(HOST_VARIABLE, "")
     return ZmqEventPlane(
         store,
         Path(directory) if directory else None,
         prefix,
-        host=environ.get(HOST_VARIABLE, ""),
+        host="" if is_loopback(host) else host,
         token=token,
         age_s=age_s,
         is_original=original,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.wiring import certificates
+
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.planning.observation import FleetCounts
@@ -38,7 +40,7 @@ def worker_metrics() -> MetricsSource:
     """Return the source of the load of workers, read over HTTP."""
     from dynaplan.adapters.metrics.http import HttpMetrics
 
-    return HttpMetrics()
+    return HttpMetrics(tls=certificates.authorities(os.environ))
 
 
 def planner_recorders(log_dir: Path, settings: PlannerSettings) -> Sequence[Recorder]:
@@ -127,7 +129,8 @@ def frontend_traffic(
     from dynaplan.adapters.metrics.frontends import FrontendsTraffic
 
     model = settings.served_model_name or ""
-    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=_metrics_prefix())
+    tls = certificates.authorities(os.environ)
+    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=_metrics_prefix(), tls=tls)
 
 
 def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSource:

@@ -76,8 +76,9 @@ class Host:
         if dependency.in_process_of == self._service.name:
             self._make(dependency)
             return LocalClient(dependency.name, self._served(dependency))
-        self._session = self._session or worker_session(self._runtime.worker_token)
-        return DependencyClient(dependency.name, dependency.endpoints, self._runtime.discovery, self._session)
+        runtime = self._runtime
+        self._session = self._session or worker_session(runtime.worker_token, runtime.client_tls)
+        return DependencyClient(dependency.name, dependency.endpoints, runtime.discovery, self._session)
 
     def _served(self, service: Service[Any]) -> dict[str, ServedEndpoint]:
         instance = self._instances[service.name]

@@ -26,8 +26,10 @@ from dynaplan.runtime.logfile import LogFile, configure_logging
 if TYPE_CHECKING:
     import socket
 
+    from dynaplan.foundation.tls.server import ServerTls
     from dynaplan.ports.stores import Store
     from dynaplan.runtime.process import WorkerRuntime
+    from dynaplan.runtime.server import WorkerServer
     from dynaplan.sdk.service import Service
 
 CLOSE_S = 3.0
@@ -150,11 +152,12 @@ async def _live(
     if inherited and not _is_public(service):
         inherited.close()
         inherited = None
-    own_socket = (alone and alone.own_socket) or bound_socket("127.0.0.1", 0)
-    server = WorkerServer(own_socket, surroundings.worker_token, advertised=alone.advertised if alone else "")
+    is_reached = _is_public(service) or (alone is not None and alone.own_socket is not None)
+    tls = wiring.certificates.own_certificate(os.environ) if is_reached else None
+    server = _own_server(alone, surroundings.worker_token, tls)
     store = wiring.connections.connect_store()
     runtime = await _runtime(service, surroundings, server.url, store)
-    runtime.public_socket = inherited
+    runtime.public_socket, runtime.server_tls = inherited, tls
     if alone:
         _be_unmanaged(runtime, alone, service)
     if log_file:
@@ -164,7 +167,7 @@ async def _live(
 
     def public() -> WorkerServer:
         listen_on = inherited or bound_socket(surroundings.host, surroundings.port, is_shared=True)
-        return WorkerServer(listen_on, surroundings.api_key, ConnectionLimits(option="ulimit -n"))
+        return WorkerServer(listen_on, surroundings.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
 
     host = Host(service, runtime)
     deadline_s = _number(runtime.settings, "drain-deadline", surroundings.drain_deadline_s)
@@ -178,6 +181,16 @@ async def _live(
                 await runtime.close()
                 await runtime.discovery.close()
                 await store.close()
+
+
+def _own_server(alone: Alone | None, token: str, tls: ServerTls | None) -> WorkerServer:
+    """Return the worker's own server: in clear on loopback, or where other hosts reach it."""
+    from dynaplan.foundation.sockets import bound_socket
+    from dynaplan.runtime.server import WorkerServer
+
+    if alone and alone.own_socket:
+        return WorkerServer(alone.own_socket, token, advertised=alone.advertised, tls=tls)
+    return WorkerServer(bound_socket("127.0.0.1", 0), token)
 
 
 def _be_unmanaged(runtime: WorkerRuntime, alone: Alone, service: Service[Any]) -> None:
@@ -248,6 +261,7 @@ async def _runtime(
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
         network=network,
+        client_tls=wiring.certificates.authorities(os.environ),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +20,11 @@ from dynaplan.domain.errors import StoreUnavailable
 from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.servers.embedded import find_etcd
+from tests.fakes.certificates import Authority
 from tests.fakes.polling import eventually
 
 PREFIXES = ("/", "v1/")
 """What a user of dynaplan's must be able to read and write: docs/guides/event-plane.md says so."""
-
-NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class SecuredEtcd:
@@ -108,30 +106,17 @@ class SecuredEtcd:
         await gateway.close()
 
     def _make_certificates(self) -> None:
-        self.certificates.mkdir()
-        for name in ("authority", "other"):
-            files = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2")
-            self._openssl("req", "-x509", *NEW_KEY, *files, "-subj", f"/CN={name}")
+        authority = Authority(self.certificates)
+        Authority(self.certificates, "other")
         # etcd's gateway is a client of etcd itself, with the server's certificate.
-        names = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
-        (self.certificates / "names.cnf").write_text(names)
+        names = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth"
         for name, subject in (("server", "/CN=etcd"), ("client", "/O=dynaplan"), ("named", "/CN=somebody")):
-            files = ("-keyout", f"{name}.key", "-out", f"{name}.csr")
-            self._openssl("req", *NEW_KEY, *files, "-subj", subject)
-            signer = ("-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial")
-            asked = ("-in", f"{name}.csr", "-out", f"{name}.pem", "-days", "2", "-extfile", "names.cnf")
-            self._openssl("x509", "-req", *asked, *signer)
-
-    def _openssl(self, *arguments: str) -> None:
-        command = ["openssl", *arguments]
-        subprocess.run(command, cwd=self.certificates, check=True, capture_output=True, timeout=60)
+            authority.issue(name, names, subject=subject)
 
 
 @pytest.fixture(scope="module")
 def secured_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredEtcd]:
     """A running etcd with users ``dynaplan``, ``reader`` (which may not write) and ``root``."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make certificates with")
     server = SecuredEtcd(tmp_path_factory.mktemp("secured"))
     try:
         server.start()

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from socket import SOCK_STREAM, getaddrinfo
 from typing import Any
 
 import zmq
@@ -88,8 +89,7 @@ class EventSockets:
         try:
             if self._host:
                 self._use_keys(socket, is_server=True)
-                port = socket.bind_to_random_port(f"{TCP}{self._host}")
-                return socket, f"{TCP}{self._host}:{port}"
+                return socket, self._bound_to_host(socket)
             check_private(self._directory)
             address = f"{IPC}{self._path(name)}"
             socket.bind(address)
@@ -116,6 +116,7 @@ class EventSockets:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
         if is_tcp and not is_open:
             self._use_keys(socket, is_server=False)
+        socket.ipv6 = is_tcp
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -126,6 +127,13 @@ class EventSockets:
     def close(self) -> None:
         """Close all sockets that are left."""
         self._context.destroy(linger=0)
+
+    def _bound_to_host(self, socket: zmq.Socket[bytes]) -> str:
+        """Bind to a free port of the host, whose name ZMQ does not look up; return the address for others."""
+        address = str(getaddrinfo(self._host, 0, type=SOCK_STREAM)[0][4][0])
+        socket.ipv6 = ":" in address
+        port = socket.bind_to_random_port(f"{TCP}{_in_url(address)}")
+        return f"{TCP}{_in_url(self._host)}:{port}"
 
     def _path(self, name: str) -> Path:
         for stem in (f"{self._prefix}.{name}", name):
@@ -145,6 +153,10 @@ class EventSockets:
             socket.curve_server = True
         else:
             socket.curve_serverkey = public
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def refuse_open_tcp(host: str, token: str) -> None:

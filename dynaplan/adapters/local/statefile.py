@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynaplan.core.fleet.statefile import Document, from_json, to_json
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
+from dynaplan.foundation.signals import signals_held
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
@@ -180,7 +181,13 @@ class NamespaceLock:
         self._fd = None
 
     def __enter__(self) -> NamespaceLock:
-        self.acquire()
+        try:
+            # A signal in the midst of it would leave the file behind.
+            with signals_held():
+                self.acquire()
+        except BaseException:
+            self.release()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -21,6 +21,7 @@ from dynaplan.adapters.metrics.exposition import (
     traffic_of,
 )
 from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.foundation.tls.client import ClientTls, trusted
 from dynaplan.ports.box import Clock
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class FrontendsTraffic:
     is gone                                   up to its last answer
     ========================================  =========================================================
 
+    Frontends of other hosts that speak https are verified by ``tls``.
+
     ``Traffic.interval_s`` is the time between the pulls that were compared. It may differ from the time
     between two calls: the first pull may come late.
     """
@@ -72,8 +75,10 @@ class FrontendsTraffic:
         model: str = "",
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = TIMEOUT_S,
+        tls: ClientTls = True,
     ) -> None:
         self._urls = urls
+        self._tls = tls
         self._clock = clock
         self._exposition = Exposition(prefix, namespace, model)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -149,7 +154,7 @@ class FrontendsTraffic:
     async def _text(self, url: str) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
-        async with self._session.get(url, raise_for_status=True) as response:
+        async with self._session.get(url, raise_for_status=True, ssl=trusted(url, self._tls)) as response:
             return await response.read()
 
     def _compare(self, frontend: _Frontend, now: Counts, at_s: float) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 
 from dynaplan.domain.wire.documents import parse_object
 from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.foundation.tls.client import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -18,16 +19,21 @@ TIMEOUT_S = 1.0
 
 
 class HttpMetrics:
-    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.ports.planning.MetricsSource``."""
+    """``GET {url}/load_metrics`` of every worker at once; see ``dynaplan.ports.planning.MetricsSource``.
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    ``tls`` is what workers that speak https are verified by.
+    """
+
+    def __init__(self, timeout_s: float = TIMEOUT_S, tls: ClientTls = True) -> None:
+        self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
         """Read the load at each address; None for one that does not answer in time, or not with a load."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
+            connector = aiohttp.TCPConnector(ssl=self._tls)
+            self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         session = self._session
         return tuple(await asyncio.gather(*(self._load(session, url) for url in urls)))
 

@@ -11,6 +11,7 @@ from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
     config_file_option,
+    tls_options,
     token_file_option,
 )
 from dynaplan.cli.deployment import store_option
@@ -47,6 +48,7 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
 )
 @token_file_option
 @advertise_host_option
+@tls_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -65,13 +67,15 @@ def command(
     named: ETCD_ENDPOINTS, or --store with NATS_SERVER or DYN_FILE_KV. Restarted it finds its workers again,
     whose models stay loaded.
     """
+    from dynaplan import wiring
     from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
-    from dynaplan.cli.components.reaching import reachable
     from dynaplan.cli.components.running import ComponentSockets, checked, config_for, held_port, run
     from dynaplan.cli.starting.serve import exposed, warn
+    from dynaplan.runtime.listening.reaching import reachable
 
     flags = known_flags(ctx)
     address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
+    wiring.certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)
     component = checked(FRONTEND, config, flags, joined.namespace)

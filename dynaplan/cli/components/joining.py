@@ -15,6 +15,7 @@ from dynaplan.cli.deployment import join as find_store
 from dynaplan.domain.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
 from dynaplan.domain.masking import mask_secrets
 from dynaplan.domain.settings.servers import PLACES, store_backend
+from dynaplan.domain.settings.tls import CA_VARIABLE
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from dynaplan.options.overrides import Sections
 from dynaplan.runtime.client import worker_session
@@ -73,6 +74,7 @@ def join(namespace: str | None, token_file: Path | None) -> Joined:
         raise DeploymentError(str(error.args[0]), hint=f"{error.hint}\n  {ways}") from None
     namespace = deployment.namespace if deployment else namespace or DEFAULT_NAMESPACE
     environment = deployment.environment() if deployment else {}
+    environment |= {name: os.environ[name] for name in (CA_VARIABLE,) if os.environ.get(name)}
     token = _token(namespace, token_file, environment.get(TOKEN_VARIABLE, ""))
     os.environ.update({**environment, TOKEN_VARIABLE: token, "DYN_NAMESPACE": namespace})
     for name in OF_SERVE_ALONE:
@@ -132,8 +134,8 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     instances = tuple(_readable(item.value for item in items))
     network = wiring.box.network()
     urls = {each.url: each.worker for each in instances if each.url and each.is_within_reach(network)}
-    async with worker_session(token) as session:
-        refusals = await asyncio.gather(*(_is_refused(session, url) for url in urls))
+    async with worker_session(token, wiring.certificates.authorities(os.environ)) as session:
+        refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
     for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):
         raise ConfigError(
             f"the token is not that of namespace {namespace}: {worker} refuses it",
@@ -142,11 +144,20 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     return instances
 
 
-async def _is_refused(session: aiohttp.ClientSession, url: str) -> bool:
-    """Tell whether the component there refuses the session's token; a silent one does not."""
+async def _is_refused(session: aiohttp.ClientSession, url: str, worker: str) -> bool:
+    """Tell whether the component there refuses the session's token; a silent one does not.
+
+    Raises ConfigError for one whose certificate cannot be believed.
+    """
     try:
         async with asyncio.timeout(ASK_S), session.get(url + WHO_PATH) as response:
             return response.status == 401
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "") or str(error)
+        raise ConfigError(
+            f"the certificate of {worker} at {url} cannot be believed: {reason}",
+            hint="Name the authority that vouches for the components' certificates: --tls-ca FILE.",
+        ) from error
     except (aiohttp.ClientError, TimeoutError, OSError):
         return False
 

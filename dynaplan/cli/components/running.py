@@ -18,7 +18,6 @@ import click
 
 from dynaplan import wiring
 from dynaplan.cli.components.joining import Joined
-from dynaplan.cli.components.reaching import Address
 from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.cli.starting.memory import check_memory
 from dynaplan.cli.starting.serve import only_service, warn
@@ -26,12 +25,14 @@ from dynaplan.core.fleet.allocation import worker_environment
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import Worker
+from dynaplan.domain.settings.events import HOST_VARIABLE
 from dynaplan.domain.settings.worker import SIMULATED, ModelSettings, engine_of
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.options.overrides import Sections, merge_sections
 from dynaplan.options.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
 from dynaplan.ports.box import Claims
+from dynaplan.runtime.listening.reaching import Address
 from dynaplan.sdk.config import find_config_file, read_config
 from dynaplan.sdk.graph import load_graph
 from dynaplan.sdk.importing import shipped_graphs
@@ -133,6 +134,7 @@ def run(
         click.echo(f"{worker.name}{gpus} joins {joined.where}. Ctrl-C drains it; twice ends it at once.")
         sys.stdout.flush()
         own, advertised = (place.own.socket, place.own.host) if place.own else (None, "")
+        os.environ[HOST_VARIABLE] = advertised
         alone = Alone(place.public, worker.gpus, own, advertised, partial(claims.foreign, ()))
         return main((GRAPH, "--service-name", component.name), alone)
 

@@ -1,10 +1,18 @@
-"""Options that every component started by itself has."""
+"""Options that every component started by itself has; ``serve`` and the planner have some of them, too."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
+
+from dynaplan.domain.settings.events import HOST_VARIABLE
+from dynaplan.domain.settings.tls import OPTIONS, VARIABLES
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 config_file_option = click.option("-f", "--config-file", metavar="FILE", help="YAML, as of `dynaplan serve`.")
 
@@ -18,5 +26,30 @@ token_file_option = click.option(
 advertise_host_option = click.option(
     "--advertise-host",
     metavar="HOST",
+    envvar=HOST_VARIABLE,
     help="Name or address by which other hosts reach this one; needs the token.  [default: loopback]",
 )
+
+
+def tls_option(name: str) -> Callable[[Command], Command]:
+    """Return the option for a file of TLS, which goes into the environment of all processes."""
+
+    def keep(ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
+        if path:
+            os.environ[VARIABLES[name]] = os.path.abspath(os.path.expanduser(path))
+
+    return click.option(
+        f"--{name}",
+        metavar="FILE",
+        envvar=VARIABLES[name],
+        expose_value=False,
+        callback=keep,
+        help=OPTIONS[name].help,
+    )
+
+
+def tls_options(command: Command) -> Command:
+    """Give a command the options for all files of TLS."""
+    for name in reversed(list(OPTIONS)):
+        command = tls_option(name)(command)
+    return command

@@ -11,6 +11,7 @@ from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags, known_
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
     config_file_option,
+    tls_options,
     token_file_option,
 )
 from dynaplan.cli.deployment import store_option
@@ -52,6 +53,7 @@ LISTED = options_of(WorkerSettings, EngineOptions, SimulationOptions, Disaggrega
 @click.option("--use-busy-gpus", is_flag=True, help="Also take a GPU whose memory other programs use.")
 @token_file_option
 @advertise_host_option
+@tls_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -69,8 +71,8 @@ def command(
     named: ETCD_ENDPOINTS, or --store with NATS_SERVER or DYN_FILE_KV. A serve lets it be: it neither counts
     it as one of its own nor ends it.
     """
+    from dynaplan import wiring
     from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
-    from dynaplan.cli.components.reaching import reachable
     from dynaplan.cli.components.running import (
         ComponentSockets,
         checked,
@@ -78,9 +80,11 @@ def command(
         refuse_another_model,
         run,
     )
+    from dynaplan.runtime.listening.reaching import reachable
 
     flags: Flags = ctx.meta[FLAGS]
     address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
+    wiring.certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     name = COMPONENTS[role]
     config = config_for(config_file, ctx.obj, joined)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.components.shared_options import tls_options, token_file_option
 from dynaplan.cli.deployment import settle_paths, store_option
 from dynaplan.cli.overriding import (
     GRAPH_OF_A_MODEL,
@@ -106,6 +106,8 @@ if TYPE_CHECKING:
     "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
 )
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
+@token_file_option
+@tls_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -125,6 +127,7 @@ def command(
     leave_timeout: float,
     exit_on_failure: bool,
     circus_tcp: bool,
+    token_file: Path | None,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
 
@@ -173,8 +176,8 @@ def command(
         drain_timeout_s=drain_timeout,
         leave_timeout_s=leave_timeout,
         use_busy_gpus=use_busy_gpus,
+        token_file=token_file,
     )
-    sys.stdout.flush()
     return serve(spec, config, options)
 
 

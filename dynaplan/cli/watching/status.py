@@ -62,10 +62,13 @@ def command(namespace: str | None, as_json: bool) -> None:
     try:
         found = find_deployments(namespace)
     except DeploymentError:
-        if not says_where(os.environ) and store_backend(os.environ) != FILE:
+        is_named = says_where(os.environ)
+        if not is_named and store_backend(os.environ) != FILE:
             raise
-        found = []
-    documents = [_document(each) for each in found] or [_document_of_store(namespace or DEFAULT_NAMESPACE)]
+        found, of_store = [], _document_of_store(namespace or DEFAULT_NAMESPACE)
+        if not is_named and not of_store["workers"] and not of_store["not_callable"]:
+            raise  # nothing at the store's usual place: nobody has meant it
+    documents = [_document(each) for each in found] or [of_store]
     if as_json:
         document = documents[0] if len(documents) == 1 else {"deployments": documents}
         click.echo(json.dumps(document, indent=2))

@@ -9,7 +9,10 @@ from dynaplan.domain.settings.servers import NATS, NATS_VARIABLE
 
 PLANE_VARIABLE = "DYN_EVENT_PLANE"
 MAX_AGE_VARIABLE = "DYN_NATS_STREAM_MAX_AGE"
-HOST_VARIABLE = "DYNAPLAN_EVENTS_HOST"
+
+HOST_VARIABLE = "DYNAPLAN_ADVERTISE_HOST"
+"""The name or address by which other hosts reach this one, as ``--advertise-host``; for ZMQ, too."""
+
 
 COMPAT_VARIABLE = "DYNAPLAN_COMPAT"
 """The original whose modules can be imported, and whose events are spoken; empty for none. A deployment's

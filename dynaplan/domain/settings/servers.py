@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.settings.tls import VARIABLES as TLS_VARIABLES
 from dynaplan.domain.wire.documents import shown, whole_number
 
 BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
@@ -28,7 +29,11 @@ COMING = ("kubernetes",)
 PLACES: Mapping[str, str] = {ETCD: ETCD_VARIABLE, NATS: NATS_VARIABLE, FILE: FILE_VARIABLE}
 """Store -> the variable that says where it is."""
 
-PATHS = (FILE_VARIABLE, "ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+PATHS = (
+    FILE_VARIABLE,
+    *("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY"),
+    *TLS_VARIABLES.values(),
+)
 """The variables that hold a path."""
 
 LEASE_TTL_VARIABLE = "ETCD_LEASE_TTL"

@@ -10,6 +10,7 @@ import aiohttp
 
 from dynaplan.domain.errors import DeadlineExceeded, PermanentError, RequestRefused
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.foundation.tls.client import ClientTls
 from dynaplan.runtime.calls.deadlines import timeout_headers
 
 CONNECT_S = 2.0
@@ -23,10 +24,13 @@ class NotTaken(Exception):
     """An instance did not take the request, or died before its first item: another one may have it."""
 
 
-def worker_session(token: str) -> aiohttp.ClientSession:
-    """Make a session for calls between workers: it bears their token and has no limits."""
+def worker_session(token: str, tls: ClientTls = True) -> aiohttp.ClientSession:
+    """Make a session for calls between workers: it bears their token and has no limits.
+
+    ``tls`` is what workers that speak https are verified by.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         headers={"Authorization": f"Bearer {token}"} if token else {},
     )

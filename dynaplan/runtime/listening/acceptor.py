@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable
 
 from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.foundation.tls.server import ServerTls
+from dynaplan.runtime.listening.handshakes import Handshakes
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ PAUSE_S = 0.5
 LAST_S = 0.02
 """Time for the first bytes of the last connections: they lie in the kernel already."""
 
+LAST_HANDSHAKES_S = 1.0
+"""Time for the handshakes that are under way at the end."""
+
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -37,7 +42,7 @@ class Acceptor:
     """Accepts on one socket, which others may listen on too, from ``start`` to ``stop``.
 
     ``welcome`` makes the protocol of an accepted connection, or None when it has dealt with it otherwise.
-    ``is_alone`` says that no other process accepts there.
+    ``is_alone`` says that no other process accepts there; ``tls`` is what connections speak, None for clear.
     """
 
     def __init__(
@@ -46,12 +51,14 @@ class Acceptor:
         welcome: Callable[[socket.socket], asyncio.Protocol | None],
         *,
         is_alone: bool = True,
+        tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
         self._welcome = welcome
         self._is_alone = is_alone
         self._loop = asyncio.get_running_loop()
         self._connecting = BackgroundTasks()
+        self._handshakes = Handshakes(tls) if tls else None
         self._pause: asyncio.TimerHandle | None = None
         self.address: tuple[str, int] = listen_on.getsockname()[:2]
 
@@ -78,8 +85,16 @@ class Acceptor:
         if self._pause:
             self._pause.cancel()
         self._socket.close()
-        await self._connecting.finish(LAST_S)
+        await self._connecting.finish(LAST_HANDSHAKES_S if self._handshakes else LAST_S)
         await asyncio.sleep(LAST_S)
+
+    async def closed(self) -> None:
+        """Return when the clients of connections over TLS have all that was written, and they are closed.
+
+        They have been told to close. Clear ones tell themselves what they have not sent.
+        """
+        if self._handshakes:
+            await self._handshakes.closed()
 
     def _accept(self) -> None:
         if self._accept_one() and not self._is_alone:
@@ -100,7 +115,10 @@ class Acceptor:
         return True
 
     async def _connect(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
-        await self._loop.connect_accepted_socket(lambda: protocol, connection)
+        if self._handshakes:
+            await self._handshakes.connect(protocol, connection)
+        else:
+            await self._loop.connect_accepted_socket(lambda: protocol, connection)
 
     def _look_away(self, seconds: float) -> None:
         """Stop accepting for a while: the socket stays readable, and would wake the loop all the time."""

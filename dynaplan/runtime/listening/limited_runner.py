@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dynaplan.foundation.tls.server import ServerTls
 from dynaplan.runtime.listening.acceptor import Acceptor
 from dynaplan.runtime.listening.connections import ClientServer, ConnectionLimits
 
@@ -22,10 +23,12 @@ class LimitedRunner(web.AppRunner):
         self._client_server: ClientServer | None = None
         self._acceptor: Acceptor | None = None
 
-    def listen(self, listen_on: socket.socket, *, is_alone: bool = True) -> None:
+    def listen(
+        self, listen_on: socket.socket, *, is_alone: bool = True, tls: ServerTls | None = None
+    ) -> None:
         """Take the connections of this socket, after ``setup``; see ``Acceptor``."""
         assert self._client_server
-        self._acceptor = Acceptor(listen_on, self._client_server.welcome, is_alone=is_alone)
+        self._acceptor = Acceptor(listen_on, self._client_server.welcome, is_alone=is_alone, tls=tls)
         self._acceptor.start()
 
     async def stop_listening(self) -> None:
@@ -40,6 +43,8 @@ class LimitedRunner(web.AppRunner):
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await super().cleanup()
+        if self._acceptor:
+            await self._acceptor.closed()
 
     async def _make_server(self) -> web.Server:
         await super()._make_server()  # starts the application up

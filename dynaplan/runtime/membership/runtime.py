@@ -30,6 +30,8 @@ from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.foundation.signals import on_signals
 from dynaplan.foundation.sockets import bound_socket
 from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.foundation.tls.client import ClientTls
+from dynaplan.foundation.tls.server import ServerTls
 from dynaplan.ports.box import Clock
 from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
@@ -42,6 +44,7 @@ from dynaplan.runtime.coordination.locks import Locks
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.runtime.endpoints import ServedEndpoint
 from dynaplan.runtime.life import HostedService, WorkerLife
+from dynaplan.runtime.listening.reaching import reachable
 from dynaplan.runtime.process import WorkerRuntime
 from dynaplan.runtime.server import WorkerServer
 from dynaplan.sdk.endpoints import request_type_of
@@ -58,9 +61,10 @@ class Runtime:
     """A process's part in a deployment. Made by ``dynaplan.runtime.connect``.
 
     ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
-    the processes of the deployment show each other. Endpoints are served on a port of ``host``, and
-    registered under leases of ``lease_ttl_s`` seconds; ``network`` is what ``Instance.network`` says of this
-    process.
+    the processes of the deployment show each other. Endpoints are served on a port of ``host``, by which
+    other hosts know this one, or of loopback when that is empty, and registered under leases of
+    ``lease_ttl_s`` seconds; ``network`` is what ``Instance.network`` says of this process. They speak https
+    with ``server_tls``; by ``client_tls`` those of others are verified.
     """
 
     own_namespace: str
@@ -70,10 +74,12 @@ class Runtime:
     token: str = field(repr=False)
     connect_messenger: Callable[[], Coroutine[Any, Any, Messenger]] = field(repr=False)
     connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] = field(repr=False)
-    host: str = "127.0.0.1"
+    host: str = ""
     network: str = ""
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
     lease_ttl_s: int = LEASE_TTL_S
+    server_tls: ServerTls | None = None
+    client_tls: ClientTls = True
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _workers: list[WorkerRuntime] = field(default_factory=list, init=False)
@@ -98,6 +104,7 @@ class Runtime:
             connect_events=worker.connected_plane,
             network=worker.network,
             lease_ttl_s=worker.lease_ttl_s,
+            client_tls=worker.client_tls,
         )
         runtime._workers.append(worker)
         return runtime
@@ -144,7 +151,7 @@ class Runtime:
     @property
     def session(self) -> aiohttp.ClientSession:
         """The connections to other processes, which all clients share."""
-        self._session = self._session or worker_session(self.token)
+        self._session = self._session or worker_session(self.token, self.client_tls)
         return self._session
 
     async def serve(self, namespace: str, component: str, endpoints: Sequence[ServedEndpoint]) -> None:
@@ -153,7 +160,9 @@ class Runtime:
         The same as ``RuntimeComponent.serve``, which says more.
         """
         discovery = await self.discovery(namespace)
-        server = WorkerServer(bound_socket(self.host, 0), self.token)
+        address = reachable(self.host, has_token=True)
+        listen_on = address.socket if address else bound_socket("127.0.0.1", 0)
+        server = WorkerServer(listen_on, self.token, advertised=self.host, tls=self.server_tls)
         worker = self._worker(namespace, component, server.url, discovery)
         life = WorkerLife(worker, server, _no_public_server, self.drain_deadline_s, has_signals=False)
 
@@ -214,6 +223,7 @@ class Runtime:
             is_managed=False,
             connect_messenger=self.connect_messenger,
             lease_ttl_s=self.lease_ttl_s,
+            client_tls=self.client_tls,
         )
 
 

@@ -23,7 +23,7 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.wire.absence import Absence, absence_in
 from dynaplan.domain.wire.discovery import PUBLIC_URL, host_of, is_loopback
 from dynaplan.domain.wire.documents import parse_object
-from dynaplan.foundation.sockets import bound_socket
+from dynaplan.foundation.sockets import bound_socket, url_of
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.options.frontend import gathered_settings
 from dynaplan.runtime.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
@@ -88,7 +88,7 @@ class FrontendServer:
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
         by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared, by_prefix)
-        self._upstream = Upstream(runtime.worker_token)
+        self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
         self._sleepers = Sleepers(
             runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
@@ -146,7 +146,8 @@ class FrontendServer:
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
-        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone)
+        tls = self._runtime.server_tls
+        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone, tls=tls)
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(self._server.watch(), "watch connections")
@@ -191,6 +192,8 @@ class FrontendServer:
         self._server.pre_shutdown()
         while self.in_flight or self._has_unsent_bytes():
             await asyncio.sleep(DRAIN_POLL_S)
+        if self._acceptor:
+            await self._acceptor.closed()
 
     async def close(self) -> None:
         """Close every connection, after telling the prefill workers which hand-offs are not needed."""
@@ -246,7 +249,7 @@ class FrontendServer:
         own = host_of(self._runtime.url).strip("[]")
         seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
         host = seen.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(host, port, is_tls=self._runtime.server_tls is not None)
 
     def _has_unsent_bytes(self) -> bool:
         connections = self._server.connections

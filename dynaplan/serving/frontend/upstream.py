@@ -15,6 +15,7 @@ from weakref import WeakSet
 import aiohttp
 
 from dynaplan.foundation.descriptors import descriptor_limit, is_exhausted
+from dynaplan.foundation.tls.client import ClientTls
 from dynaplan.serving.openai_api import out_of_descriptors
 
 REFUSALS = frozenset({502, 503, 504})
@@ -74,12 +75,15 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Upstream:
-    """Sends requests to workers with the workers' token, over kept connections or over new ones."""
+    """Sends requests to workers with the workers' token, over kept connections or over new ones.
 
-    def __init__(self, worker_token: str) -> None:
+    ``tls`` is what workers that speak https are verified by.
+    """
+
+    def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
         self._authorization = f"Bearer {worker_token}"
-        self._kept = _session(_Connector(keepalive_timeout=KEPT_S))
-        self._new = _session(_Connector(force_close=True), {"Connection": "close"})
+        self._kept = _session(_Connector(keepalive_timeout=KEPT_S, ssl=tls))
+        self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
 
     async def post(
         self, url: str, body: bytes, request_id: str, *, is_kept: bool = True

@@ -5,7 +5,9 @@ import os
 import signal
 from contextlib import ExitStack
 
-from dynaplan.foundation.signals import on_signals
+import pytest
+
+from dynaplan.foundation.signals import on_signals, signals_held
 from tests.fakes.polling import eventually
 
 
@@ -28,3 +30,11 @@ async def test_outside_the_main_thread_nothing_is_heard_and_nothing_breaks() -> 
             return True
 
     assert await asyncio.to_thread(lambda: asyncio.run(inside()))
+
+
+def test_a_signal_waits_for_the_end_of_the_block_that_holds_it() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), signals_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("all of it")
+    assert done == ["all of it"]

@@ -49,6 +49,7 @@ class RemoteKv:
     port: int
     request_id: str
     tokens: int
+    scheme: str = "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def _remote_kv(params: object) -> RemoteKv | None:
     if not is_here or type(port) is not int or not 0 < port < 65536:
         raise UserError("'kv_transfer_params' names no worker of this machine")
     tokens = params.get("remote_num_tokens")
-    return RemoteKv(str(host), port, str(request_id), tokens if type(tokens) is int else 0)
+    scheme = "https" if params.get("remote_scheme") == "https" else "http"
+    return RemoteKv(str(host), port, str(request_id), tokens if type(tokens) is int else 0, scheme)
 
 
 def answer_offset(prompt: tuple[int, ...]) -> int:

@@ -47,6 +47,7 @@ class HeldPrompts:
             "remote_request_id": hand_off_id,
             "remote_host": self._address.hostname,
             "remote_port": self._address.port,
+            **({"remote_scheme": "https"} if self._address.scheme == "https" else {}),
             "remote_block_ids": [list(range(blocks))],  # the model counts blocks, it does not number them
             "remote_num_tokens": tokens,
         }
@@ -117,9 +118,10 @@ class KvFetcher:
             timeout = aiohttp.ClientTimeout(total=TAKE_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
         host = f"[{source.host}]" if ":" in source.host else source.host
-        url = f"http://{host}:{source.port}/kv/{quote(source.request_id, safe='')}/take"
+        url = f"{source.scheme}://{host}:{source.port}/kv/{quote(source.request_id, safe='')}/take"
         try:
-            async with self._session.post(url, allow_redirects=False) as response:
+            # Of this machine: its certificate may hold only the name that others use.
+            async with self._session.post(url, allow_redirects=False, ssl=False) as response:
                 await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.cli.components import reaching
 from dynaplan.domain.errors import ConfigError
+from dynaplan.runtime.listening import reaching
 
 
 @pytest.mark.parametrize("host", [None, "", "127.0.0.1", "127.0.0.2", "localhost", "::1"])

@@ -1,0 +1,1 @@
+"""TLS by PEM files: of servers, of clients, and the faults of the files."""
