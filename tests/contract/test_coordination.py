@@ -12,12 +12,13 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.adapters.stores.file.store import FileStore
 from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.errors import ConfigError, LockLost, LockNotFree
 from dynaplan.ports.stores import Store
 from dynaplan.runtime.coordination.buckets import Bucket, BucketChange, BucketEntry
 from dynaplan.runtime.coordination.locks import Locks
 from tests.fakes.polling import consistently, eventually
-from tests.fakes.servers import Server, start_etcd
+from tests.fakes.servers import Server, start_etcd, start_nats
 
 BYTES = bytes(range(256)) + "значение ✓".encode()
 TTL_S = 2
@@ -30,13 +31,21 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(params=["memory", "etcd", "file"])
+@pytest.fixture(scope="module")
+def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_nats(tmp_path_factory.mktemp("n"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["memory", "etcd", "file", "nats"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     store: Store = MemoryStore(SystemClock())
     if request.param == "file":
         store = FileStore.from_environment({"DYN_FILE_KV": str(tmp_path / "kv")})
-    elif request.param == "etcd":
-        store = EtcdStore.from_environment(request.getfixturevalue("shared_etcd").environment)
+    elif request.param != "memory":
+        kind = EtcdStore if request.param == "etcd" else NatsStore
+        store = kind.from_environment(request.getfixturevalue(f"shared_{request.param}").environment)
         for item in await store.list(""):
             await store.delete(item.key)
     yield store

@@ -12,9 +12,9 @@ from nats.js.kv import KeyValue as Bucket
 
 from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.wire.store import Deleted, Transaction
+from dynaplan.domain.wire.store import Deleted, Snapshot, Transaction
 from tests.contract.stores import Watched
-from tests.fakes.polling import eventually
+from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_nats
 
 
@@ -49,6 +49,36 @@ async def bucket(nats: Server, store: NatsStore) -> AsyncIterator[Bucket]:
     client = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
     yield await client.jetstream().key_value("dynaplan")
     await client.close()
+
+
+async def test_a_watch_that_begins_while_the_process_lags_behind_waits_for_what_is_written(
+    store: NatsStore, other: NatsStore, watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await watch.started()
+    follower, held = store._follower, []
+    take = follower._take
+    monkeypatch.setattr(follower, "_take", held.append)
+    await other.put("later", "1")
+    later = Watched(store, "later")
+    await consistently(lambda: not later.events, 0.2)
+    monkeypatch.setattr(follower, "_take", take)
+    for message in held:
+        take(message)
+    await later.reaches({"later": "1"})
+    (event,) = later.events
+    assert isinstance(event, Snapshot)
+    await later.stop()
+
+
+async def test_a_watch_begins_when_the_server_is_back(store: NatsStore, nats: Server, watch: Watched) -> None:
+    await watch.started()
+    await store.put("later", "1")
+    nats.kill()
+    later = Watched(store, "later")
+    await consistently(lambda: not later.events, 0.2)
+    await nats.start_again()
+    await later.reaches({"later": "1"})
+    await later.stop()
 
 
 # Who else reads and writes it

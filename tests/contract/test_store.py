@@ -288,6 +288,17 @@ async def test_a_watch_misses_nothing_that_happens_while_it_begins(store: Store)
         await each.stop()
 
 
+async def test_a_watch_tells_of_all_that_was_written_before_it_began(store: Store, other: Store) -> None:
+    """Also where the process follows the store already, and lags behind it."""
+    followed = await Watched(store, "").started()
+    for number in range(50):
+        await other.put(f"watched/{number}", "")
+        first = await anext(store.watch("watched/"))
+        assert isinstance(first, Snapshot)
+        assert len(first.items) == number + 1
+    await followed.stop()
+
+
 async def test_a_watch_of_large_values_is_whole(store: Store, watch: Watched) -> None:
     await watch.started()
     text = "x" * 500_000

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dynaplan.adapters.stores.nats_kv.bucket import Conflict, JetStreamBucket
-from dynaplan.adapters.stores.nats_kv.messages import Entry, tombstone
+from dynaplan.adapters.stores.nats_kv.messages import Draft, Entry, tombstone
 from dynaplan.adapters.stores.nats_kv.mirror import Change, Mirror
-from dynaplan.adapters.stores.nats_kv.subjects import lease_name, lease_of
+from dynaplan.adapters.stores.nats_kv.subjects import GUARD, lease_name, lease_of
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
 from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
 from dynaplan.foundation.backoff import Backoff
@@ -42,7 +42,11 @@ SWEEP_AFTER_S = 0.25
 
 @dataclass(eq=False)
 class _Watcher:
+    """One watch. ``since`` is the sequence that its Snapshot must not be older than; 0 when any will do."""
+
     prefix: str
+    since: int = 0
+    is_begun: bool = False
     events: asyncio.Queue[WatchEvent | Exception | None] = field(default_factory=asyncio.Queue)
 
 
@@ -63,14 +67,14 @@ class BucketFollower:
 
     async def events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
         """A Snapshot, then every change, until the follower is closed."""
-        watcher = _Watcher(prefix)
+        is_followed = self._task is not None and not self._task.done()
+        watcher = _Watcher(prefix, await self._present() if is_followed else 0)
         self._watchers.append(watcher)
         if self._is_closed:
             watcher.events.put_nowait(None)
-        elif self._mirror is not None:
-            watcher.events.put_nowait(Snapshot(self._mirror.under(prefix)))
         elif self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="watch of the bucket")
+        self._begin_watches()
         try:
             while (event := await watcher.events.get()) is not None:
                 if isinstance(event, Exception):
@@ -78,6 +82,20 @@ class BucketFollower:
                 yield event
         finally:
             self._watchers.remove(watcher)
+
+    async def _present(self) -> int:
+        """Return a sequence behind everything that is written by now, by whomever.
+
+        What is followed may lag behind, and a watch that begins after a write has to tell of it.
+        """
+        backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
+        while not self._is_closed:
+            try:
+                return await self._bucket.write(Draft(GUARD))
+            except StoreUnavailable as error:
+                log.debug("a watch cannot begin yet: %s", error)
+            await backoff.pause()
+        return 0
 
     async def close(self) -> None:
         """End every watch, and the one consumer that they share."""
@@ -112,6 +130,8 @@ class BucketFollower:
         async with self._bucket.call() as client:
             inbox = client.new_inbox()
             subscription = await client.subscribe(inbox, cb=receive)
+        for watcher in self._watchers:
+            watcher.since = 0  # what is read from now on is newer
         # From here on a new connection ends the session.
         self._messages = messages
         self._connected.clear()
@@ -128,8 +148,16 @@ class BucketFollower:
         self._mirror = mirror
         self._renewed_s = dict.fromkeys(mirror.leases, time.monotonic())
         for watcher in self._watchers:
-            watcher.events.put_nowait(Snapshot(mirror.under(watcher.prefix)))
+            watcher.is_begun = False
+        self._begin_watches()
         self._sweep_soon()
+
+    def _begin_watches(self) -> None:
+        """Give the Snapshot to each watch that waits for one, if the mirror is new enough for it."""
+        for watcher in self._watchers:
+            if self._mirror is not None and not watcher.is_begun and self._mirror.sequence >= watcher.since:
+                watcher.is_begun = True
+                watcher.events.put_nowait(Snapshot(self._mirror.under(watcher.prefix)))
 
     async def _read(self, messages: asyncio.Queue[Msg | None]) -> None:
         """Take in what the consumer sends; return when something of it is lost."""
@@ -163,6 +191,8 @@ class BucketFollower:
         assert self._mirror is not None
         entry = self._bucket.entry(message)
         self._tell(self._mirror.apply(entry))
+        if entry.name == GUARD:
+            self._begin_watches()
         lease = lease_of(entry.name)
         if lease in self._mirror.leases:
             self._renewed_s[lease] = time.monotonic()
@@ -190,7 +220,7 @@ class BucketFollower:
         for event in events:
             key = event.item.key if isinstance(event, Put) else event.key
             for watcher in self._watchers:
-                if key.startswith(watcher.prefix):
+                if watcher.is_begun and key.startswith(watcher.prefix):
                     watcher.events.put_nowait(event)
 
     def _tell_all(self, event: Exception | None) -> None:

@@ -16,7 +16,8 @@ class Mirror:
 
     A key whose lease does not live is no key; its message is remembered in ``orphans``, by name, until it is
     deleted or written again, or the lease turns out to live: where a lease was renewed before its making
-    could be told, its keys come first. ``leases`` holds the time to live of each living lease, in seconds.
+    could be told, its keys come first. ``leases`` holds the time to live of each living lease, in seconds,
+    ``sequence`` is that of the last message taken in.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -24,13 +25,13 @@ class Mirror:
         self.orphans: dict[str, Entry] = {}
         self._items: dict[str, KeyValue] = {}
         self._leased: dict[int, dict[str, Entry]] = {}
-        self._sequence = 0
+        self.sequence = 0
         whole = sorted(entries, key=lambda entry: entry.sequence)
         # A lease that was renewed since stands behind its keys.
         for entry in (*(each for each in whole if lease_of(each.name)), *whole):
             for _ in self._changes(entry):
                 pass
-        self._sequence = whole[-1].sequence if whole else 0
+        self.sequence = whole[-1].sequence if whole else 0
 
     def under(self, prefix: str) -> tuple[KeyValue, ...]:
         """Return the keys with the prefix, in key order."""
@@ -38,9 +39,9 @@ class Mirror:
 
     def apply(self, entry: Entry) -> list[Change]:
         """Take the message in; return what it changes. One that is known already changes nothing."""
-        if entry.sequence <= self._sequence:
+        if entry.sequence <= self.sequence:
             return []
-        self._sequence = entry.sequence
+        self.sequence = entry.sequence
         return list(self._changes(entry))
 
     def end(self, lease: int) -> list[Change]:
