@@ -40,8 +40,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory, host: str) -> Authority:
     made = Authority(tmp_path_factory.mktemp("certificates"))
     made.issue("right", f"subjectAltName=IP:{host}")
     made.issue("wrong", "subjectAltName=DNS:elsewhere.example")
-    made.issue("expired", f"subjectAltName=IP:{host}", days=-1)
-    Authority(made.directory, "other")
     return made
 
 
@@ -108,14 +106,10 @@ async def test_what_others_would_refuse_is_refused_at_the_start(
     refused = {
         f"other hosts, at {host}, would refuse --tls-cert {authority.directory}/wrong.pem: "
         f"IP address mismatch": make("worker", "--model", "sim", certificate="wrong"),
-        "expired.pem: certificate has expired": make("worker", "--model", "sim", certificate="expired"),
-        "nothing.pem: No such file or directory": make("worker", certificate="nothing"),
-        "--tls-ca cannot be used: ": make("frontend", "--port", "0", ca="nothing"),
         "--tls-key is given without --tls-cert": make("frontend", "--port", "0", "--tls-cert="),
         f"the certificate of {worker_name(worker)} at https://{host}:": make(
-            "frontend", "--port", "0", certificate="right", ca=""
+            "frontend", "--port", "0", ca=""
         ),
-        "would refuse --tls-cert": make("frontend", "--port", "0", ca="other"),
     }
     for sentence, component in refused.items():
         assert await component.exit_code() == 2, component.text

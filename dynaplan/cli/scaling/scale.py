@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.cli.deployment import namespace_option, store_option
 from dynaplan.cli.scaling.afterwards import planner_settings, planners_part
 from dynaplan.cli.scaling.asking import (
     AskedCount,
@@ -22,12 +22,14 @@ from dynaplan.cli.scaling.asking import (
     settled,
 )
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
+from dynaplan.cli.scaling.elsewhere import deployment_here, scale_elsewhere
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
 from dynaplan.foundation.progress import ProgressLine
+from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from dynaplan.domain.settings.planner import PlannerSettings
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 @click.command(name="scale", short_help="Set the number of workers by hand.")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
+@store_option
 @click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
 @click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
 @click.option("--at-least", type=click.IntRange(0), metavar="N", help="The planner never goes below.")
@@ -71,17 +74,26 @@ def command(
     dynaplan scale decode=3 --hold                  until `dynaplan release decode`
     dynaplan scale decode=3 --for 2h                for two hours
     dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
+
+    For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store.
     """
-    found = connect(namespace)
+    found = deployment_here(namespace)
     asked = [parse_count(text, _roles(found)) for text in counts]
     hold = asked_hold(is_held, duration, at_least, at_most)
     check_options(asked, hold)
-    asyncio.run(_scale(found, asked, hold, timeout if wait else 0.0, is_confirmed=yes))
+    timeout_s = timeout if wait else 0.0
+    if found is None:
+        name = namespace or DEFAULT_NAMESPACE
+        asyncio.run(scale_elsewhere(name, asked, hold, timeout_s, is_confirmed=yes))
+    else:
+        asyncio.run(_scale(found, asked, hold, timeout_s, is_confirmed=yes))
 
 
-def _roles(found: RunningDeployment) -> dict[str, Role]:
+def _roles(found: RunningDeployment | None) -> dict[str, Role]:
     """Return the roles that can be scaled, by their names and by those of their components."""
     scaled = {role.value: role for role in COUNT_KEYS}
+    if found is None:
+        return scaled
     entries = found.document["components"].values()
     components = {
         entry["component"]: scaled[entry["role"]] for entry in entries if entry.get("role") in scaled

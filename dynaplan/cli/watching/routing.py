@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,12 @@ async def routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
     """
     import aiohttp
 
+    from dynaplan import wiring
+
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=wiring.certificates.authorities(os.environ))
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         answers = await asyncio.gather(*(_answer(session, url) for url in frontends.values()))
     known: dict[str, dict[str, str]] = {}
     for frontend, answer in zip(frontends, answers, strict=True):

@@ -32,6 +32,7 @@ from dynaplan.domain.wire.kv_events import (
 )
 from dynaplan.foundation.backoff import Backoff
 from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.foundation.tls.client import ClientTls
 from dynaplan.runtime.calls.http_calls import worker_session
 from dynaplan.runtime.coordination.events import ComponentEvents
 from dynaplan.runtime.discovery import Discovery
@@ -64,15 +65,16 @@ Fetch = Callable[[Instance], Awaitable[CacheSnapshot]]
 
 
 class SnapshotClient:
-    """Asks workers for the blocks that they hold."""
+    """Asks workers for the blocks that they hold; by ``tls`` the ones that speak https are verified."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, tls: ClientTls = True) -> None:
         self._token = token
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
         """Ask the worker; see ``Fetch``."""
-        self._session = self._session or worker_session(self._token)
+        self._session = self._session or worker_session(self._token, self._tls)
         timeout = aiohttp.ClientTimeout(total=SNAPSHOT_S)
         async with self._session.get(f"{instance.url}{SNAPSHOT_PATH}", timeout=timeout) as response:
             if response.status != 200:
@@ -119,7 +121,7 @@ class KvCacheFollower:
     @classmethod
     def of_process(cls, runtime: WorkerRuntime) -> KvCacheFollower:
         """Return a follower on this process's connections, not started."""
-        client = SnapshotClient(runtime.worker_token)
+        client = SnapshotClient(runtime.worker_token, runtime.client_tls)
         follower = cls(runtime.discovery, runtime.namespace, runtime.events, client.fetch)
         follower._close_client = client.close
         return follower

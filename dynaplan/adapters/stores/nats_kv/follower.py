@@ -84,9 +84,9 @@ class BucketFollower:
             self._watchers.remove(watcher)
 
     async def _present(self) -> int:
-        """Return a sequence behind everything that is written by now, by whomever.
+        """Return a sequence behind everything that any process has written by now.
 
-        What is followed may lag behind, and a watch that begins after a write has to tell of it.
+        The mirror may lag behind, and a watch that begins after a write has to tell of it.
         """
         backoff = Backoff(FIRST_DELAY_S, LAST_DELAY_S, self._pause)
         while not self._is_closed:

@@ -53,8 +53,8 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
 
     asyncio.run(counted())
     monkeypatch.setattr(store, "close", closed)
-    for module in (scale, release):
-        monkeypatch.setattr(module, "connect", lambda _: found)
+    monkeypatch.setattr(scale, "deployment_here", lambda _: found)
+    monkeypatch.setattr(release, "connect", lambda _: found)
     monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
     monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
     return store
@@ -129,7 +129,7 @@ def test_a_hold_above_the_gpu_budget_or_the_gpus_is_refused(store: MemoryStore) 
 def test_without_a_planner_that_scales_a_number_stays_and_a_hold_waits_for_one(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None
 ) -> None:
-    monkeypatch.setattr(scale, "connect", lambda _: deployment(planner))
+    monkeypatch.setattr(scale, "deployment_here", lambda _: deployment(planner))
     assert typed("scale", "decode=2", "--no-wait").output == "asked for decode=2 (decision 2)\n"
     held = typed("scale", "decode=2", "--hold", "--no-wait").output
     assert "No planner scales this deployment now; one that is started keeps to it." in held
