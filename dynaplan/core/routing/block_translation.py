@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from dynaplan.core.engine.block_hashes import chained, own_hashes
 from dynaplan.core.events.engine_batches import (
-    BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     EngineEvent,
@@ -59,7 +58,7 @@ class BlockTranslation:
                 return self._stored(event)
             case BlocksRemoved(hashes, group):
                 return self._removed(hashes) if group == self._group else None
-            case BlocksCleared():
+            case _:
                 self.forget()
                 return Cleared()
 

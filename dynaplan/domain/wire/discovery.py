@@ -36,6 +36,7 @@ CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
     "gpus": whole_list_field,
     "kv_network": flag_field,
     "kv_events": object_field,
+    "follows_kv_events": flag_field,
     PUBLIC_URL: text_field,
 }
 """The fields of a card that dynaplan reads, each with the reader of its type."""

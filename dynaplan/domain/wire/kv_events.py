@@ -31,6 +31,9 @@ TOPIC = "kv_cache_update"
 CARD_KEY = "kv_events"
 """The key of a worker's card that says that it publishes: ``{"block_tokens": 16}``."""
 
+FOLLOWS = "follows_kv_events"
+"""The key of a frontend's card that says that it routes by what workers publish: true."""
+
 SNAPSHOT_PATH = "/kv_blocks"
 EVENT_ID_HEADER = "X-Event-Id"
 INSTANCE_ID_HEADER = "X-Instance-Id"

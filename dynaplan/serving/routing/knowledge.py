@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.core.routing.booking import WorkerBook
 from dynaplan.domain.settings.routing import RoutingSettings
+from dynaplan.domain.wire.kv_events import FOLLOWS
 from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes
 from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
 from dynaplan.serving.routing.replica_sync import ReplicaSync, shares
@@ -40,6 +41,7 @@ class RouterKnowledge:
         self._books = books
         if self._follower:
             self._follower.start()
+            self._runtime.describe(**{FOLLOWS: True})
             self._runtime.add_metrics(self._follower.metrics)
         if self._sync:
             self._sync.start()

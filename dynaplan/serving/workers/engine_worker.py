@@ -9,7 +9,7 @@ from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.settings.worker import WorkerSettings, engine_of
 from dynaplan.domain.wire.discovery import host_of, is_loopback
-from dynaplan.domain.wire.kv_events import CARD_KEY
+from dynaplan.domain.wire.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.options.frontend import routes_by_events
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
 from dynaplan.serving.prefill.puller import PrefillPuller
@@ -106,7 +106,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     engine = wiring.engines.make_engine(engine_of(runtime.settings), runtime.settings, context)
     runtime.on_stop(engine.stop)  # before the start: it may be interrupted half-way
     publisher = KvEventPublisher(runtime)
-    is_publishing = routes_by_events(runtime.settings) and engine.tell_blocks(publisher.changed)
+    is_publishing = _is_followed(runtime) and engine.tell_blocks(publisher.changed)
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
@@ -124,3 +124,10 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     runtime.spawn(engine.died(), "engine")
     runtime.spawn(SleepNotice(runtime, engine).run(), "sleep")
     return engine
+
+
+def _is_followed(runtime: WorkerRuntime) -> bool:
+    """Tell whether frontends route by KV events: by the configuration, or one that is there already does."""
+    if routes_by_events(runtime.settings):
+        return True
+    return any(instance.card.get(FOLLOWS) for instance in runtime.discovery.all())

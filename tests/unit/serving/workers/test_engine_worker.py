@@ -211,3 +211,37 @@ async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engin
     assert "/v1/{path:.*}" in [route.path for route in runtime.routes]
     assert runtime.card["kv_network"]
     assert runtime.finishers == []
+
+
+class TellingEngine(Engine):
+    """One that tells its blocks, of 16 tokens."""
+
+    def tell_blocks(self, changed: Any) -> bool:
+        self.events.append("tell")
+        return True
+
+    def card(self) -> dict[str, Any]:
+        return {"model": "m", "kv_block_tokens": 16}
+
+
+@pytest.mark.parametrize("by", ["the configuration", "a frontend that is there", "nobody"])
+async def test_an_engine_tells_its_blocks_before_it_starts_where_frontends_route_by_them(
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    engine = TellingEngine()
+    monkeypatch.setattr(wiring.engines, "make_engine", lambda *_, **__: engine)
+    if by == "the configuration":
+        runtime.settings = {"router": "kv"}
+    if by == "a frontend that is there":
+        frontend = Instance(
+            "ns", "Frontend", "health", 5, "http://127.0.0.1:3", card={"follows_kv_events": True}
+        )
+        monkeypatch.setattr(runtime.discovery, "all", lambda: (frontend,))
+    await start_decode_worker(runtime)
+    if by == "nobody":
+        assert engine.events == ["start"]
+        assert "kv_events" not in runtime.card
+    else:
+        assert engine.events == ["tell", "start"]
+        assert runtime.card["kv_events"] == {"block_tokens": 16}
+        assert "/kv_blocks" in [route.path for route in runtime.routes]
