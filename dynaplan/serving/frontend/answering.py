@@ -84,6 +84,12 @@ class Exchange:
         if self.trial:
             self.trial.answering(is_good=not self.failure)
 
+    def booked(self, booking: BookEntry, blocks: PromptBlocks) -> None:
+        """Note the request's booking; the number of its tokens is exact now if the router knows them."""
+        self.booking, self.blocks = booking, blocks
+        if blocks.prompt_tokens not in (0, self.call.prompt_tokens):
+            self.call = replace(self.call, prompt_tokens=blocks.prompt_tokens)
+
     def grow(self) -> None:
         """Book the blocks that the answer has filled so far."""
         if self.booking and self.record.output_tokens >= self.booking.grows_at_tokens:

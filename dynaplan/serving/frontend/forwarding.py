@@ -81,7 +81,7 @@ class Forwarder:
         while True:
             async with self._trials.trial(exchange.call) as exchange.trial:
                 booking = await self._router.book(exchange.call, deadline_s)
-                exchange.blocks, exchange.booking = booking.blocks, booking
+                exchange.booked(booking, booking.blocks)
                 is_needed = bool(booking.instance.card.get("needs_hand_off"))
                 try:
                     exchange.api = self._api_of(booking.instance)

@@ -168,7 +168,7 @@ class FrontendRequests:
             if outcome == "cancelled":
                 self._metrics.client_left()
             stated = exchange.stated()
-            record.finished(outcome, call.prompt_tokens, stated)
+            record.finished(outcome, exchange.call.prompt_tokens, stated)
             if self._recording:
                 self._recording.ended(exchange, stated, is_answered=not outcome)
         return response

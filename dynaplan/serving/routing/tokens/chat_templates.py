@@ -10,6 +10,7 @@ Sources: ``apply_chat_template`` of the library ``transformers`` (the sandbox, f
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -23,6 +24,10 @@ from dynaplan.serving.routing.tokens.files import DEFAULT, WITH_TOOLS, ChatFiles
 
 NOT_RENDERED = ("chat_template", "continue_final_message", "truncate_prompt_tokens", "mm_processor_kwargs")
 """Fields of a request by which engines render it in ways that are not followed here."""
+
+
+DEVELOPER = re.compile(r"[\"']developer[\"']")
+"""The mark of a template that knows messages of this role; for others they are the system's."""
 
 
 class Unrenderable(Exception):
@@ -58,6 +63,7 @@ class ChatTemplates:
             self._wants_parts = {
                 name: wants_parts(environment.parse(text)) for name, text in files.templates.items()
             }
+            self._for_developers = {name for name, text in files.templates.items() if DEVELOPER.search(text)}
         except (TemplateError, RecursionError) as error:
             raise Unrenderable(f"the chat template cannot be compiled: {error}") from error
 
@@ -69,15 +75,45 @@ class ChatTemplates:
         name = WITH_TOOLS if tools and WITH_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
             raise Unrenderable("the model has no chat template")
-        arguments = body.get("chat_template_kwargs")
+        messages = [_message(each, has_parts=self._wants_parts[name]) for each in body["messages"]]
+        if name not in self._for_developers:
+            messages = _without_developers(messages)
         text: str = self._templates[name].render(
-            messages=[_message(each, has_parts=self._wants_parts[name]) for each in body["messages"]],
-            tools=tools and [_tool(each) for each in tools],
-            documents=body.get("documents"),
-            add_generation_prompt=body.get("add_generation_prompt", True),
-            **self._special_tokens | (arguments if isinstance(arguments, dict) else {}),
+            {
+                **self._special_tokens,
+                **_arguments(body),
+                "messages": messages,
+                "tools": tools and [_tool(each) for each in tools],
+                "documents": body.get("documents"),
+                "add_generation_prompt": body.get("add_generation_prompt", True),
+            }
         )
         return text
+
+
+def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the client's own arguments of the template, and the effort, which may turn thinking on."""
+    given = body.get("chat_template_kwargs")
+    arguments = dict(given) if isinstance(given, dict) else {}
+    if (effort := body.get("reasoning_effort")) is not None:
+        arguments = {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
+    return arguments
+
+
+def _without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with those of developers in the one of the system, which comes first."""
+    if not any(each["role"] == "developer" for each in messages):
+        return messages
+    told = [each for each in messages if each["role"] in ("developer", "system")]
+    if told == messages[:1]:
+        return [{**told[0], "role": "system"}, *messages[1:]]
+    texts = [_joined(each["content"]) for each in told]
+    others = [each for each in messages if each["role"] not in ("developer", "system")]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+
+
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "\n".join(each["text"] for each in content)
 
 
 def _message(message: Mapping[str, Any], *, has_parts: bool) -> dict[str, Any]:
@@ -86,9 +122,10 @@ def _message(message: Mapping[str, Any], *, has_parts: bool) -> dict[str, Any]:
     parts = [content] if isinstance(content, str) else list(content or ())
     texts = [_part_text(each) for each in parts]
     seen: dict[str, Any] = {"role": message["role"]}
+    has_parts = has_parts and message["role"] != "tool"
     seen["content"] = [{"type": "text", "text": each} for each in texts] if has_parts else "\n".join(texts)
     if message["role"] == "assistant":
-        if message.get("tool_calls") is not None:
+        if message.get("tool_calls"):
             seen["tool_calls"] = [_tool_call(each) for each in message["tool_calls"]]
         if reasoning := message.get("reasoning") or message.get("reasoning_content"):
             seen |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -107,11 +144,15 @@ def _part_text(part: object) -> str:
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call with its arguments read: templates write them as they like."""
+    """Return a call with its arguments read, as templates expect them; empty if they are no object."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
-    if isinstance(arguments, str) or not arguments:
-        function["arguments"] = json.loads(arguments) if arguments else {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    function["arguments"] = arguments if isinstance(arguments, dict) else {}
     return {**call, "function": function}
 
 

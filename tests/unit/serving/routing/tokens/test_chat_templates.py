@@ -138,3 +138,41 @@ def test_a_template_reaches_nothing_but_what_it_is_given(attack: str) -> None:
 def test_a_template_may_refuse_a_chat() -> None:
     with pytest.raises(TemplateError, match="roles must alternate"):
         text("{{ raise_exception('roles must alternate') }}")
+
+
+ROLES = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+
+
+def test_a_developer_is_the_system_for_a_template_that_does_not_know_the_role() -> None:
+    system, developer = ({"role": role, "content": role} for role in ("system", "developer"))
+    assert text(ROLES, developer, HELLO) == "[system: developer][user: hello]"
+    assert text(ROLES, system, HELLO, developer) == "[system: system\n\ndeveloper][user: hello]"
+    known = ROLES + "{# 'developer' #}"
+    assert text(known, developer, HELLO) == "[developer: developer][user: hello]"
+
+
+def test_a_developers_parts_are_joined_where_messages_are_merged() -> None:
+    through = "{% for m in messages %}{% for p in m.content %}{% endfor %}[{{ m.content }}]{% endfor %}"
+    parts = {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert text(through, {"role": "system", "content": "s"}, parts) == "[s\n\na\nb]"
+
+
+def test_an_effort_turns_thinking_on_unless_the_client_says_otherwise() -> None:
+    template = "{{ reasoning_effort }} {{ enable_thinking }}"
+    assert text(template, reasoning_effort="low") == "low True"
+    assert text(template, reasoning_effort="none") == "none False"
+    arguments = {"enable_thinking": False, "add_generation_prompt": False}
+    assert text(template, reasoning_effort="low", chat_template_kwargs=arguments) == "low False"
+
+
+@pytest.mark.parametrize("arguments", ["not json", "[1]", None, 5])
+def test_arguments_of_a_call_that_are_no_object_are_empty(arguments: object) -> None:
+    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    assert text("{{ messages[0].tool_calls[0].function.arguments }}", asked) == "{}"
+
+
+def test_no_calls_are_as_if_there_were_none_and_a_tools_answer_is_one_text() -> None:
+    assert text("{{ messages[0].tool_calls is defined }}", {"role": "assistant", "tool_calls": []}) == "False"
+    through = "{% for m in messages %}{% for p in m.content %}{% endfor %}{{ m.content }}{% endfor %}"
+    parts = {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert text(through, parts) == "a\nb"
