@@ -46,9 +46,12 @@ def block_hashes(tokens: Sequence[int], block_tokens: int) -> list[int]:
     return chained(own_hashes(tokens, block_tokens))
 
 
-def packed_block_hashes(packed: bytes, block_tokens: int) -> list[int]:
-    """Return the chained hashes of a prompt's full blocks; its ids are packed into 32 bits each."""
-    return chained(_own_hashes(packed, block_tokens))
+def packed_block_hashes(packed: bytes, block_tokens: int, parent: int | None = None) -> list[int]:
+    """Return the chained hashes of full blocks; their ids are packed into 32 bits each.
+
+    ``parent`` is the chained hash of the block before the first, None at the beginning of a prompt.
+    """
+    return chained(_own_hashes(packed, block_tokens), parent)
 
 
 def _own_hashes(packed: bytes, block_tokens: int) -> list[int]:

@@ -17,6 +17,10 @@ BY_PREFIX = "kv"
 """The mode in which the cached beginning of a prompt counts."""
 
 
+MOST_PREDICTED_BLOCKS = 8192
+"""Blocks of one prompt that predictions are made from: 131,072 tokens in blocks of 16; more take too long."""
+
+
 class ToldBlocks(Protocol):
     """The blocks of all workers, as their engines tell."""
 
@@ -52,7 +56,7 @@ class CachedPrefixes:
 
         Where events are missing, what was told last still says more than nothing.
         """
-        sent = self._sent.overlaps(blocks.hashes, now_s)
+        sent = self._sent.overlaps(blocks.hashes[:MOST_PREDICTED_BLOCKS], now_s)
         if not self._told or not blocks.prompt_tokens:
             return sent
         told = self._told.overlaps(blocks.hashes)
@@ -66,8 +70,9 @@ class CachedPrefixes:
     def sent(self, blocks: PromptBlocks, instance_id: int, now_s: float) -> None:
         """Note that the prompt goes to that worker, unless its engine will tell."""
         if not (blocks.prompt_tokens and self.is_told(instance_id)):
-            self._sent.record(blocks.hashes, instance_id, now_s)
-            self._on_sent(blocks.hashes, instance_id)
+            hashes = blocks.hashes[:MOST_PREDICTED_BLOCKS]
+            self._sent.record(hashes, instance_id, now_s)
+            self._on_sent(hashes, instance_id)
 
     def heard(self, hashes: Sequence[int], instance_id: int, now_s: float) -> None:
         """Note that another frontend has sent a prompt with these blocks to that worker."""

@@ -11,6 +11,7 @@ import pytest
 from dynaplan.core.engine.block_hashes import block_hashes
 from dynaplan.core.engine.tokens import prompt_token_ids
 from dynaplan.serving.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
+from dynaplan.serving.routing import prompt_tokens
 from dynaplan.serving.routing.prompt_tokens import (
     DEFAULT_BLOCK_TOKENS,
     Tokenizer,
@@ -54,6 +55,13 @@ async def test_a_text_for_a_simulated_engine_has_the_hashes_of_the_engines_own_t
         assert await prompt_blocks(call, SIM, None) == PromptBlocks(
             tuple(block_hashes(tokens, 4)), 4, len(tokens)
         )
+
+
+async def test_a_long_text_is_hashed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = completion("a text of several blocks and then of many more " * 10)
+    whole = await prompt_blocks(call, SIM, None)
+    monkeypatch.setattr(prompt_tokens, "BLOCKS_AT_ONCE", 3)
+    assert await prompt_blocks(call, SIM, None) == whole
 
 
 async def test_token_ids_are_tokens_of_any_model() -> None:
