@@ -18,6 +18,7 @@ from tests.bench import (
     planner,
     policies,
     profiling,
+    replica_sync,
     sla,
     stores,
     throughput,
@@ -37,6 +38,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "profiling": profiling.rows,
     "kv-index": kv_index.rows,
     "kv-routing": kv_routing.rows,
+    "replica-sync": replica_sync.rows,
     "stores": stores.rows,
 }
 
