@@ -19,6 +19,7 @@ from tests.bench import (
     policies,
     profiling,
     replica_sync,
+    routing,
     sla,
     stores,
     throughput,
@@ -39,6 +40,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "kv-index": kv_index.rows,
     "kv-routing": kv_routing.rows,
     "replica-sync": replica_sync.rows,
+    "routing": routing.rows,
     "stores": stores.rows,
 }
 

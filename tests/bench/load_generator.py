@@ -79,13 +79,18 @@ class _Run:
             self.done.set()
 
 
-async def generate(url: str, model: str, requests: int, concurrency: int, tokens: int) -> Result:
+QUESTION = "Why is the sky blue?"
+
+
+async def generate(
+    url: str, model: str, requests: int, concurrency: int, tokens: int, prompt: str = QUESTION
+) -> Result:
     """Send that many streaming chat completions over that many connections; at most 120 s."""
     address = urlsplit(url)
     body = json.dumps(
         {
             "model": model,
-            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+            "messages": [{"role": "user", "content": prompt}],
             "stream": True,
             "max_tokens": tokens,
             "ignore_eos": True,
