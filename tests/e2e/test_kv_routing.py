@@ -16,7 +16,7 @@ Deploy = Callable[..., Deployment]
 
 OPTIONS = (
     *("--store", "file", "--Planner.no-operation=true"),
-    *("--Router.router=kv", "--Router.kv-overlap-score-weight=4", "--Router.router-replica-sync=true"),
+    *("--Router.router=kv", "--Router.router-replica-sync=true"),
     *("--Frontend.ServiceArgs.workers=2", "--VllmWorker.ServiceArgs.workers=2"),
 )
 
