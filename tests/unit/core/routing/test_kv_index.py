@@ -32,6 +32,14 @@ def test_all_blocks_of_a_worker_can_be_replaced() -> None:
     assert index.follows(1, 42)
 
 
+def test_a_block_that_one_worker_gives_up_stays_with_the_others() -> None:
+    index = KvIndex()
+    index.stored(1, [10])
+    index.stored(2, [10])
+    index.removed(1, [10])
+    assert index.overlaps([10]) == {2: 1}
+
+
 def test_a_worker_that_left_is_forgotten_at_once_and_its_blocks_soon() -> None:
     index = KvIndex()
     index.stored(1, range(2 * SWEPT_AT_ONCE))
