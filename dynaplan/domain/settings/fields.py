@@ -169,13 +169,11 @@ class Settings:
     """The base of a dataclass of options.
 
     ``SECTION`` is named in errors, and where there is one an unknown key is an error; without one the keys
-    are those of a larger section. ``READS_TEXT``: flags of a command give the values too, so that numbers and
-    ``true`` may come as text. ``ENGINE`` is the only engine that has these options.
+    are those of a larger section. ``ENGINE`` is the only engine that has these options.
     """
 
     ENGINE: ClassVar[str] = ""
     SECTION: ClassVar[str] = ""
-    READS_TEXT: ClassVar[bool] = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Self:
@@ -218,7 +216,7 @@ def _built(settings: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
-    read = option.read(value, settings.READS_TEXT)
+    read = option.read(value)
     is_left_empty = read == "" and option.default in ("", None)
     is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
     if read is None or is_blank:

@@ -43,7 +43,6 @@ class ForecastSettings(Settings):
     """
 
     SECTION: ClassVar[str] = "Planner"
-    READS_TEXT: ClassVar[bool] = True
 
     load_predictor: str = option("auto", "How the load is forecast", choices=PREDICTORS)
     load_predictor_log1p: bool = option(False, "Forecast the logarithm of the load: for load that multiplies")

@@ -17,7 +17,6 @@ class SlaSettings(Settings):
     """Every option of sizing for targets, by the original's names and defaults, and a few of our own."""
 
     SECTION: ClassVar[str] = "Planner"
-    READS_TEXT: ClassVar[bool] = True
 
     ttft_ms: float = option(500.0, "Time to the first token that is promised, ms", above=0)
     itl_ms: float = option(50.0, "Time between tokens that is promised, ms", above=0)

@@ -43,6 +43,7 @@ def test_backend_is_accepted_as_in_a_file() -> None:
     [
         (["--max-gpu-budget", "4"], "max_gpu_budget", 4),
         (["--no-operation"], "no_operation", True),
+        (["--no-operation=true", "--ttft=2e2"], "ttft_ms", 200.0),
         (["--no-consolidation-guard"], "consolidation_guard", False),
         (["--router", "least_loaded"], "router", "least-loaded"),
     ],
@@ -51,8 +52,8 @@ def test_a_flag_is_read_as_the_type_of_its_option(arguments: list[str], field: s
     assert getattr(settings(*arguments), field) == value
 
 
-def test_the_help_of_an_option_tells_its_choices_its_default_and_what_has_no_meaning() -> None:
+def test_the_help_of_an_option_tells_its_choices_its_default_and_its_meaning() -> None:
     helps = {option.name: option.help for option in PLANNER.values()}
     assert "load, sla, both  [default: load]" in helps["policy"]
     assert "as the graph says" in helps["decode-max-num-seqs"]
-    assert "no meaning yet" in helps["environment"]
+    assert "virtual: a program of yours" in helps["environment"]

@@ -67,22 +67,22 @@ def test_what_is_set_is_given_back_by_key() -> None:
 
 
 @dataclass(frozen=True)
-class Flags(Settings):
-    READS_TEXT: ClassVar[bool] = True
-
+class Numbers(Settings):
     count: int = option(1, "How many", least=1)
     is_loud: bool = option(False, "Whether", name="loud")
 
 
 @pytest.mark.parametrize("text", ["4", "4.0", 4.0])
-def test_flags_of_a_command_are_read_from_text(text: object) -> None:
-    assert Flags.from_options({"count": text, "loud": "true"}) == Flags(4, True)
+def test_a_number_may_come_as_text_where_that_is_asked_for(text: object) -> None:
+    known = options_of(Numbers)
+    assert (known["count"].read(text, is_text=True), known["loud"].read("true", is_text=True)) == (4, True)
+    with pytest.raises(ConfigError, match=r"count is .*\n  Expected a whole number, 1 or more\."):
+        Numbers.from_options({"count": text})
 
 
 @pytest.mark.parametrize("text", ["", "many", "4.5", "nan", "inf", "1e999"])
 def test_text_that_says_no_number_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"count is .*\n  Expected a whole number, 1 or more\."):
-        Flags.from_options({"count": text})
+    assert options_of(Numbers)["count"].read(text, is_text=True) is None
 
 
 def test_an_empty_text_is_a_value_only_where_nothing_or_an_empty_text_is_the_default() -> None:

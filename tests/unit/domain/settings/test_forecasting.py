@@ -19,9 +19,9 @@ def test_the_options_have_the_originals_names_and_defaults_except_for_the_predic
     }
 
 
-def test_options_are_read_in_either_case_and_from_text() -> None:
+def test_options_are_read_in_either_case() -> None:
     settings = ForecastSettings.from_options(
-        {"load_predictor": "kalman", "kalman-q-level": "2", "load-predictor-log1p": "true", "kalman-r": None}
+        {"load_predictor": "kalman", "kalman-q-level": 2, "load-predictor-log1p": True, "kalman-r": None}
     )
     assert settings == ForecastSettings(
         load_predictor="kalman", kalman_q_level=2.0, load_predictor_log1p=True

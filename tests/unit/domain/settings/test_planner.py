@@ -68,12 +68,6 @@ def test_keys_come_in_kebab_and_snake_case(key):
     assert PlannerSettings.from_options({key: 10}).adjustment_interval_s == 10
 
 
-def test_text_is_read_as_the_type_of_the_option():
-    settings = PlannerSettings.from_options({"no-operation": "true", "max-gpu-budget": "4"})
-    assert settings.no_operation is True
-    assert settings.max_gpu_budget == 4
-
-
 def test_none_is_not_set():
     assert PlannerSettings.from_options({"log-dir": None, "max-gpu-budget": None}) == PlannerSettings()
 

@@ -21,9 +21,9 @@ def test_the_names_and_defaults_are_the_originals() -> None:
     assert {"isl", "osl", "ttft-percentile", "itl-percentile", "sizing"} <= options.keys()
 
 
-def test_options_are_read_in_kebab_and_snake_case_and_from_text() -> None:
+def test_options_are_read_in_kebab_and_snake_case() -> None:
     settings = SlaSettings.from_options(
-        {"ttft": "200", "itl": 20, "no_correction": "true", "ttft-percentile": 99, "isl": None}
+        {"ttft": 200, "itl": 20, "no_correction": True, "ttft-percentile": 99, "isl": None}
     )
     assert settings.targets() == SlaTargets(200.0, 20.0, 99.0, 95.0)
     assert settings.no_correction
