@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaplan.domain.settings.fields import kebab
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.settings.routing import DECODE_COMPONENT
+from dynaplan.domain.settings.routing import DECODE_COMPONENT, DisaggregationSettings
 from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig
 
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
@@ -33,6 +33,7 @@ def read_settings(
     runtime_dir = environment.get("DYNAPLAN_RUNTIME_DIR")
     return replace(
         settings,
+        disaggregation=DisaggregationSettings.from_options(options, places),
         host=environment.get("DYNAMO_HOST") or settings.host,
         port=int(environment.get("DYNAMO_PORT") or settings.port),
         api_key=environment.get("DYNAPLAN_API_KEY") or settings.api_key,

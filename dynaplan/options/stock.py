@@ -22,7 +22,7 @@ from dynaplan.domain.settings.worker import (
     WorkerSettings,
 )
 
-FRONTEND = options_of(ModelSettings, FrontendSettings, ProcessSettings)
+FRONTEND = options_of(ModelSettings, FrontendSettings, DisaggregationSettings, ProcessSettings)
 PROCESSOR = options_of(ModelSettings, RoutingSettings, DisaggregationSettings, ProcessorSettings)
 ROUTER = options_of(ModelSettings, RoutingSettings, DisaggregationSettings, RouterSettings)
 PLANNER = options_of(PlannerSettings)

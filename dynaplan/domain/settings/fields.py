@@ -121,25 +121,18 @@ def option(default: Any, about: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(about, default, **more)})
 
 
-def part(settings: type[Any]) -> Any:
-    """Declare a field that holds a group of options, which are the section's own."""
-    return field(default_factory=settings, metadata={"part": settings})
-
-
 def options_of(*settings: Any) -> Options:
-    """The options of these dataclasses, those of their parts included, in the order of their fields."""
+    """The options of these dataclasses together, in the order of their fields."""
     return {name: each for one in settings for name, each in _options_of(one).items()}
 
 
 @cache
 def _options_of(settings: type[Any]) -> Options:
-    found: dict[str, Option] = {}
-    for each in fields(settings):
-        if "part" in each.metadata:
-            found |= _options_of(each.metadata["part"])
-        elif "option" in each.metadata:
-            found[key_of(each)] = _completed(each, settings)
-    return found
+    return {key_of(each): _completed(each, settings) for each in _declared(settings)}
+
+
+def _declared(settings: Any) -> tuple[Field[Any], ...]:
+    return tuple(each for each in fields(settings) if "option" in each.metadata)
 
 
 def _completed(setting: Field[Any], settings: type[Any]) -> Option:
@@ -192,27 +185,18 @@ class Settings:
             for name, (key, value) in given.items()
             if name in known and value is not None
         }
-        settings = _built(cls, values)
+        keys = {each.name: key_of(each) for each in _declared(cls)}
+        settings = cls(**{name: values[key] for name, key in keys.items() if key in values})
         settings.check(frozenset(values))
-        return settings  # type: ignore[no-any-return]  # of a class that is only known as a dataclass
+        return settings
 
     def check(self, given: frozenset[str] = frozenset()) -> None:
         """Raise ConfigError for options that contradict each other; ``given`` are the keys that are set."""
 
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""
-        values = ((key_of(each), getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        values = ((key_of(each), getattr(self, each.name)) for each in _declared(self))
         return {name: value for name, value in values if value is not None}
-
-
-def _built(settings: type[Any], values: Mapping[str, Any]) -> Any:
-    arguments: dict[str, Any] = {}
-    for each in fields(settings):
-        if "part" in each.metadata:
-            arguments[each.name] = _built(each.metadata["part"], values)
-        elif "option" in each.metadata and key_of(each) in values:
-            arguments[each.name] = values[key_of(each)]
-    return settings(**arguments)
 
 
 def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:

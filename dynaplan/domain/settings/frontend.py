@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, Settings, option, part
+from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, Settings, option
 from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSettings, RoutingSettings
 
 
@@ -12,10 +12,10 @@ from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSe
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``model`` is the name that clients must use; empty: any that the workers have. ``max_waiting_requests``
-    bounds the requests that have not begun to answer. ``shared_metrics`` is the directory where several
-    frontends add up their metrics, None for one frontend. These two are no options: ``options/frontend.py``
-    finds them out.
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last three are no options
+    of this section, ``options/frontend.py`` finds them out: how prompts are placed; the name that clients
+    must use (``model``, empty: any that the workers have); and the directory where several frontends add up
+    their metrics (``shared_metrics``, None for one frontend).
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -57,10 +57,10 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     record_traffic: str | None = option(
         None, "File that the lengths and times of every request are appended to", path=WRITTEN
     )
-    disaggregation: DisaggregationSettings = part(DisaggregationSettings)
     endpoint: str | None = option(None, NO_EFFECT)
     endpoint_chat: str | None = option(None, NO_EFFECT)
     endpoint_completions: str | None = option(None, NO_EFFECT)
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     model: str = ""
     shared_metrics: str | None = None
 

@@ -8,12 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.fields import Options, Settings, option, options_of, part
-
-
-@dataclass(frozen=True)
-class Part(Settings):
-    depth: int = option(2, "How deep", least=0)
+from dynaplan.domain.settings.fields import Options, Settings, option, options_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Section(Settings):
     mode: str = option("fast", "How", choices=("fast", "very-fast"))
     is_on: bool = option(False, "Whether", name="enable")
     extra: dict[str, Any] | None = option(None, "Anything")
-    part: Part = part(Part)
+    depth: int = option(2, "How deep", least=0)
     found_out: str = ""
 
 
@@ -38,9 +33,9 @@ def test_the_field_says_key_type_default_and_bounds() -> None:
     assert KNOWN["mode"].help == "How: fast, very-fast  [default: fast]"
 
 
-def test_values_are_read_into_the_section_and_its_parts_in_either_spelling() -> None:
+def test_values_are_read_into_the_section_in_either_spelling() -> None:
     settings = Section.from_options({"wait": 3, "mode": "very_fast", "depth": 5, "extra": None})
-    assert (settings.wait_s, settings.mode, settings.part.depth) == (3.0, "very-fast", 5)
+    assert (settings.wait_s, settings.mode, settings.depth) == (3.0, "very-fast", 5)
     assert isinstance(settings.wait_s, float)
     assert not settings.is_on
 
@@ -56,14 +51,14 @@ def test_a_wrong_value_is_named_with_its_place(key: str, value: object) -> None:
         Section.from_options({key: value}, {key: "Common.x"})
 
 
-def test_an_unknown_key_of_a_section_is_refused_and_one_of_a_part_of_a_section_is_not() -> None:
+def test_an_unknown_key_of_a_section_is_refused_and_one_of_a_larger_section_is_not() -> None:
     with pytest.raises(ConfigError, match=r"Section has no option 'wiat'\n.*Did you mean 'wait'"):
         Section.from_options({"wiat": 1})
-    assert Part.from_options({"wait": 1}) == Part()
+    assert Numbers.from_options({"wait": 1}) == Numbers()
 
 
 def test_what_is_set_is_given_back_by_key() -> None:
-    assert Part(7).to_options() == {"depth": 7}
+    assert Numbers(7).to_options() == {"count": 7, "loud": False}
 
 
 @dataclass(frozen=True)
