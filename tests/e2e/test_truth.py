@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from circus.client import CircusClient
 
+from dynaplan.adapters.stores.etcd import EtcdStore
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
 from tests.e2e.traces import in_torture
@@ -34,6 +37,39 @@ def test_a_stopped_fleet_plugin_is_named_and_replaced_and_scaling_goes_on(
     assert (result.returncode, "carried out" in result.stdout) == (0, True), result.stderr
     assert "The fleet plugin stands still" in deployment.text
     assert json.loads(deployment.run("status", "--json").stdout)["troubles"] == []
+
+
+NONSENSE = {
+    "v1/dynamo/planner/num_decode_workers": "--5",
+    "v1/dynamo/planner/holds": '{"decode": 7}',
+    "/dynamo/disagg_router/max_prefill_queue_size": "²",
+    "/services/dynamo/VllmWorker/generate/4d": '{"instance_id": Infinity, "component": ["x"], "card": []}',
+    "/services/dynamo/VllmWorker/generate/4e": "[" * 200_000,
+}
+
+
+async def test_what_nobody_can_read_in_the_store_hinders_nothing_and_is_named(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    store = EtcdStore.from_environment(deployment.clients_environment())
+    # From then on a count that cannot be read is ignored; before, it would be written anew.
+    await eventually(lambda: "num_decode_workers" in deployment.statefile().get("planner_keys", {}))
+    await store.put("v1/dynamo/fleet", "[")
+    for key, value in NONSENSE.items():
+        await store.put(key, value)
+    pid = deployment.pid_of("dynamo_VllmWorker")
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: deployment.workers()["dynamo_VllmWorker"]["pid"] not in (0, pid))
+    await eventually(lambda: deployment.workers()["dynamo_VllmWorker"]["state"] == "ready")
+    async with Load(deployment.url, MODEL, clients=2, tokens=5) as load:
+        await eventually(lambda: len(load.outcomes) > 2)
+        await load.stop()
+    assert load.incomplete == []
+    shown = json.loads((await asyncio.to_thread(deployment.run, "status", "--json")).stdout)
+    assert NONSENSE.keys() - shown["ignored_keys"].keys() == set()
+    await asyncio.to_thread(deployment.scale, decode=2)
+    await store.close()
 
 
 async def test_carried_out_is_said_when_the_drained_worker_has_let_its_gpu_go(
