@@ -78,13 +78,36 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
     current, settings = situation.current, situation.settings
     if model is None:
         raise ValueError(f"policy {settings.policy} without a model of the engines")
-    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, current)
+    asleep = _asleep(situation.observation, current)
+    awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
+    state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, awake)
     steps = list(sizing.steps)
+    if asleep != Targets():
+        planned = Targets(sizing.targets.prefill + asleep.prefill, sizing.targets.decode + asleep.decode)
+        why = f"asleep {asleep} (`dynaplan wake`)"
+        steps = [
+            Step("awake", current, awake, f"planned without what sleeps: {why}"),
+            *steps,
+            Step("asleep", sizing.targets, planned, f"beside these stays {why}"),
+        ]
+        sizing = replace(sizing, targets=planned)
     if settings.policy == "both":
         limits = replace(limits_of(settings, situation.observation, current), least=sizing.targets)
         after = fit(at_least(current, sizing.targets), limits) or sizing.targets
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
     return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
+
+
+def _asleep(observation: Observation, current: Targets) -> Targets:
+    """Return the sleeping workers that are no capacity: they are neither planned with nor removed.
+
+    Not the last of a role, which the next request wakes.
+    """
+    fleet = observation.fleet
+    return Targets(
+        min(fleet.prefill.asleep, max(0, current.prefill - 1)),
+        min(fleet.decode.asleep, max(0, current.decode - 1)),
+    )
 
 
 def _by_thresholds(situation: Situation, targets: Targets) -> list[Step]:

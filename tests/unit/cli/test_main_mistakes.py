@@ -48,7 +48,7 @@ def answer(*typed: str) -> str:
         (1, ("serve", "graphs.disag:Frontend"), ["graphs.disag", "Did you mean 'graphs.disagg'?"]),
         (2, ("serve", "graphs.disagg:Fronted"), ["Fronted", "Did you mean 'Frontend'?"]),
         (3, (*DISAGG[:2], "-f", "disag.yaml"), ["no such file in", "Did you mean 'disagg.yaml'?"]),
-        (7, (*DISAGG[:2], "--config", "f.yaml"), ["--config", "Did you mean '--config-file'?"]),
+        (7, (*DISAGG[:2], "--config", "f.yaml"), ["--config", "Did you mean", "'--config-file'"]),
         (8, (*AGG, "--VllmWorker.max-num-seq=3"), ["max-num-seq", "Did you mean 'max-num-seqs'?"]),
         (9, (*AGG[:2], "-f", "tow.yaml"), ["VlmWorker", "Did you mean 'VllmWorker'?"]),
         (10, (*AGG, "--VllmWorker.engine=vlm"), ["'vlm'", "Did you mean 'vllm'?", "llamacpp"]),

@@ -63,6 +63,40 @@ def test_what_starts_already_is_not_asked_for_again():
     assert desired(starting) == wanted
 
 
+def asleep(observation, prefill: int, decode: int):
+    """The interval with that many of its workers asleep."""
+    fleet = observation.fleet
+    return replace(
+        observation,
+        fleet=replace(
+            fleet,
+            prefill=replace(fleet.prefill, ready=fleet.prefill.ready - prefill, asleep=prefill),
+            decode=replace(fleet.decode, ready=fleet.decode.ready - decode, asleep=decode),
+        ),
+    )
+
+
+def test_sleeping_workers_are_no_capacity_and_stay_beside_the_needed_ones():
+    wanted = desired(planned_interval(1, 1, [40.0]))
+    seen = asleep(planned_interval(wanted.prefill, wanted.decode + 1, [40.0]), 1, 1)
+    _, decision = decide(SETTINGS, PlannerState(), seen, MODEL)
+    assert decision.desired == Targets(wanted.prefill + 1, wanted.decode + 1)
+    first, last = decision.steps[1], next(step for step in decision.steps if step.stage == "asleep")
+    assert first.after == Targets(wanted.prefill - 1, wanted.decode)
+    assert last.before == wanted
+    assert "`dynaplan wake`" in last.why
+    assert [step.before for step in decision.steps[1:]] == [step.after for step in decision.steps[:-1]]
+
+
+def test_an_interval_that_needs_few_removes_nobody_who_sleeps():
+    seen = asleep(planned_interval(2, 3, [2.0]), 1, 2)
+    assert desired(seen) == Targets(2, 3)
+
+
+def test_where_all_of_a_role_sleep_one_of_them_counts_for_the_next_request_wakes_it():
+    assert desired(asleep(planned_interval(1, 1, [2.0]), 1, 1)) == Targets(1, 1)
+
+
 @pytest.mark.parametrize("rate", [None])
 def test_no_data_changes_nothing(rate):
     seen = replace(planned_interval(3, 2, [5.0]), traffic=traffic(rate), foresight=foreseen([]))
