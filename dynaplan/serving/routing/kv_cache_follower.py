@@ -17,7 +17,7 @@ import aiohttp
 from dynaplan.core.events.envelope import payload_reader
 from dynaplan.core.routing.kv_following import KvFollowing
 from dynaplan.core.routing.kv_index import KvIndex
-from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.events import Event
 from dynaplan.domain.wire.kv_events import (
@@ -180,6 +180,9 @@ class KvCacheFollower:
                     log.warning("prefixes are predicted until the event plane answers: %s", error)
                 await backoff.pause()
                 continue
+            except (PermanentError, ConfigError) as error:
+                log.error("KV events cannot be heard, so that prefixes are predicted: %s", error)
+                return
             backoff.reset()
             looking = self._tasks.spawn(self._look(events), "look at the event plane")
             try:

@@ -72,8 +72,15 @@ class KvEventPublisher:
             self._filled.set()
 
     async def run(self) -> None:
-        """Publish for ever."""
-        events = await self._connected()
+        """Publish for ever; end when the event plane cannot be used at all, and frontends predict."""
+        try:
+            events = await self._connected()
+        except (PermanentError, ConfigError) as error:
+            log.error("no KV events are published, so that prefixes are predicted: %s", error)
+            return
+        await self._run(events)
+
+    async def _run(self, events: ComponentEvents) -> None:
         is_quiet = True
         while True:
             try:

@@ -15,7 +15,7 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.events.memory import MemoryEventPlane
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.core.routing.cached_blocks import CachedBlocks
-from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.errors import PermanentError, QueueUnavailable
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.kv_events import TOPIC, CacheSnapshot, Change, Removed, Stored, kv_payload
 from dynaplan.runtime.coordination.events import ComponentEvents
@@ -33,6 +33,7 @@ class Box:
         self.discovery = Discovery(self.store, "ns")
         self.caches: dict[int, CachedBlocks] = {}
         self.refusals = 0
+        self.fault: Exception | None = None
         self.fetched = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -42,6 +43,8 @@ class Box:
         return KvCacheFollower(self.discovery, "ns", self.connect, self.fetch)
 
     async def connect(self) -> ComponentEvents:
+        if self.fault:
+            raise self.fault
         if not self.plane.is_available:
             raise QueueUnavailable("the event plane is away")
         return ComponentEvents(self.plane.peer(), "ns", "Frontend")
@@ -223,3 +226,13 @@ async def test_a_message_that_cannot_be_read_is_counted_and_skipped(
     await box.until(7, [1, 2], 2)
     assert box.follower.metrics()["dynaplan:kv_index_events_unreadable_total"] == 3
     assert caplog.text.count("cannot be read") == 2
+
+
+async def test_a_frontend_that_the_event_plane_refuses_says_so_once(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    box.fault = PermanentError("the token is wrong")
+    await box.begin(7, 1)
+    box.follower.start()
+    await eventually(lambda: "prefixes are predicted: the token is wrong" in caplog.text)
+    assert not box.follower.is_current(7)

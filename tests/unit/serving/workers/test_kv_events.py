@@ -54,11 +54,14 @@ class Published:
         self.runtime.instance_id = 7
         self.publisher = KvEventPublisher(self.runtime)
         self.frontend: EventSubscription
+        self.refusal: Exception | None = None
 
     async def away(self) -> Any:
         raise PermanentError("no messenger in this test")
 
     async def connect(self) -> EventPlane:
+        if self.refusal:
+            raise self.refusal
         if not self.plane.is_available:
             raise QueueUnavailable("away")
         return self.plane.peer()
@@ -150,3 +153,14 @@ async def test_messages_have_a_bounded_number_of_blocks(
     published.runtime.spawn(published.publisher.run(), "KV events")
     messages = [[event.event_id for event in await published.next()] for _ in range(2)]
     assert messages == [[0, 1], [2]]
+
+
+async def test_a_worker_that_the_event_plane_refuses_serves_on_without_events(
+    published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    published.refusal = PermanentError("the token is wrong")
+    published.publisher.changed([stored(1)])
+    await published.publisher.run()
+    assert "prefixes are predicted: the token is wrong" in caplog.text
+    assert not published.runtime.failed.done()
+    assert await published.snapshot() == CacheSnapshot(7, 0, (1,))
