@@ -30,7 +30,8 @@ class WorkItem(Protocol):
 class WorkQueue(Protocol):
     """A queue that gives each piece of work to one worker.
 
-    Every method raises QueueUnavailable when the queue does not answer.
+    It has lanes: work in the lane of a taker is given to that one alone, work in the shared queue to the one
+    that asks first. Every method raises QueueUnavailable when the queue does not answer.
     """
 
     async def put(self, payload: bytes) -> int:
@@ -46,7 +47,14 @@ class WorkQueue(Protocol):
         ...
 
     async def depth(self) -> int:
-        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged.
+
+        Of the shared queue: with those in all lanes.
+        """
+        ...
+
+    async def clear(self) -> None:
+        """Withdraw all work of a lane, taken or not; of the shared queue that in all lanes too."""
         ...
 
 
@@ -61,6 +69,6 @@ class Messenger(Closable, Protocol):
         """Call ``receive(subject, payload)`` for every message; a ``>`` at the end matches any rest."""
         ...
 
-    async def queue(self, stream: str) -> WorkQueue:
-        """Return the durable work queue of that stream, made when it does not exist."""
+    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
+        """Return the durable work queue of that stream, or the lane of a taker in it, made when missing."""
         ...

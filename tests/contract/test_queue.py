@@ -441,3 +441,80 @@ async def test_a_name_that_is_no_stream_name_becomes_one(nats: Server) -> None:
     await queue.put(b"work")
     assert await queue.depth() == 1
     await messenger.close()
+
+
+# Lanes
+
+
+async def test_work_in_a_lane_is_given_to_its_taker_alone(connect: Connect, queue: WorkQueue) -> None:
+    stream = f"lanes_{abs(hash(connect))}"
+    shared = await (await connect()).queue(stream)
+    own = await (await connect()).queue(stream, "worker/1")
+    other = await (await connect()).queue(stream, "worker/2")
+    await (await (await connect()).queue(stream, "worker/1")).put(b"directed")
+    await shared.put(b"for all")
+
+    assert await other.get(0.1) is None
+    assert (await taken(shared)).payload == b"for all"
+    assert await shared.get(0.1) is None
+    assert (await taken(own)).payload == b"directed"
+
+
+async def test_the_shared_queues_depth_counts_what_is_in_lanes(connect: Connect) -> None:
+    stream = f"depth_{abs(hash(connect))}"
+    shared = await (await connect()).queue(stream)
+    lanes = [await (await connect()).queue(stream, name) for name in ("a", "b")]
+    await shared.put(b"1")
+    for lane in lanes:
+        await lane.put(b"2")
+    item = await taken(lanes[0])
+
+    assert [await each.depth() for each in (shared, *lanes)] == [3, 1, 1]
+    await item.ack()
+    assert [await each.depth() for each in (shared, *lanes)] == [2, 0, 1]
+
+
+async def test_work_of_a_lane_is_withdrawn_by_its_number_or_altogether(connect: Connect) -> None:
+    stream = f"clear_{abs(hash(connect))}"
+    shared = await (await connect()).queue(stream)
+    lane = await (await connect()).queue(stream, "gone")
+    numbers = [await lane.put(payload) for payload in (b"1", b"2", b"3")]
+    await shared.put(b"stays")
+    await shared.remove(numbers[1])
+    await taken(lane)
+    assert await lane.depth() == 2
+    await lane.clear()
+
+    assert [await shared.depth(), await lane.depth()] == [1, 0]
+    assert (await taken(shared)).payload == b"stays"
+    await shared.clear()
+    assert await shared.depth() == 0
+
+
+async def test_work_in_a_lane_comes_again_unless_it_is_acknowledged(connect: Connect) -> None:
+    stream = f"again_{abs(hash(connect))}"
+    lane = await (await connect()).queue(stream, "taker")
+    await lane.put(b"work")
+    first = await taken(lane)
+    second = await taken(lane, 10.0)
+    assert (first.deliveries, second.deliveries) == (1, 2)
+    await second.ack()
+    assert await lane.depth() == 0
+
+
+async def test_a_stream_from_before_lanes_is_widened_and_keeps_its_work(nats: Server) -> None:
+    messenger = await NatsMessenger.from_environment(nats.environment)
+    async with messenger.call() as client:
+        manager = client.jsm()
+        await manager.add_stream(name="old", subjects=["old.queue"], retention="workqueue", max_age=600)
+        await manager.add_consumer("old", durable_name="worker-group", ack_wait=3, ack_policy="explicit")
+        await client.jetstream().publish("old.queue", b"before")
+    lane = await messenger.queue("old", "taker")
+    shared = await messenger.queue("old")
+    await lane.put(b"directed")
+
+    assert await shared.depth() == 2
+    assert (await taken(shared)).payload == b"before"
+    assert await shared.get(0.1) is None
+    assert (await taken(lane)).payload == b"directed"
+    await messenger.close()

@@ -14,7 +14,7 @@ from dynaplan.domain.errors import QueueUnavailable
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.js.api import ConsumerConfig
+    from nats.js.api import ConsumerConfig, StreamConfig
 
     from dynaplan.adapters.messaging.nats import NatsMessenger
 
@@ -24,6 +24,8 @@ CONSUMER = "worker-group"
 # Who holds work says every second that it goes on; work of one who has died comes back after this.
 ACK_WAIT_S = 3.0
 MAX_AGE_S = 600.0
+# A lane's consumer goes when its taker has asked for nothing for so long; its work stays in the stream.
+LANE_IDLE_S = 30.0
 MAX_ACK_PENDING = 100_000
 CALL_TIMEOUT_S = 2.0
 # A stream whose files are gone answers no put at all; who puts work in waits for a second.
@@ -80,24 +82,28 @@ class JetStreamQueue:
     """A ``dynaplan.ports.messaging.WorkQueue`` on one stream; made by ``opened``.
 
     Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of the
-    original, for its own workers. A delivery whose ``get`` was cancelled goes back at once, and does not
-    wait for its time to run out.
+    original, for its own workers. The lane of a taker is the subject ``{stream}.queue.{taker}`` with a
+    consumer of its own. A delivery whose ``get`` was cancelled goes back at once, and does not wait for its
+    time to run out.
     """
 
-    def __init__(self, messenger: NatsMessenger, stream: str) -> None:
-        self.stream = re.sub(r"[\s/\\.*>]", "_", stream)
-        self._subject = f"{self.stream}.queue"
+    def __init__(self, messenger: NatsMessenger, stream: str, taker: str = "") -> None:
+        self.stream, self._taker = _token(stream), _token(taker)
+        self._shared = f"{self.stream}.queue"
+        self._subject = f"{self._shared}.{self._taker}" if taker else self._shared
+        self._consumer = f"lane-{self._taker}" if taker else CONSUMER
         self._messenger = messenger
         self._keeps_what_is_done = False
         self._last_unanswered = -1
-        self._pulls = PullRequests(messenger, self.stream, CONSUMER)
+        self._pulls = PullRequests(messenger, self.stream, self._consumer)
 
     @classmethod
-    async def opened(cls, messenger: NatsMessenger, stream: str) -> JetStreamQueue:
-        """The queue of that stream, made or adopted."""
-        queue = cls(messenger, stream)
+    async def opened(cls, messenger: NatsMessenger, stream: str, taker: str = "") -> JetStreamQueue:
+        """The queue of that stream, made or adopted, or a lane of it."""
+        queue = cls(messenger, stream, taker)
         await queue._ensure()
-        await queue._pulls.open()
+        if not taker:  # most who open a lane only put work into it
+            await queue._pulls.open()
         return queue
 
     async def put(self, payload: bytes) -> int:
@@ -131,6 +137,8 @@ class JetStreamQueue:
         deadline_s = loop.time() + timeout_s
         while True:
             try:
+                if not self._pulls.is_open:
+                    await self._pulls.open()
                 message = await self._pulls.pull(max(deadline_s - loop.time(), 0.0))
                 if message is None:
                     return None
@@ -164,9 +172,17 @@ class JetStreamQueue:
         async with self._messenger.call() as client:
             if not self._keeps_what_is_done:
                 # The consumer's own count can be a moment behind a put.
-                return int((await client.jsm().stream_info(self.stream)).state.messages)
-            info = await client.jsm().consumer_info(self.stream, CONSUMER, timeout=CALL_TIMEOUT_S)
-            return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+                only = self._subject if self._taker else None
+                state = (await client.jsm().stream_info(self.stream, subjects_filter=only)).state
+                return sum((state.subjects or {}).values()) if only else int(state.messages)
+            infos = await client.jsm().consumers_info(self.stream)
+            counted = [info for info in infos if not self._taker or info.name == self._consumer]
+            return sum(int(info.num_pending or 0) + int(info.num_ack_pending or 0) for info in counted)
+
+    async def clear(self) -> None:
+        """Withdraw all work of the lane, taken or not; of the shared queue that in all lanes too."""
+        async with self._messenger.call() as client:
+            await client.jsm().purge_stream(self.stream, subject=self._subject if self._taker else None)
 
     async def _ensure(self) -> None:
         from nats.js.errors import APIError
@@ -174,13 +190,21 @@ class JetStreamQueue:
         async with self._messenger.call() as client:
             self._keeps_what_is_done = not await self._ensure_work_queue(client)
             try:
-                await client.jsm().add_consumer(self.stream, _consumer())
+                await self._ensure_consumers(client)
             except APIError as error:
                 if error.err_code not in DAMAGED:
                     raise
                 await self._remove_damaged(client, error)
                 self._keeps_what_is_done = not await self._ensure_work_queue(client)
-                await client.jsm().add_consumer(self.stream, _consumer())
+                await self._ensure_consumers(client)
+
+    async def _ensure_consumers(self, client: Client) -> None:
+        """Make the shared consumer take nothing out of lanes, and the lane's own, if this is one."""
+        await client.jsm().add_consumer(self.stream, _consumer(CONSUMER, self._shared))
+        if self._taker:
+            await client.jsm().add_consumer(
+                self.stream, _consumer(self._consumer, self._subject, LANE_IDLE_S)
+            )
 
     async def _is_stuck(self, client: Client) -> bool:
         """Tell whether two puts in a row went unanswered by a server that answers, and nothing was stored."""
@@ -209,24 +233,42 @@ class JetStreamQueue:
             pass
         else:
             if found.config.retention == RetentionPolicy.WORK_QUEUE or found.state.messages:
+                await self._widen(client, found.config)
                 return found.config.retention == RetentionPolicy.WORK_QUEUE
             await manager.delete_stream(self.stream)
         await manager.add_stream(
             StreamConfig(
                 name=self.stream,
-                subjects=[self._subject],
+                subjects=[self._shared, self._lanes],
                 retention=RetentionPolicy.WORK_QUEUE,
                 max_age=MAX_AGE_S,
             )
         )
         return True
 
+    @property
+    def _lanes(self) -> str:
+        return f"{self._shared}.>"
 
-def _consumer() -> ConsumerConfig:
+    async def _widen(self, client: Client, found: StreamConfig) -> None:
+        """Let a stream that is older than lanes take their work too; what it holds stays."""
+        subjects = found.subjects or []
+        if self._lanes not in subjects:
+            await client.jsm().update_stream(found.evolve(subjects=[*subjects, self._lanes]))
+
+
+def _token(name: str) -> str:
+    """Return the name as one token of a subject."""
+    return re.sub(r"[\s/\\.*>]", "_", name)
+
+
+def _consumer(name: str, subject: str, idle_s: float | None = None) -> ConsumerConfig:
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
     return ConsumerConfig(
-        durable_name=CONSUMER,
+        durable_name=name,
+        filter_subject=subject,
+        inactive_threshold=idle_s,
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dynaplan.domain.errors import QueueUnavailable
@@ -25,7 +25,7 @@ class _Server:
     ack_wait_s: float
     is_available: bool = True
     receivers: list[tuple[MemoryMessenger, str, Receive]] = field(default_factory=list)
-    queues: dict[str, MemoryQueue] = field(default_factory=dict)
+    streams: dict[str, _Stream] = field(default_factory=dict)
 
     def check(self) -> None:
         if not self.is_available:
@@ -70,10 +70,10 @@ class MemoryMessenger:
         self._check()
         self._server.receivers.append((self, subject, receive))
 
-    async def queue(self, stream: str) -> WorkQueue:
-        """The work queue of that stream: the same one for everybody."""
+    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
+        """The work queue of that stream, or a lane in it: the same one for everybody."""
         self._check()
-        return self._server.queues.setdefault(stream, MemoryQueue(self._server))
+        return MemoryQueue(self._server, self._server.streams.setdefault(stream, _Stream()), taker)
 
     async def close(self) -> None:
         """End every subscription of this connection."""
@@ -89,26 +89,35 @@ class MemoryMessenger:
 @dataclass(eq=False)
 class _Work:
     payload: bytes
+    lane: str = ""
     due_s: float = 0.0  # may be delivered from then on
     deliveries: int = 0
+
+
+@dataclass(eq=False)
+class _Stream:
+    """The work of one stream, in all lanes; the empty one is shared."""
+
+    sequences: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    work: dict[int, _Work] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class MemoryQueue:
     """The twin of the JetStream queue: work is delivered again after ``ack_wait_s``, by the clock given."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: _Server, stream: _Stream, lane: str) -> None:
         self._clock = server.clock
         self._check = server.check
         self.ack_wait_s = server.ack_wait_s
-        self._sequences = itertools.count(1)
-        self._work: dict[int, _Work] = {}
-        self._changed = asyncio.Event()
+        self._stream = stream
+        self._lane = lane
 
     async def put(self, payload: bytes) -> int:
         """Append the work; its sequence number."""
         self._check()
-        sequence = next(self._sequences)
-        self._work[sequence] = _Work(payload)
+        sequence = next(self._stream.sequences)
+        self._stream.work[sequence] = _Work(payload, self._lane)
         self.wake()
         return sequence
 
@@ -118,27 +127,38 @@ class MemoryQueue:
         while True:
             self._check()
             now_s = self._clock.now_s()
-            for sequence, work in self._work.items():
+            mine = {number: work for number, work in self._stream.work.items() if work.lane == self._lane}
+            for sequence, work in mine.items():
                 if work.due_s <= now_s:
                     return self._deliver(sequence, work, now_s)
             if now_s >= deadline_s:
                 return None
-            await self._wait(min([deadline_s, *(work.due_s for work in self._work.values())]) - now_s)
+            await self._wait(min([deadline_s, *(work.due_s for work in mine.values())]) - now_s)
 
     async def remove(self, sequence: int) -> None:
         """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
         self._check()
-        self._work.pop(sequence, None)
+        self._stream.work.pop(sequence, None)
 
     async def depth(self) -> int:
-        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
+        """Return the number of pieces of work not done, of the shared queue with those in all lanes."""
         self._check()
-        return len(self._work)
+        return len(self._counted())
+
+    async def clear(self) -> None:
+        """Withdraw all work of the lane, taken or not; of the shared queue that in all lanes too."""
+        self._check()
+        for sequence in self._counted():
+            del self._stream.work[sequence]
+
+    def _counted(self) -> list[int]:
+        work = self._stream.work.items()
+        return [sequence for sequence, each in work if not self._lane or each.lane == self._lane]
 
     def wake(self) -> None:
         """Let every waiting ``get`` look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._stream.changed.set()
+        self._stream.changed = asyncio.Event()
 
     def _deliver(self, sequence: int, work: _Work, now_s: float) -> MemoryWorkItem:
         work.due_s = now_s + self.ack_wait_s
@@ -148,7 +168,7 @@ class MemoryQueue:
     async def _wait(self, seconds: float) -> None:
         """Wait until something has changed, or that many seconds have passed."""
         waits = {
-            asyncio.ensure_future(self._changed.wait()),
+            asyncio.ensure_future(self._stream.changed.wait()),
             asyncio.ensure_future(self._clock.sleep(seconds)),
         }
         try:
@@ -161,7 +181,7 @@ class MemoryQueue:
     def set_due(self, sequence: int, delivery: int, after_s: float) -> None:
         """Deliver the work (again) after that time, unless it was delivered to another worker meanwhile."""
         self._check()
-        work = self._work.get(sequence)
+        work = self._stream.work.get(sequence)
         if work is not None and work.deliveries == delivery:
             work.due_s = self._clock.now_s() + after_s
             self.wake()

@@ -154,11 +154,11 @@ class NatsMessenger:
         async with self.call() as client:
             await self._round_trip(client)
 
-    async def queue(self, stream: str) -> WorkQueue:
-        """The durable work queue of that stream, made (or adopted) when it is not ours yet."""
+    async def queue(self, stream: str, taker: str = "") -> WorkQueue:
+        """The durable work queue of that stream, or a lane in it, made (or adopted) when not ours yet."""
         from dynaplan.adapters.messaging.jetstream import JetStreamQueue
 
-        return await JetStreamQueue.opened(self, stream)
+        return await JetStreamQueue.opened(self, stream, taker)
 
     async def close(self) -> None:
         """End every subscription and the connection; when this returns, the server sends us nothing more.

@@ -33,11 +33,17 @@ class PullRequests:
         # Requests that the server has not answered yet, in the order in which it will.
         self._open: dict[str, asyncio.Future[Msg | None]] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """True once answers are listened for."""
+        return bool(self._inbox)
+
     async def open(self) -> None:
         """Listen on an inbox of its own, to which the server sends; raises QueueUnavailable."""
         async with self._messenger.call() as client:
-            self._inbox = client.new_inbox()
-        self._number = await self._messenger.listen(f"{self._inbox}.*", self._on_message)
+            inbox = client.new_inbox()
+        self._number = await self._messenger.listen(f"{inbox}.*", self._on_message)
+        self._inbox = inbox
         self._forget = self._messenger.on_reconnect(self._on_reconnect)
 
     async def close(self) -> None:

@@ -72,6 +72,18 @@ def with_live_settings(
     )
 
 
+def directed_prefill(overlaps: Mapping[int, int], waiting_blocks: Mapping[int, int]) -> int | None:
+    """Return the prefill worker that a prompt is directed to; None for the one that asks first.
+
+    ``overlaps`` are by worker the blocks of the prompt that it has cached, ``waiting_blocks`` the ones that
+    prompts directed there are yet to compute. A worker is worth the wait while what it has cached is more
+    than what waits there: the one that saves most is taken.
+    """
+    saved = {worker: cached - waiting_blocks.get(worker, 0) for worker, cached in overlaps.items()}
+    best = max(saved, key=saved.__getitem__, default=None)
+    return best if best is not None and saved[best] > 0 else None
+
+
 @dataclass(frozen=True)
 class QueueReading:
     """A reading of the prefill queue's depth, and the part of it (``own``) that the reader itself put

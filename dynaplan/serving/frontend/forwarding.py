@@ -92,6 +92,7 @@ class Forwarder:
                             booking.prefix_hit_rate,
                             is_needed=is_needed,
                             taker=booking.instance,
+                            blocks=booking.blocks,
                         )
                         is_prefill_placed = True
                         deadline_s = self._now_s() + self._worker_wait_s

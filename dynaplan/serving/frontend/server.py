@@ -105,6 +105,7 @@ class FrontendServer:
             placed=self._metrics.placed,
             background=self._background,
             sleepers=self._sleepers,
+            told=self._knowledge.told,
         )
         forwarder = Forwarder(
             self._upstream,

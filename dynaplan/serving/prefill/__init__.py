@@ -7,7 +7,8 @@ The way of one remote prefill, with module names in ``serving/prefill`` unless a
    worker is registered and the queue is short; ``depth`` reads the queue's length in the background.
 2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``domain/wire/prefill.py``) on the NATS JetStream queue
    ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
-   seconds.
+   seconds. Where engines tell of their caches, ``directing`` chooses the lane of the prefill worker that has
+   most of the prompt; prompts of a worker that goes are put back on the shared queue.
 3. ``puller`` (in a prefill worker's process) pulls it and has its engine compute the KV entries. Meanwhile it
    tells the queue that the work is in progress: a message without such a sign is delivered to another worker.
 4. ``puller`` publishes a ``PrefillAnswer`` with the hand-off: fields, opaque to dynaplan, by which another

@@ -50,6 +50,9 @@ class PrefillPuller:
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
     read is acknowledged at once: another delivery would not help. An engine that ``awaits_release`` hears
     when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
+
+    With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
+    queue, of which it takes no more while it holds as many directed prompts as it may.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class PrefillPuller:
         worker_name: str,
         most_at_once: int = WorkerSettings.max_concurrent_prefills,
         is_asleep: Callable[[], bool] = lambda: False,
+        lane: str = "",
     ) -> None:
         self._messenger = messenger
         self._engine = engine
@@ -70,6 +74,12 @@ class PrefillPuller:
         self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
         self._is_listening = False
         self._slots = asyncio.Semaphore(most_at_once)
+        self._lane = lane
+        self._lane_slots = asyncio.Semaphore(most_at_once)
+        self._most_at_once = most_at_once
+        self._directed = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._is_asleep = is_asleep
         self._working = BackgroundTasks()
         self._in_hand: set[str] = set()
@@ -92,7 +102,7 @@ class PrefillPuller:
                 await self._listen(messenger)
                 queue = await messenger.queue(self._stream)
                 backoff.reset()
-                await self._pull(queue, messenger)
+                await self._pull_all(queue, messenger)
             except QueueUnavailable as error:
                 if backoff.is_first:
                     log.warning("the prefill queue does not answer, trying on: %s", error)
@@ -118,26 +128,53 @@ class PrefillPuller:
         )
         self._is_listening = True
 
-    async def _pull(self, queue: WorkQueue, messenger: Messenger) -> None:
+    async def _pull_all(self, shared: WorkQueue, messenger: Messenger) -> None:
+        """Pull from the shared queue, and from the lane if there is one, until one of them is away."""
+        pulls = [asyncio.ensure_future(self._pull(shared, self._slots, messenger))]
+        if self._lane:
+            lane = await messenger.queue(self._stream, self._lane)
+            pulls.append(asyncio.ensure_future(self._pull(lane, self._lane_slots, messenger)))
+        try:
+            await asyncio.gather(*pulls)
+        finally:
+            for each in pulls:
+                each.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+
+    async def _pull(self, queue: WorkQueue, slots: asyncio.Semaphore, messenger: Messenger) -> None:
         while not self._is_stopping:
             if self._is_asleep():
                 await self._clock.sleep(LOOK_ASLEEP_S)
                 continue
-            await self._slots.acquire()
+            if slots is self._slots:
+                await self._has_room.wait()
+            await slots.acquire()
             item = None
             try:
                 item = await queue.get(GET_S) if not self._is_stopping else None
             finally:
                 if item is None:
-                    self._slots.release()
+                    slots.release()
             if item:
-                self._working.spawn(self._work_in_slot(item, messenger), "the work on a prefill request")
+                work = self._work_in_slot(item, slots, messenger)
+                self._working.spawn(work, "the work on a prefill request")
 
-    async def _work_in_slot(self, item: WorkItem, messenger: Messenger) -> None:
+    async def _work_in_slot(self, item: WorkItem, slots: asyncio.Semaphore, messenger: Messenger) -> None:
+        self._count_directed(slots, 1)
         try:
             await self._work(item, messenger)
         finally:
-            self._slots.release()
+            self._count_directed(slots, -1)
+            slots.release()
+
+    def _count_directed(self, slots: asyncio.Semaphore, change: int) -> None:
+        """Count a prompt of the lane; while there are too many nothing is taken of the shared queue."""
+        if slots is self._lane_slots:
+            self._directed += change
+            if self._directed < self._most_at_once:
+                self._has_room.set()
+            else:
+                self._has_room.clear()
 
     async def _work(self, item: WorkItem, messenger: Messenger) -> None:
         keeping = asyncio.create_task(self._keep(item))

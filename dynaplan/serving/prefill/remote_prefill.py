@@ -19,15 +19,17 @@ from dynaplan.core.routing.disaggregation import (
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.settings.routing import DisaggregationSettings
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.discovery import PREFILL_LANE, Instance
 from dynaplan.domain.wire.live_settings import live_settings_prefix
 from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.messaging import Messenger, WorkQueue
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.openai_api import ApiError, Call, worker_failed
+from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.serving.prefill.depth import PrefillDepth
+from dynaplan.serving.prefill.directing import Direction, PrefillDirector
 from dynaplan.serving.prefill.hand_off import HandOff, HandOffs
+from dynaplan.serving.routing.cached_prefixes import ToldBlocks
 from dynaplan.serving.routing.sleepers import Sleepers
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class _Pending:
     """A prefill that was put on the queue; ``answer`` becomes None when no answer will come any more."""
 
     answer: asyncio.Future[PrefillAnswer | None]
+    payload: bytes = b""
+    direction: Direction | None = None
     sequence: int = 0
     put_s: float = float("inf")
 
@@ -80,6 +84,7 @@ class RemotePrefill:
         placed: Callable[[str, str], None],
         background: BackgroundTasks,
         sleepers: Sleepers | None = None,
+        told: ToldBlocks | None = None,
     ) -> None:
         self._configured = self._settings = settings
         self._discovery = discovery
@@ -95,7 +100,10 @@ class RemotePrefill:
         self._background = background
         self._hand_offs = HandOffs(connect, background)
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
+        self._director = PrefillDirector(namespace, connect, told)
+        self._workers: dict[int, Instance] = {}
         self._left_alone_until_s = float("-inf")
+        discovery.on_change(self._take_back)
         discovery.on_change(self._release_if_alone)
         self._sleepers = sleepers
         if sleepers:
@@ -139,14 +147,15 @@ class RemotePrefill:
         *,
         is_needed: bool = False,
         taker: Instance | None = None,
+        blocks: PromptBlocks = NO_BLOCKS,
     ) -> HandOff | None:
         """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
         ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
         a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
-        is to take it over. Where all prefill workers sleep one is woken, and a prompt that can is computed
-        locally meanwhile.
+        is to take it over; by ``blocks`` the prefill worker is found that has most of the prompt cached.
+        Where all prefill workers sleep one is woken, and a prompt that can is computed locally meanwhile.
         """
         place = self._place(call, prefix_hit_rate, taker)
         is_remote = place is PrefillPlace.REMOTE or (is_needed and place in _BETTER_LOCAL)
@@ -156,7 +165,7 @@ class RemotePrefill:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._placed(call.model, "local")
             return None
-        answer = await self._computed(call)
+        answer = await self._computed(call, blocks)
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
@@ -195,7 +204,7 @@ class RemotePrefill:
             taker is None or self.can_reach(taker),
         )
 
-    async def _computed(self, call: Call) -> PrefillAnswer | None:
+    async def _computed(self, call: Call, blocks: PromptBlocks) -> PrefillAnswer | None:
         """Put the prompt on the queue; return the prefill worker's answer, None when none comes in time."""
         request_id = uuid.uuid4().hex
         request = RemotePrefillRequest(
@@ -204,10 +213,11 @@ class RemotePrefill:
         payload = request.to_json() if call.is_whole else request.to_json_around(call.body)
         if len(payload) > LARGEST_PAYLOAD_BYTES:
             return None
-        pending = self._pending[request_id] = _Pending(self._loop.create_future())
+        pending = self._pending[request_id] = _Pending(self._loop.create_future(), payload)
         timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
         try:
-            if not await self._enqueued(pending, payload):
+            pending.direction = await self._director.direct(blocks, self._awake())
+            if not await self._enqueued(pending):
                 return None
             return await pending.answer
         except asyncio.CancelledError:
@@ -216,13 +226,16 @@ class RemotePrefill:
         finally:
             timer.cancel()
             del self._pending[request_id]
+            if pending.direction:
+                self._director.close(pending.direction)
             self._withdraw_unless_answered(pending)
 
-    async def _enqueued(self, pending: _Pending, payload: bytes) -> bool:
-        assert self._queue is not None
+    async def _enqueued(self, pending: _Pending) -> bool:
+        queue = pending.direction.queue if pending.direction else self._queue
+        assert queue is not None
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
-                pending.sequence = await self._queue.put(payload)
+                pending.sequence = await queue.put(pending.payload)
                 pending.put_s = self._loop.time()
         except (DynaplanError, TimeoutError) as error:
             log.debug("the prefill queue did not take a request: %s", error)
@@ -265,6 +278,38 @@ class RemotePrefill:
         if reason := self._sleepers.wake_one(instances):
             log.debug("every prefill worker sleeps: %s", reason)
         return True
+
+    def _awake(self) -> list[Instance]:
+        """Return the prefill workers that do not sleep."""
+        instances = self._discovery.instances(self._component)
+        return [each for each in instances if not (self._sleepers and each in self._sleepers)]
+
+    def _take_back(self) -> None:
+        """Put the prompts that were directed to a worker that has gone on the shared queue."""
+        present = {each.instance_id: each for each in self._discovery.instances(self._component)}
+        gone = [each for number, each in self._workers.items() if number not in present]
+        self._workers = present
+        for pending in self._pending.values():
+            if pending.direction and pending.direction.instance.instance_id not in present:
+                self._background.spawn(self._put_back(pending))
+        for each in gone:
+            if each.card.get(PREFILL_LANE):
+                self._background.spawn(self._director.clear(each, self._lanes))
+
+    def _lanes(self) -> dict[str, Instance]:
+        instances = self._discovery.instances(self._component)
+        return {str(each.card.get(PREFILL_LANE)): each for each in instances}
+
+    async def _put_back(self, pending: _Pending) -> None:
+        direction, pending.direction = pending.direction, None
+        if direction is None or pending.answer.done():
+            return
+        self._director.close(direction)
+        log.info("%s has gone: a prompt directed to it goes to the others", direction.instance.worker)
+        if pending.sequence:
+            await self._withdraw(pending.sequence)
+        if not await self._enqueued(pending):
+            _give_up(pending.answer)
 
     def _release_if_alone(self) -> None:
         if self._pending and not self._discovery.instances(self._component):

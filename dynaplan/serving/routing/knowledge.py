@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dynaplan.core.routing.booking import WorkerBook
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.domain.wire.kv_events import FOLLOWS
-from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes
+from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes, ToldBlocks
 from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
 from dynaplan.serving.routing.replica_sync import ReplicaSync, shares
 from dynaplan.serving.routing.tokens.models import ModelTokenizers
@@ -46,6 +46,11 @@ class RouterKnowledge:
         if self._sync:
             self._sync.start()
             self._runtime.discovery.on_change(self._take_registrations)
+
+    @property
+    def told(self) -> ToldBlocks | None:
+        """The blocks that engines tell of; None where none are heard."""
+        return self._follower
 
     def changed(self) -> None:
         """Note that a book has changed."""

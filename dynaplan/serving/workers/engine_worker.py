@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
 from dynaplan.domain.settings.worker import WorkerSettings, engine_of
-from dynaplan.domain.wire.discovery import host_of, is_loopback
+from dynaplan.domain.wire.discovery import PREFILL_LANE, host_of, is_loopback
 from dynaplan.domain.wire.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.options.frontend import routes_by_events
 from dynaplan.runtime.routers import RoutedRequests, RoutersWatch
@@ -57,6 +57,7 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
         runtime.namespace,
         runtime.worker_name,
         most_at_once,
+        lane=str(runtime.card.get(PREFILL_LANE) or ""),
         is_asleep=lambda: engine.load().is_asleep,
     )
 
@@ -117,6 +118,8 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.add_routes(publisher.routes())
         runtime.add_metrics(publisher.metrics)
         runtime.spawn(publisher.run(), "KV events")
+        if role == "prefill":
+            runtime.describe(**{PREFILL_LANE: runtime.worker_name})
     if settings.kv_network and not is_loopback(host_of(runtime.url)):
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url

@@ -7,6 +7,7 @@ import pytest
 from dynaplan.core.routing.disaggregation import (
     PrefillPlace,
     QueueReading,
+    directed_prefill,
     place_prefill,
     with_live_settings,
 )
@@ -69,3 +70,20 @@ def test_the_queue_is_estimated_from_the_others_at_the_reading_and_the_own_now()
 def test_a_prompt_is_local_unless_every_prefill_worker_can_hand_over() -> None:
     assert place_prefill(ALWAYS, 5000, 0.0, 0, 2, can_hand_over=False) is PrefillPlace.OUT_OF_REACH
     assert place_prefill(ALWAYS, 5000, 0.0, 0, 0, can_hand_over=False) is PrefillPlace.NO_WORKER
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "waiting", "worker"),
+    [
+        ({}, {}, None),
+        ({1: 5, 2: 8}, {}, 2),
+        ({1: 5, 2: 8}, {2: 4}, 1),
+        ({1: 5}, {1: 5}, None),
+        ({1: 5}, {1: 90}, None),
+        ({2: 8}, {1: 90}, 2),
+    ],
+)
+def test_a_prompt_is_directed_where_its_cache_saves_more_than_the_wait_costs(
+    overlaps: dict[int, int], waiting: dict[int, int], worker: int | None
+) -> None:
+    assert directed_prefill(overlaps, waiting) == worker

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ class Broker:
         self.events: list[str] = []
         self.receivers: dict[str, Callable[[str, bytes], None]] = {}
         self.is_away = False
+        self.lane: Broker | None = None
 
     def check(self) -> None:
         if self.is_away:
@@ -58,10 +60,15 @@ class Broker:
         self.check()
         return self
 
-    async def queue(self, stream: str) -> Any:
+    async def queue(self, stream: str, taker: str = "") -> Any:
         self.check()
         assert stream == "ns_prefill_queue"
-        return self
+        if not taker:
+            return self
+        if self.lane is None:
+            self.lane = Broker()
+            self.lane.answers, self.lane.events = self.answers, self.events
+        return self.lane
 
     async def get(self, timeout_s: float) -> Item | None:
         self.check()
@@ -122,7 +129,7 @@ class HoldingEngine(Engine):
 
 
 class Setup:
-    def __init__(self, engine: Engine | None = None) -> None:
+    def __init__(self, engine: Engine | None = None, lane: str = "") -> None:
         self.broker = Broker()
         self.engine = engine or Engine()
         self.is_asleep = False
@@ -134,6 +141,7 @@ class Setup:
             "ns_PrefillWorker",
             2,
             is_asleep=lambda: self.is_asleep,
+            lane=lane,
         )
         self.task = asyncio.create_task(self.puller.run())
 
@@ -333,3 +341,53 @@ async def test_while_the_engine_sleeps_nothing_is_taken_from_the_queue() -> None
     assert setup.broker.events == ["answer", "ack"]
     await setup.puller.finish()
     await setup.task
+
+
+@asynccontextmanager
+async def with_lane() -> AsyncIterator[tuple[Setup, Broker]]:
+    """A puller with a lane, and what stands for that."""
+    made = Setup(lane="ns_PrefillWorker")
+    await asyncio.sleep(0.1)
+    assert made.broker.lane
+    yield made, made.broker.lane
+    made.broker.is_away = False
+    await made.puller.finish()
+    await made.task
+
+
+async def test_a_directed_prompt_does_not_wait_for_a_slot_of_the_shared_queue() -> None:
+    async with with_lane() as (directed, lane):
+        directed.engine.takes_s = 5
+        for number in range(3):
+            directed.broker.ask(f"shared{number}")
+        await asyncio.sleep(0.1)
+        assert directed.puller.held == 2
+        lane.ask("directed")
+        await asyncio.sleep(0.1)
+        assert directed.puller.held == 3
+
+
+async def test_a_worker_with_its_hands_full_of_directed_prompts_takes_nothing_else() -> None:
+    async with with_lane() as (directed, lane):
+        directed.engine.takes_s = 5
+        for number in range(3):
+            lane.ask(f"directed{number}")
+        await asyncio.sleep(3)
+        directed.broker.ask("shared")
+        await asyncio.sleep(1.5)
+        assert directed.puller.held == 2
+        await asyncio.sleep(2)
+        assert {each.request_id for each in directed.broker.answers} == {"directed0", "directed1"}
+        await asyncio.sleep(8)
+        answered = {each.request_id for each in directed.broker.answers}
+        assert answered == {"directed0", "directed1", "directed2", "shared"}
+
+
+async def test_an_outage_of_the_lane_is_waited_out_as_one_of_the_queue() -> None:
+    async with with_lane() as (directed, lane):
+        directed.broker.is_away = lane.is_away = True
+        await asyncio.sleep(5)
+        directed.broker.is_away = lane.is_away = False
+        lane.ask("r1")
+        await asyncio.sleep(4)
+        assert [each.request_id for each in directed.broker.answers] == ["r1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,10 +20,11 @@ from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, pr
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, read_call
-from dynaplan.serving.prefill import remote_prefill
+from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
+from dynaplan.serving.prefill import directing, remote_prefill
 from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
+from dynaplan.serving.routing.cached_prefixes import ToldBlocks
 from dynaplan.serving.routing.sleepers import Sleepers
 from tests.fakes.polling import PATIENCE_S, eventually
 
@@ -62,7 +63,10 @@ def fields(hand_off: HandOff | None) -> dict[str, object]:
 
 @asynccontextmanager
 async def scene(
-    settings: DisaggregationSettings = ON, wait_s: float = 30.0, prefill_workers: int = 1
+    settings: DisaggregationSettings = ON,
+    wait_s: float = 30.0,
+    prefill_workers: int = 1,
+    told: ToldBlocks | None = None,
 ) -> AsyncIterator[Scene]:
     clock = SystemClock()
     store, messenger, placed = MemoryStore(clock), MemoryMessenger(clock), list[str]()
@@ -86,6 +90,7 @@ async def scene(
         placed=lambda model, place: placed.append(place),
         background=background,
         sleepers=sleepers,
+        told=told,
     )
     await prefill.connect()
     queue = await messenger.queue(prefill_stream("ns"))
@@ -380,3 +385,106 @@ async def test_a_prompt_that_must_be_computed_remotely_waits_for_the_worker_that
         await here.answer(request, hand_off={"taken": "over"})
         assert fields(await placing) == {"taken": "over"}
         assert here.placed == ["remote"]
+
+
+# Directed prompts
+
+WITH_LANE = replace(PREFILL_WORKER, instance_id=8, worker="near", card={"prefill_lane": "near"})
+BLOCKS = PromptBlocks((1, 2, 3, 4), 16, 64)
+
+
+class Told:
+    """The worker with the lane holds the first three blocks."""
+
+    def __init__(self, *, is_current: bool = True) -> None:
+        self._is_current = is_current
+
+    def overlaps(self, hashes: Sequence[int]) -> dict[int, int]:
+        return {8: len([each for each in hashes if each in (1, 2, 3)]), 99: 4}
+
+    def is_current(self, instance_id: int) -> bool:
+        return self._is_current
+
+
+@asynccontextmanager
+async def near(told: Told | None = None) -> AsyncIterator[tuple[Scene, WorkQueue]]:
+    """A scene with a second worker, and its lane."""
+    async with scene(replace(ON, max_prefill_queue_size=10), told=told or Told()) as here:
+        await here.store.put(WITH_LANE.key, WITH_LANE.to_json())
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
+        yield here, await here.messenger.queue(prefill_stream("ns"), "near")
+
+
+async def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_next_does_not_wait_there() -> None:
+    async with near() as (here, lane):
+        hand_offs = [asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS)) for _ in range(4)]
+        await eventually(lambda: _has_depth(here.queue, 4))
+        assert await lane.depth() == 3, "each leaves one block to compute, and three are cached"
+        assert here.prefill.queue_size == 4
+        for queue, count in ((lane, 3), (here.queue, 1)):
+            for _ in range(count):
+                item = await queue.get(PATIENCE_S)
+                assert item
+                request = RemotePrefillRequest.from_json(item.payload)
+                await here.answer(request, hand_off={"remote_port": 1})
+                await item.ack()
+        assert [fields(await each) for each in hand_offs] == [{"remote_port": 1}] * 4
+        again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: _has_depth(lane, 1))
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "blocks"), [(Told(is_current=False), BLOCKS), (Told(), PromptBlocks((7, 8), 16, 32))]
+)
+async def test_what_nobody_is_known_to_have_cached_goes_to_the_shared_queue(
+    told: Told, blocks: PromptBlocks
+) -> None:
+    async with near(told) as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=blocks))
+        _, request = await here.take()
+        assert await lane.depth() == 0
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_taken: bool) -> None:
+    async with near() as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: _has_depth(lane, 1))
+        if is_taken:
+            assert await lane.get(PATIENCE_S)
+        await here.store.delete(WITH_LANE.key)
+        _, request = await here.take()
+        assert await lane.depth() == 0
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.2)
+    async with near() as (here, lane):
+        await lane.put(b"another's")
+        await here.store.delete(WITH_LANE.key)
+        await eventually(lambda: _has_depth(lane, 0))
+
+
+async def test_the_lane_of_a_worker_that_came_back_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.1)
+    async with near() as (here, lane):
+        await lane.put(b"another's")
+        again = replace(WITH_LANE, instance_id=10)
+        await here.store.put(again.key, again.to_json())
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 3)
+        await here.store.delete(WITH_LANE.key)
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
+        await asyncio.sleep(0.25)
+        assert await lane.depth() == 1
+
+
+async def _has_depth(queue: WorkQueue, depth: int) -> bool:
+    return await queue.depth() == depth
