@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ async def run_planner(settings: PlannerSettings) -> None:
         stack.push_async_callback(discovery.close)
         await _announced(discovery.start(), "the key-value store to answer")
         await _tell_owner(store, settings.namespace)
-        messenger = OnFirstUse(wiring.connections.connect_messenger)
+        reconnects = settings.nats_max_reconnects
+        messenger = OnFirstUse(partial(wiring.connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())
         stack.push_async_callback(planner.close)

@@ -12,6 +12,7 @@ Each interval, in this order:
    ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``).
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
 7. *Failures*: no more workers of a role of which several failed for good.
+8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
 
 With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
 forecast for the next interval give the size, both ways, within minimums and GPU budget.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
+from dynaplan.core.planning.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.backlog import with_backlog
 from dynaplan.core.sizing.corrections import updated_corrections
@@ -63,7 +65,9 @@ def plan_for_targets(
 
     Without traffic data or a forecast nothing changes.
     """
-    limits = limits_of(settings, observation, current)
+    alone = unmanaged_in(observation.fleet, current)
+    limits = limits_together(limits_of(settings, observation, current), alone)
+    current = together(current, alone)
     state = _spend_error_budget(model, settings, state, observation, current)
     state, notes = _update_corrections(model, settings, state, observation, current)
     foresight, traffic = observation.foresight, observation.traffic
@@ -71,7 +75,8 @@ def plan_for_targets(
     if foresight is None or not foresight.expected or not is_measured:
         missing = traffic.missing if traffic else ""
         why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
-        return state, Sizing(current, (*notes, Step("demand", current, current, why)))
+        unchanged = Sizing(current, (*notes, Step("demand", current, current, why)))
+        return state, managed_part(unchanged, alone)
     if model.formula:
         expected, targets = foresight.expected[0], settings.targets()
         sizing = model.formula.size(
@@ -82,7 +87,7 @@ def plan_for_targets(
         late = late_roles(model.service_for(current), observation, settings.targets())
         state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
     sizing = _without_failing_roles(observation, sizing, current)
-    return state, replace(sizing, steps=(*notes, *sizing.steps))
+    return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
 
 
 def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:

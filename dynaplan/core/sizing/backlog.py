@@ -47,7 +47,7 @@ def with_backlog(
         return None
     per_worker = soonest.requests_per_s / state.prefill_waiting(1).utilisation
     counts = observation.fleet.prefill
-    computed_per_s = per_worker * (counts.ready + (counts.starting + counts.backoff) / 2)
+    computed_per_s = per_worker * (counts.ready + counts.unmanaged + (counts.starting + counts.backoff) / 2)
     ahead_s = lookahead(observation.startup_s, interval_s)
     backlog = _waiting(service, observation)
     backlog += (soonest.requests_per_s - computed_per_s) * ahead_s.from_s

@@ -18,7 +18,8 @@ class WorkerCounts:
 
     Ready ones whose engine is ``asleep`` are counted there alone: they keep their GPUs and serve nobody.
     ``gpus`` are the GPUs of one worker. ``startup_s`` is the time from start to ready of the last one that
-    started, 0 when not known.
+    started, 0 when not known. ``unmanaged`` are registered ones that no ``serve`` has started: they are in
+    no state.
     """
 
     ASLEEP: ClassVar = "asleep"
@@ -32,6 +33,7 @@ class WorkerCounts:
     gpus: float = 0
     startup_s: float = 0.0
     asleep: int = 0
+    unmanaged: int = 0
 
     @property
     def present(self) -> int:
@@ -48,7 +50,8 @@ class WorkerCounts:
         """Read ``{state: count}``; unknown states are ignored, numbers below 0 are 0. Raises ValueError."""
         counts = {state: int(max(0.0, number_field(document, state, 0))) for state in cls.STATES}
         gpus, startup_s = (max(0.0, number_field(document, key, 0)) for key in ("gpus", "startup_s"))
-        return cls(**counts, gpus=gpus, startup_s=startup_s)
+        unmanaged = int(max(0.0, number_field(document, "unmanaged", 0)))
+        return cls(**counts, gpus=gpus, startup_s=startup_s, unmanaged=unmanaged)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class FleetCounts:
             "gpus_per_worker": {role: each.gpus for role, each in counts.items()},
             "startup_s": {role: each.startup_s for role, each in counts.items()},
             "gpus_total": self.gpus_total,
+            "unmanaged": {role: each.unmanaged for role, each in counts.items()},
         }
 
     @classmethod
@@ -77,9 +81,11 @@ class FleetCounts:
         roles = object_field(document, "roles", {})
         gpus = object_field(document, "gpus_per_worker", {})
         startup_s = object_field(document, "startup_s", {})
+        unmanaged = object_field(document, "unmanaged", {})
 
         def counts(role: str) -> WorkerCounts:
             times = {"gpus": gpus.get(role, 0), "startup_s": startup_s.get(role, 0)}
+            times["unmanaged"] = unmanaged.get(role, 0)
             return WorkerCounts.from_json({**object_field(roles, role, {}), **times})
 
         gpus_total = int(max(0.0, number_field(document, "gpus_total", 0)))
@@ -158,6 +164,8 @@ class Observation:
         for part, key in (
             (fleet["prefill"], "asleep"),
             (fleet["decode"], "asleep"),
+            (fleet["prefill"], "unmanaged"),
+            (fleet["decode"], "unmanaged"),
             (load, "prefill_asleep"),
             (load, "decode_asleep"),
         ):

@@ -10,6 +10,7 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, option
 from dynaplan.domain.settings.forecasting import ForecastSettings
 from dynaplan.domain.settings.routing import ROUTERS, ComponentSettings
+from dynaplan.domain.settings.servers import MessagingSettings
 from dynaplan.domain.settings.sla import SlaSettings
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
@@ -42,7 +43,7 @@ def _of_workers(about: str, role: str, same_as: str, shown: str = AS_THE_GRAPH) 
 
 
 @dataclass(frozen=True)
-class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings):
+class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, MessagingSettings):
     """Every option of the planner. Intervals are in seconds.
 
     The thresholds are per worker: requests in the prefill queue for each prefill worker, and the mean KV

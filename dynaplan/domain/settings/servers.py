@@ -7,11 +7,23 @@ and ``ETCD_AUTH_*``, ``NATS_SERVER`` and ``NATS_AUTH_*``, or ``DYN_FILE_KV``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.masking import mask_secrets
+from dynaplan.domain.settings.fields import Settings, option
 from dynaplan.domain.settings.tls import VARIABLES as TLS_VARIABLES
 from dynaplan.domain.wire.documents import shown, whole_number
+
+
+@dataclass(frozen=True)
+class MessagingSettings(Settings):
+    """The patience of a process with the NATS server."""
+
+    nats_max_reconnects: int = option(
+        -1, "Attempts to reach a NATS server that has gone, before it is given up; -1 is for ever", least=-1
+    )
+
 
 BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
 ETCD_VARIABLE = "ETCD_ENDPOINTS"

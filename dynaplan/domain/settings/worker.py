@@ -12,12 +12,13 @@ from typing import Any
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.fields import READ, Settings, option
+from dynaplan.domain.settings.servers import MessagingSettings
 
 REAL_ENGINES = ("llamacpp", "vllm", "sglang", "trtllm")
 
 
 @dataclass(frozen=True)
-class ProcessSettings(Settings):
+class ProcessSettings(MessagingSettings):
     """Options of a service's processes: their deadlines, in seconds, and their patience with servers."""
 
     drain_deadline_s: float = option(
@@ -28,9 +29,6 @@ class ProcessSettings(Settings):
         "Seconds that the `/health` of a worker without registration may say nothing before its process is "
         "killed; 0 is never",
         least=0,
-    )
-    nats_max_reconnects: int = option(
-        -1, "Attempts to reach a NATS server that has gone, before it is given up; -1 is for ever", least=-1
     )
 
 

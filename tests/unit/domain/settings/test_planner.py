@@ -51,6 +51,7 @@ def test_the_defaults_are_documented_ones():
         "itl-percentile": 95.0,
         "slo-window": 3600.0,
         "scale-down-headroom": 0.15,
+        "nats-max-reconnects": -1,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own
     assert PlannerSettings().log_dir is None
