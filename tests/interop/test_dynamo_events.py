@@ -1,4 +1,4 @@
-"""The event plane of Dynamo 1.6.1 and ours hear each other over ZMQ, found through one etcd."""
+"""The event plane of Dynamo 1.6.1 and ours hear each other: over ZMQ, through one etcd, and over NATS."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dynaplan.adapters.events.nats_plane import NatsEventPlane
 from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.core.engine.block_hashes import chained, own_hashes
 from dynaplan.core.events.envelope import payload_reader
+from dynaplan.core.events.wires import OriginalWire
 from dynaplan.domain.wire.events import Subject
 from dynaplan.domain.wire.kv_events import Change, Cleared, KvEvent, Removed, Stored
 from dynaplan.foundation.sockets import free_port
+from dynaplan.ports.events import EventPlane
 from dynaplan.supervisor.servers.embedded import find_etcd
 from tests.fakes.polling import eventually, wait_until
+from tests.fakes.servers import Server
 
 NAMESPACE = "interop"
 
@@ -65,8 +69,26 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.fixture(params=["zmq", "nats"])
+async def plane(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[EventPlane]:
+    """Our event plane, with the original's subjects and forms."""
+    if request.param == "nats":
+        server: Server = request.getfixturevalue("nats")
+        made: EventPlane = await NatsEventPlane.from_environment(server.environment, OriginalWire(), -1)
+        yield made
+        await made.close()
+        return
+    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
+    made = ZmqEventPlane(store, is_original=True)
+    yield made
+    await made.close()
+    await store.close()
+
+
 @pytest.fixture
-def start(endpoints: str, tmp_path: Path) -> Iterator[Start]:
+def start(
+    request: pytest.FixtureRequest, plane: EventPlane, endpoints: str, tmp_path: Path
+) -> Iterator[Start]:
     """Starts ``dynamo_events.py``; returns the file of its output. Skipped where there is no Dynamo."""
     python = os.environ.get("DYNAPLAN_DYNAMO_EVENTS_PYTHON")
     if not python:
@@ -77,8 +99,11 @@ def start(endpoints: str, tmp_path: Path) -> Iterator[Start]:
 
     def start(what: str) -> Path:
         output = tmp_path / what
-        command = [python, str(Path(__file__).with_name("dynamo_events.py")), what, NAMESPACE, "zmq"]
+        way = "zmq" if isinstance(plane, ZmqEventPlane) else "nats"
+        command = [python, str(Path(__file__).with_name("dynamo_events.py")), what, NAMESPACE, way]
         environ = {**os.environ, "ETCD_ENDPOINTS": endpoints, "DYN_LOG": "error"}
+        if way == "nats":
+            environ |= request.getfixturevalue("nats").environment
         with output.open("wb") as file:
             processes.append(subprocess.Popen(command, env=environ, stdout=file))
         return output
@@ -89,9 +114,7 @@ def start(endpoints: str, tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-async def test_we_hear_dynamos_kv_events_in_their_order(start: Start, endpoints: str) -> None:
-    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
-    plane = ZmqEventPlane(store, is_original=True)
+async def test_we_hear_dynamos_kv_events_in_their_order(start: Start, plane: EventPlane) -> None:
     subscription = await plane.subscribe(f"{NAMESPACE}.backend.kv_cache_update")
     start("publish")
     read = payload_reader(list)
@@ -103,13 +126,9 @@ async def test_we_hear_dynamos_kv_events_in_their_order(start: Start, endpoints:
     first = stored[0]["event_id"]
     assert [each["event_id"] for each in stored] == list(range(first, first + 5))
     assert {len(each["data"]["stored"]["blocks"]) for each in stored} == {1}
-    await plane.close()
-    await store.close()
 
 
-async def test_dynamo_hears_our_events(start: Start, endpoints: str) -> None:
-    store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
-    plane = ZmqEventPlane(store, is_original=True)
+async def test_dynamo_hears_our_events(start: Start, plane: EventPlane) -> None:
     publisher = plane.publisher(Subject(NAMESPACE, "backend", "forward-pass-metrics"), is_kept=False)
     output = start("subscribe")
     payload = b"\x81\xa7version\x01"
@@ -119,8 +138,6 @@ async def test_dynamo_hears_our_events(start: Start, endpoints: str) -> None:
         return payload.hex() in output.read_text()
 
     await eventually(heard, timeout_s=60, interval_s=0.1)
-    await plane.close()
-    await store.close()
     assert set(output.read_text().split()) == {payload.hex()}
 
 

@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.domain.errors import LockLost
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.store import Deleted, Put, Snapshot, WatchEvent
+from dynaplan.runtime.coordination.buckets import Bucket
+from dynaplan.runtime.coordination.locks import Locks
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 from tests.interop.conftest import Etcd3
@@ -109,3 +113,24 @@ async def test_it_watches_what_we_write(client: Etcd3, store: EtcdStore) -> None
     await store.put(key, "7")
     event = await asyncio.to_thread(client.call, "next_event")
     assert event == {"key": key, "value": "7", "event": "PutEvent"}
+
+
+async def test_it_reads_and_writes_our_buckets(client: Etcd3, store: EtcdStore) -> None:
+    bucket = Bucket(store, "v1/things")
+    await bucket.put("a/b", b"ours")
+    (found,) = await asyncio.to_thread(client.call, "get_prefix", "v1/things/")
+    assert (found["key"], found["value"]) == ("v1/things/a/b", "ours")
+    assert await asyncio.to_thread(client.call, "put_together", {"v1/things/c": "theirs"})
+    assert (await bucket.list())["c"].value == b"theirs"
+
+
+async def test_it_sees_our_lock_and_breaks_it(client: Etcd3, store: EtcdStore) -> None:
+    locks = Locks(store, store, SystemClock(), 10)
+    with pytest.raises(LockLost):
+        async with await locks.write_lock_with_wait("models/llama") as lock:
+            (found,) = await asyncio.to_thread(client.call, "get_prefix", "v1/models/llama/")
+            assert found["key"] == "v1/models/llama/writer"
+            await asyncio.to_thread(client.call, "revoke", found["lease"])
+            await eventually(lambda: not lock.is_held)
+    assert await asyncio.to_thread(client.call, "put_together", {"v1/models/llama/writer": "somebody"})
+    assert await locks.try_read_lock("models/llama") is None
