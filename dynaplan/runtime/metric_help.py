@@ -52,6 +52,19 @@ _DYNAPLAN = {
     "kv_hand_offs_expired_total": "Hand-offs that nobody took in time",
     "kv_slots_reserved": "Slots of llama.cpp reserved for requests on their way",
     "kv_slots_taken_back_total": "Reserved slots whose request did not come in time",
+    "kv_blocks_cached": "KV blocks that the engine holds, as it told",
+    "kv_block_events_total": "Events about KV blocks sent to frontends",
+    "kv_engine_messages_total": "Messages about KV blocks received from the engine",
+    "kv_engine_messages_lost_total": "Messages about KV blocks that the engine sent and that did not arrive",
+    "kv_engine_messages_unreadable_total": "Messages about KV blocks that could not be read",
+    "kv_engine_blocks_skipped_total": "KV blocks of the engine that routing does not count",
+    "kv_index_blocks": "KV blocks of all workers that this frontend knows",
+    "kv_index_workers": "Workers whose KV blocks this frontend follows",
+    "kv_index_workers_current": "Workers of whose KV blocks this frontend has missed nothing",
+    "kv_index_events_total": "Events about KV blocks received from workers",
+    "kv_index_events_unreadable_total": "Events about KV blocks that could not be read",
+    "kv_index_gaps_total": "Times that events about KV blocks were missed",
+    "kv_index_snapshots_total": "Whole lists of KV blocks taken over from workers",
 }
 
 HELP = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import uuid
+from random import Random
 
 from aiohttp import web
 
@@ -14,9 +14,17 @@ USABLE = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""
 
 
+_RANDOM = Random()  # a tenth of the cost of a UUID, for a name that is no secret
+
+
+def new_request_id() -> str:
+    """Return an id of 128 random bits, as 32 hexadecimal digits."""
+    return f"{_RANDOM.getrandbits(128):032x}"
+
+
 def request_id(given: str | None) -> str:
     """Return the client's id, or a new one when it gave none or one that is not usable."""
-    return given if given and USABLE.fullmatch(given) else uuid.uuid4().hex
+    return given if given and USABLE.fullmatch(given) else new_request_id()
 
 
 async def name_response(request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.runtime.named_requests import new_request_id
 from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
@@ -123,7 +123,7 @@ class Forwarder:
                     booking.close()
 
     async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
-        request_id = uuid.uuid4().hex
+        request_id = new_request_id()
         if exchange.trial:
             exchange.trial.at(booking.instance.instance_id)
         if self._router.is_asleep(booking.instance):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-import dynaplan.adapters.engines
+import dynaplan
 from dynaplan.adapters.engines.sglang import SIGNALS as SGLANG
 from dynaplan.adapters.engines.trtllm import SIGNALS as TRTLLM
 from dynaplan.adapters.engines.vllm import SIGNALS as VLLM
@@ -19,7 +19,7 @@ from dynaplan.runtime.metrics import load_gauges, render
 from tests.fakes.promlint import faults
 from tests.unit.core.planning import targets
 
-ENGINES = Path(dynaplan.adapters.engines.__file__).parent
+PACKAGE = Path(dynaplan.__file__).parent
 
 
 def test_the_text_is_what_prometheus_reads() -> None:
@@ -67,7 +67,7 @@ def test_every_gauge_of_the_planner_is_described() -> None:
     assert recorder.read().keys() - HELP.keys() == set()
 
 
-def test_every_number_of_the_simulated_engine_is_described() -> None:
-    names = set(re.findall(r'"(dynaplan:\w+)"', "".join(path.read_text() for path in ENGINES.rglob("*.py"))))
+def test_every_number_of_dynaplans_own_is_described() -> None:
+    names = set(re.findall(r'"(dynaplan:\w+)"', "".join(path.read_text() for path in PACKAGE.rglob("*.py"))))
     assert names
     assert names - HELP.keys() == set()

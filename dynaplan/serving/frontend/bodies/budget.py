@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from dynaplan.serving.openai_api import ApiError
 
 UNCOUNTED_BYTES = 64 * 1024
@@ -21,14 +18,9 @@ class BodyBudget:
         self._most_bytes = most_bytes
         self.held_bytes = 0
 
-    @contextmanager
-    def body(self) -> Iterator[BodyShare]:
-        """Yield the share of one body, which is given back at the end of the context."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self.held_bytes -= share.counted_bytes
+    def body(self) -> BodyShare:
+        """Return the share of one body, which is given back at the end of its context."""
+        return BodyShare(self)
 
     def check(self, more_bytes: int) -> None:
         """Raise ApiError (503) when that many bytes more would exceed the budget."""
@@ -50,6 +42,12 @@ class BodyShare:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.counted_bytes = 0
+
+    def __enter__(self) -> BodyShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.held_bytes -= self.counted_bytes
 
     def check(self, size_bytes: int) -> None:
         """Raise ApiError (503) when a body of that size would exceed the budget now."""

@@ -29,6 +29,8 @@ async def received_body(
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     try:
+        if request.content.is_eof():  # it came with its headers: there is nothing to wait for
+            return await _received(request, share, largest_bytes)
         async with asyncio.timeout(timeout_s):
             return await _received(request, share, largest_bytes)
     except TimeoutError:
