@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.core.routing.booking import BookEntry
 from dynaplan.core.routing.choosing import MODES, Inputs
+from dynaplan.core.routing.disaggregation import directed_prefill
 from dynaplan.core.routing.prefix_index import PrefixIndex
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.simulator.caches import Caches, PredictedCaches, ToldCaches
@@ -66,6 +68,8 @@ class SimulatedRouter:
         self.routing = routing
         self._turn = 0
         self._draws = uniform_draws(seed)
+        self._prefill_caches = ToldCaches()
+        self._waiting_blocks: Counter[int] = Counter()
         self._caches: Caches
         if routing.is_kv_events:
             self._caches = ToldCaches()
@@ -76,6 +80,28 @@ class SimulatedRouter:
     def needs_present(self) -> bool:
         """True when the choice depends on the engines' state: they have to be brought up to the present."""
         return self.routing.mode != "round-robin"
+
+    def direct(
+        self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> tuple[SimulatedWorker, int] | None:
+        """Choose the prefill worker that a prompt is directed to, and count its blocks left to compute there.
+
+        Return both; None for the shared queue. Once computed, ``directed`` is to be called with them.
+        """
+        if not (self.routing.hears_events and block_hashes):
+            return None
+        overlaps = self._prefill_caches.overlaps(block_hashes, workers, now_s)
+        numbers = [each.number for each in workers]
+        number = directed_prefill(numbers, overlaps, self._waiting_blocks)
+        if number is None:
+            return None
+        left = len(block_hashes) - overlaps[number]
+        self._waiting_blocks[number] += left
+        return next(each for each in workers if each.number == number), left
+
+    def directed(self, worker: SimulatedWorker, blocks: int) -> None:
+        """Note that a prompt is not in the worker's lane any more, with its blocks left to compute."""
+        self._waiting_blocks[worker.number] -= blocks
 
     def book(
         self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float

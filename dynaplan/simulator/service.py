@@ -77,6 +77,7 @@ class _Request:
     entry: BookEntry | None = None
     prefill: SimulatedWorker | None = None
     computed: EngineRequest | None = None
+    directed: tuple[SimulatedWorker, int] | None = None
     first_s: float = -1.0
     begun_s: float = -1.0
 
@@ -213,7 +214,7 @@ class SimulatedService:
         )
         if place is PrefillPlace.REMOTE:
             self.outcome.remote_prefills += 1
-            self._prefills.put(key)
+            self._queue_prefill(key, request)
             self._hand_out()
         else:
             self._submit(key, request, is_remote=False)
@@ -265,6 +266,16 @@ class SimulatedService:
 
     # -- remote prefill --------------------------------------------------------------------------
 
+    def _queue_prefill(self, key: str, request: _Request) -> None:
+        workers = self.pools.serving(Role.PREFILL)
+        block_tokens = workers[0].engine.model.settings.block_tokens
+        hashes = request.traced.with_blocks_of(block_tokens).block_hashes
+        request.directed = self._router.direct(hashes, workers, self.now_s)
+        if request.directed:
+            self._prefills.direct(key, request.directed[0])
+        else:
+            self._prefills.put(key)
+
     def _hand_out(self) -> None:
         """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
         for worker, key in self._prefills.assignments():
@@ -295,12 +306,14 @@ class SimulatedService:
         worker = request.prefill
         assert worker is not None
         worker.engine.model.release(key)
-        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker))
+        if request.directed:
+            self._router.directed(*request.directed)
+        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))
         tokens = request.traced.prompt_tokens
         self._schedule(self.now_s + hand_off_s(tokens), partial(self._take_over, key))
 
-    def _acknowledge(self, worker: SimulatedWorker) -> None:
-        self._prefills.acknowledge(worker)
+    def _acknowledge(self, worker: SimulatedWorker, key: str) -> None:
+        self._prefills.acknowledge(worker, key)
         self._hand_out()
         if not worker.book.in_flight and not worker.is_ready:
             self.pools.end_drained(self.now_s)
@@ -319,10 +332,10 @@ class SimulatedService:
     # -- workers ---------------------------------------------------------------------------------
 
     def _new_engine(self, role: Role) -> SimulatedEngine:
-        if role is Role.PREFILL:
-            return SimulatedEngine(EngineModel(*self.settings.engines[role]), _do_nothing, self._prefilled_at)
         changes = CacheChanges() if self.settings.routing.hears_events else None
         model = EngineModel(*self.settings.engines[role], changes)
+        if role is Role.PREFILL:
+            return SimulatedEngine(model, _do_nothing, self._prefilled_at, changes)
         return SimulatedEngine(model, self._first_token_at, self._finished_at, changes)
 
     def _begin_start(self, worker: SimulatedWorker) -> None:

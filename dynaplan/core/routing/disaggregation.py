@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -72,16 +72,20 @@ def with_live_settings(
     )
 
 
-def directed_prefill(overlaps: Mapping[int, int], waiting_blocks: Mapping[int, int]) -> int | None:
+def directed_prefill(
+    workers: Iterable[int], overlaps: Mapping[int, int], waiting_blocks: Mapping[int, int]
+) -> int | None:
     """Return the prefill worker that a prompt is directed to; None for the one that asks first.
 
     ``overlaps`` are by worker the blocks of the prompt that it has cached, ``waiting_blocks`` the ones that
     prompts directed there are yet to compute. A worker is worth the wait while what it has cached is more
-    than what waits there: the one that saves most is taken.
+    than what waits there beyond the least of all: the one that saves most is taken.
     """
-    saved = {worker: cached - waiting_blocks.get(worker, 0) for worker, cached in overlaps.items()}
+    waiting = {worker: waiting_blocks.get(worker, 0) for worker in workers}
+    least = min(waiting.values(), default=0)
+    saved = {worker: overlaps.get(worker, 0) - blocks + least for worker, blocks in waiting.items()}
     best = max(saved, key=saved.__getitem__, default=None)
-    return best if best is not None and saved[best] > 0 else None
+    return best if best is not None and overlaps.get(best, 0) and saved[best] > 0 else None
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class PrefillDirector:
             if each.card.get(PREFILL_LANE) and told.is_current(each.instance_id)
         }
         overlaps = {each: count for each, count in told.overlaps(blocks.hashes).items() if each in known}
-        chosen = directed_prefill(overlaps, self._waiting_blocks)
+        workers = [each.instance_id for each in instances]
+        chosen = directed_prefill(workers, overlaps, self._waiting_blocks)
         if chosen is None:
             return None
         try:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.engine.timing import StepTiming
-from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.lifecycle import Role, WorkerState
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.prefill_queue import SimulatedPrefillQueue
+from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.run import StaticPolicy, simulate
 from dynaplan.simulator.service import REFILL_S, SimulatedService
 from tests.unit.simulator.services import ENGINE, at_once, every, service, workers
@@ -82,3 +83,62 @@ def test_a_pool_under_half_its_load_lets_hardly_anybody_wait():
     result = simulate(every(0.15, 200, 100, 1), SETTINGS, workers(2, 1), StaticPolicy())
 
     assert result.outcome.queued_ms.percentile(95) == 0.0
+
+
+DIRECTED = replace(SETTINGS, routing=SimulatedRouting("kv"))
+
+
+def prompt(at_s: float, first: int) -> TracedRequest:
+    """A prompt whose six blocks have ids from ``first`` on."""
+    return TracedRequest(at_s, 100, 1, tuple(range(first, first + 6)), 16)
+
+
+def test_a_prompt_is_directed_to_the_prefill_worker_that_has_it_cached():
+    simulated = SimulatedService(DIRECTED, workers(2, 1))
+    held = []
+    for at_s, first in ((0.0, 0), (1.0, 100), (2.0, 0), (3.0, 0), (4.0, 100), (5.0, 100)):
+        simulated.run_until(at_s)
+        simulated.arrive(prompt(at_s, first))
+        held.append([each.book.in_flight for each in simulated.pools.all(Role.PREFILL)])
+    simulated.run_out()
+
+    assert held[2] == held[3] == held[0]
+    assert held[4] == held[5] == held[1] == held[0][::-1]
+    assert simulated.outcome.cached_tokens == 4 * 96
+    shared = replace(DIRECTED, routing=SimulatedRouting())
+    trace = [prompt(at_s, 100 * (int(at_s) % 3)) for at_s in range(12)]
+    assert (
+        simulate(trace, DIRECTED, workers(2, 1), StaticPolicy()).outcome.cached_tokens
+        > simulate(trace, shared, workers(2, 1), StaticPolicy()).outcome.cached_tokens
+    )
+
+
+def test_directed_prompts_wait_for_nobody_and_no_more_than_allowed_are_held():
+    simulated = SimulatedService(SETTINGS, workers(2, 1))
+    worker, other = simulated.pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(2)
+    for each in (worker, other):
+        queue.ask(each)
+    for key in "abc":
+        queue.direct(key, worker)
+    queue.put("d")
+
+    assert [(each.number, key) for each, key in queue.assignments()] == [
+        *((worker.number, key) for key in "ab"),
+        (other.number, "d"),
+    ]
+    assert queue.depth == 4
+    queue.acknowledge(worker, "a")
+    assert [key for _, key in queue.assignments()] == ["c"]
+    assert queue.depth == 3
+
+
+def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
+    simulated = SimulatedService(SETTINGS, workers(2, 1))
+    leaving, other = simulated.pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(2)
+    queue.ask(other)
+    queue.direct("a", leaving)
+    leaving.record = leaving.record.moved(WorkerState.DRAINING, 0.0, "")
+
+    assert [(each.number, key) for each, key in queue.assignments()] == [(other.number, "a")]

@@ -78,6 +78,8 @@ def test_a_prompt_is_local_unless_every_prefill_worker_can_hand_over() -> None:
         ({}, {}, None),
         ({1: 5, 2: 8}, {}, 2),
         ({1: 5, 2: 8}, {2: 4}, 1),
+        ({1: 5, 2: 8}, {1: 100, 2: 100, 3: 100}, 2),
+        ({1: 5}, {1: 100, 2: 96, 3: 100}, 1),
         ({1: 5}, {1: 5}, None),
         ({1: 5}, {1: 90}, None),
         ({2: 8}, {1: 90}, 2),
@@ -86,4 +88,5 @@ def test_a_prompt_is_local_unless_every_prefill_worker_can_hand_over() -> None:
 def test_a_prompt_is_directed_where_its_cache_saves_more_than_the_wait_costs(
     overlaps: dict[int, int], waiting: dict[int, int], worker: int | None
 ) -> None:
-    assert directed_prefill(overlaps, waiting) == worker
+    assert directed_prefill((1, 2, 3), overlaps, waiting) == worker
+    assert directed_prefill((), {}, waiting) is None
