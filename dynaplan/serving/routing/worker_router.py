@@ -33,7 +33,8 @@ REMEMBER_S = 60.0
 """Time after the last worker has gone in which requests still wait for one to come back."""
 
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
-"""The source of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
+EVENTS_OFF = "prediction: kv-events is off"
+"""Sources of what is known of a cache whose engine is not heard; others name the fault of its tokens."""
 
 
 NO_OTHERS: Mapping[int, WorkerBook] = MappingProxyType({})
@@ -166,6 +167,8 @@ class WorkerRouter:
         prefixes = self._prefixes
         if not prefixes:
             return {}
+        if not self._settings.kv_events:
+            return {each.worker: EVENTS_OFF for each in self.instances}
         told = {each.worker: prefixes.is_told(each.instance_id) for each in self.instances}
         faults = {each.worker: token_fault(each.card, self._tokenizers) for each in self.instances}
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dynaplan.domain.settings.frontend import FrontendSettings
@@ -123,3 +124,18 @@ async def test_other_modes_cut_no_prompt() -> None:
     assert booking.blocks.hashes == ()
     booking.decoded(100)
     booking.close()
+
+
+async def test_a_router_says_how_it_knows_what_each_worker_has_cached() -> None:
+    assert router(Instances(1), FrontendSettings(router="least-loaded")).knowledge() == {}
+    off = FrontendSettings(router="kv", kv_events=False)
+    assert router(Instances(1), off).knowledge() == {"w1": "prediction: kv-events is off"}
+    prefixes = CachedPrefixes(KV, Told({}, {1}))
+    instances = Instances(1, 2, 3)
+    routed = router(instances, prefixes=prefixes)
+    instances.now = (*instances.now[:2], replace(instances.now[2], card={"tokenizer": "m.gguf"}))
+    assert routed.knowledge() == {
+        "w1": "events",
+        "w2": "prediction: its engine tells of no blocks, or events are missing",
+        "w3": "prediction: its tokenizer is not known",
+    }
