@@ -64,7 +64,7 @@ class ChannelReader:
 
     @property
     def channel(self) -> EventChannel:
-        """The channel that is read."""
+        """The publisher's announcement, with the addresses that are read."""
         return self._channel
 
     @property

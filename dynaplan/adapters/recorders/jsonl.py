@@ -39,7 +39,7 @@ class JsonLinesRecorder:
         self._file.append(json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; another record would open it again."""
         self._file.close()
 
 

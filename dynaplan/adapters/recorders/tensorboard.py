@@ -68,7 +68,7 @@ class TensorBoardRecorder:
         )
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; another record would open it again."""
         self._file.close()
 
     def _write(self, at_s: float, values: Mapping[str, float | None]) -> None:

@@ -67,7 +67,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class BlocksCleared:
-    """All blocks are gone."""
+    """All blocks are gone, as after a reset of the engine's prefix cache."""
 
 
 EngineEvent = BlocksStored | BlocksRemoved | BlocksCleared

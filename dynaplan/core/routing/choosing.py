@@ -40,7 +40,7 @@ class Inputs:
 
 
 def round_robin(candidates: Sequence[Candidate], inputs: Inputs) -> Candidate:
-    """Choose one after the other."""
+    """Choose one candidate after the other, by the number of the request."""
     return candidates[inputs.turn % len(candidates)]
 
 

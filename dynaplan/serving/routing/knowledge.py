@@ -58,7 +58,7 @@ class RouterKnowledge:
             self._sync.changed()
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the following of engines' blocks and the exchange with other frontends."""
         if self._sync:
             await self._sync.close()
         if self._follower:

@@ -73,7 +73,7 @@ class SnapshotClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
-        """Ask the worker; see ``Fetch``."""
+        """Ask the worker for all blocks that it holds; raises what ``Fetch`` says."""
         self._session = self._session or worker_session(self._token, self._tls)
         timeout = aiohttp.ClientTimeout(total=SNAPSHOT_S)
         async with self._session.get(f"{instance.url}{SNAPSHOT_PATH}", timeout=timeout) as response:
@@ -82,7 +82,7 @@ class SnapshotClient:
             return CacheSnapshot.of(response.headers, await response.read())
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to workers, if any were opened."""
         if self._session:
             await self._session.close()
 
@@ -164,7 +164,7 @@ class KvCacheFollower:
         self._tasks.spawn(self._run(), "follow KV events")
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the workers, and close what that needed."""
         self._stop_following()
         await self._tasks.cancel()
         await self._close_client()

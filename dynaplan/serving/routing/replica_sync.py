@@ -108,7 +108,7 @@ class ReplicaSync:
         self._tasks.spawn(self._run(), "replica sync")
 
     async def close(self) -> None:
-        """Stop telling and hearing."""
+        """Stop telling other frontends of this one's requests, and hearing of theirs."""
         await self._tasks.cancel()
 
     def changed(self) -> None:

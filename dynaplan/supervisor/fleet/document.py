@@ -103,7 +103,7 @@ class Statefile:
         return live_settings_of(self._document)
 
     def record_kept(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
-        """Write both down; raises StatefileUnwritable."""
+        """Write the planner's keys and the live settings into the statefile; raises StatefileUnwritable."""
         document = with_planner_keys(self._document, planner_keys)
         if live_settings or self.live_settings:
             document = with_live_settings(document, live_settings)

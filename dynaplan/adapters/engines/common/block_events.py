@@ -107,7 +107,7 @@ class BlockEvents:
         self._ask()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the sockets and end their context; no event of the engine is read any more."""
         if self._timer:
             self._timer.cancel()
         for reader in self._readers:

@@ -45,7 +45,7 @@ class ModelTokenizers:
         return process.fault if process else self._reasons[key]
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes that turn prompts into token ids."""
         await asyncio.gather(*(each.close() for each in self._processes.values() if each))
 
     def _found(self, card: Mapping[str, Any], key: tuple[str, str]) -> TokenizingProcess | None:

@@ -105,7 +105,7 @@ def fault(reason: str) -> bytes:
 
 
 def serve(packed: Packed, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the input ends."""
+    """Answer each question with block hashes, until the frontend closes the pipe."""
     while len(head := questions.read(QUESTION.size)) == QUESTION.size:
         length, block_tokens, is_chat = QUESTION.unpack(head)
         body = questions.read(length)
