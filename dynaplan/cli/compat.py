@@ -72,7 +72,6 @@ def run_original(module: str) -> None:
 
 @click.command(
     name="compat",
-    short_help="Run a program of the original's API.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND")

@@ -14,25 +14,25 @@ from dynaplan.domain.errors import DynaplanError, UserError, nearest
 from dynaplan.foundation import screen
 
 COMMANDS = {
-    "serve": "starting.serve",
-    "frontend": "components.frontend",
-    "worker": "components.worker",
-    "planner": "components.planner",
-    "orchestrate": "components.orchestrate",
-    "status": "watching.status",
-    "scale": "scaling.scale",
-    "release": "scaling.release",
-    "wake": "scaling.wake",
-    "why": "watching.why",
-    "logs": "watching.logs",
-    "stop": "stop",
-    "simulate": "simulate",
-    "replay": "replay",
-    "profile-sla": "profile_sla",
-    "pull": "pull",
-    "compat": "compat",
+    "serve": ("starting.serve", "Run a graph until Ctrl-C."),
+    "frontend": ("components.frontend", "Run one frontend on its own."),
+    "worker": ("components.worker", "Run one engine worker on its own."),
+    "planner": ("components.planner", "Run the planner on its own."),
+    "orchestrate": ("components.orchestrate", "Carry out a planner's decisions by a command of yours."),
+    "status": ("watching.status", "Show the workers and their load."),
+    "scale": ("scaling.scale", "Set the number of workers by hand."),
+    "release": ("scaling.release", "End what `scale` holds."),
+    "wake": ("scaling.wake", "Wake workers whose engines sleep."),
+    "why": ("watching.why", "Explain the last scaling decisions."),
+    "logs": ("watching.logs", "Print or follow the logs."),
+    "stop": ("stop", "End the deployment in order."),
+    "simulate": ("simulate", "Try policies on a trace, in virtual time."),
+    "replay": ("replay", "Decide recorded intervals again, with other settings."),
+    "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
+    "pull": ("pull", "Fetch a small model to serve."),
+    "compat": ("compat", "Run a program of the original's API."),
 }
-"""Each command in the order of the help page, and the module that has it as ``command``."""
+"""Each command in the order of the help page: the module that has it as ``command``, and its purpose."""
 
 HABITS = {
     "run": "serve",
@@ -63,9 +63,14 @@ class LazyGroup(click.Group):
         """Import the command's module and return its ``command``."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name]}")
+        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their purposes, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, purpose) for name, (_, purpose) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -32,7 +32,6 @@ log = logging.getLogger("dynaplan.profile_sla")
 @click.command(
     cls=OverridingCommand,
     name="profile-sla",
-    short_help="Measure an engine, recommend sizes and thresholds.",
     epilog="Any option of a service: --Service.key=value",
 )
 @click.option("--config", "config_file", required=True, metavar="FILE", help="YAML of the graph to serve.")

@@ -10,7 +10,7 @@ from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.model_catalogue import CATALOGUE
 
 
-@click.command(name="pull", short_help="Fetch a small model to serve.")
+@click.command(name="pull")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
     """Fetch the model NAME into this user's cache; without NAME, list the models that there are.

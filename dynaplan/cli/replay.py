@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 @click.command(
     cls=OverridingCommand,
     name="replay",
-    short_help="Decide recorded intervals again, with other settings.",
     epilog="Any option of the planner: --Planner.key=value",
 )
 @click.argument("decisions", type=click.Path(exists=True, path_type=Path))

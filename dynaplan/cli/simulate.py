@@ -24,7 +24,6 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
 @click.command(
     cls=OverridingCommand,
     name="simulate",
-    short_help="Try policies on a trace, in virtual time.",
     epilog="Any option of the graph's sections: --Planner.key=value, --VllmWorker.key=value",
 )
 @click.option(

@@ -17,7 +17,7 @@ BETWEEN_SIGNALS_S = 0.5
 """Time between the two signals of ``--now``; the second one ends the waiting for requests."""
 
 
-@click.command(name="stop", short_help="End the deployment in order.")
+@click.command(name="stop")
 @namespace_argument
 @click.option("--now", is_flag=True, help="Do not let requests finish.")
 @click.option(

@@ -29,7 +29,6 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
 @click.command(
     cls=ComponentCommand,
     name="frontend",
-    short_help="Run one frontend on its own.",
     table={name: each for name, each in TABLE.items() if name not in OWN},
     listed=LISTED,
     heading="Options of the frontend",

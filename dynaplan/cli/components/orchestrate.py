@@ -12,7 +12,7 @@ from dynaplan.cli.components.shared_options import token_file_option
 from dynaplan.cli.deployment import namespace_option, store_option
 
 
-@click.command(name="orchestrate", short_help="Carry out a planner's decisions by a command of yours.")
+@click.command(name="orchestrate")
 @namespace_option
 @store_option
 @token_file_option

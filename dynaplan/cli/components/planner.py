@@ -19,7 +19,6 @@ from dynaplan.options.overrides import sections_of
 @click.command(
     cls=ComponentCommand,
     name="planner",
-    short_help="Run the planner on its own.",
     table=stock.PLANNER,
     listed=stock.PLANNER,
     heading="Options of the planner",

@@ -34,7 +34,6 @@ LISTED = options_of(WorkerSettings, EngineOptions, SimulationOptions, Disaggrega
 @click.command(
     cls=ComponentCommand,
     name="worker",
-    short_help="Run one engine worker on its own.",
     table=stock.WORKER,
     listed=LISTED,
     heading="Options of the worker (a real engine gets every other one as it is)",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynaplan.supervisor.deployments import RunningDeployment
 
 
-@click.command(name="release", short_help="End what `scale` holds.")
+@click.command(name="release")
 @click.argument(
     "roles", nargs=-1, type=click.Choice([role.value for role in SCALED_ROLES]), metavar="[ROLE]..."
 )

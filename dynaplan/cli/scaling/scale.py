@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
 
 
-@click.command(name="scale", short_help="Set the number of workers by hand.")
+@click.command(name="scale")
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
 @store_option

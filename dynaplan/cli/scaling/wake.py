@@ -18,7 +18,7 @@ POLL_S = 0.1
 """Seconds between two looks whether the workers are awake."""
 
 
-@click.command(name="wake", short_help="Wake workers whose engines sleep.")
+@click.command(name="wake")
 @click.argument("worker", required=False)
 @namespace_option
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")

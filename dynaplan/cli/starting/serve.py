@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 @click.command(
     cls=ServeCommand,
     name="serve",
-    short_help="Run a graph until Ctrl-C.",
     epilog="Any option of a service: --Service.key=value",
 )
 @click.argument("graph")

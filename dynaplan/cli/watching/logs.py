@@ -15,7 +15,7 @@ FOLLOW_S = 0.2
 """Time between two looks for new lines with ``--follow``."""
 
 
-@click.command(name="logs", short_help="Print or follow the logs.")
+@click.command(name="logs")
 @click.argument("workers", nargs=-1, metavar="[WORKER]...")
 @namespace_option
 @click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True)

@@ -45,7 +45,7 @@ LEAST_NEEDED = ("PID", "UPTIME", "GPUS", "ROLE", "KV")
 """The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
 
 
-@click.command(name="status", short_help="Show the workers and their load.")
+@click.command(name="status")
 @namespace_argument
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

@@ -9,7 +9,7 @@ from dynaplan.foundation import screen
 from dynaplan.foundation.tables import folded
 
 
-@click.command(name="why", short_help="Explain the last scaling decisions.")
+@click.command(name="why")
 @namespace_option
 @click.option(
     "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."

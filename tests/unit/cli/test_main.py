@@ -36,7 +36,7 @@ def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, m
 
 
 def test_a_command_like_no_other_is_answered_with_all() -> None:
-    assert "Known: compat, frontend, logs, planner, profile-sla" in run("xyzzy")
+    assert "Known: compat, frontend, logs, orchestrate, planner" in run("xyzzy")
 
 
 def test_the_module_runs_as_the_command_does() -> None:
@@ -64,3 +64,16 @@ def test_an_argument_wins_over_the_variable_but_not_over_another_option(
     assert "no deployment mine" in str(CliRunner().invoke(group, ["stop", "mine"]).exception)
     both = CliRunner().invoke(group, ["stop", "mine", "--namespace", "another"])
     assert isinstance(both.exception, ConfigError)
+
+
+def test_the_help_page_names_every_command_and_imports_none() -> None:
+    script = (
+        "import sys; from dynaplan.cli.main import COMMANDS, group\n"
+        "page = group.get_help(group.make_context('dynaplan', [], resilient_parsing=True))\n"
+        "assert all(name in page for name in COMMANDS), page\n"
+        "print([name for name, (module, _) in COMMANDS.items() if f'dynaplan.cli.{module}' in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == "[]\n"
