@@ -6,7 +6,6 @@ click drops colours where the output is no terminal; ``colours_wanted`` adds the
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 
@@ -31,6 +30,8 @@ COLOURS: Mapping[str, str] = {
 
 def width() -> int:
     """Return the columns of the terminal that standard output is; 0 for a pipe or a file: no limit."""
+    import shutil  # it costs as much as the rest of the help page
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
