@@ -156,7 +156,11 @@ class Following(RuleBasedStateMachine):
         """When all have been asked and everything has arrived, everything is known."""
         for worker in self.workers:
             worker.change([Removed(())])
-        while any(worker.on_the_way for worker in self.workers) or self.questions or self.following.wanting():
+        for _ in range(100):
+            if not (
+                self.questions or self.following.wanting() or any(each.on_the_way for each in self.workers)
+            ):
+                break
             for worker in self.workers:
                 while worker.on_the_way:
                     self.following.take(worker.on_the_way.popleft())

@@ -103,6 +103,20 @@ def test_after_an_interruption_every_worker_is_asked_again() -> None:
     assert following.index.overlaps([1]) == {7: 1}
 
 
+def test_an_answer_from_before_an_interruption_is_not_taken_over() -> None:
+    following = KvFollowing(KvIndex())
+    following.present([7])
+    ticket = following.ask(7)
+    following.take(stored(7, 0, 2))
+    following.interrupted()
+    assert list(following.replace(7, ticket, CacheSnapshot(7, -1, (1,)))) == []
+    assert not following.is_current(7)
+    for _ in following.replace(7, following.ask(7), CacheSnapshot(7, 3, (1,))):
+        pass
+    assert following.is_current(7)
+    assert following.index.overlaps([2]) == {}
+
+
 def test_too_many_waiting_events_are_dropped_and_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_following, "MOST_WAITING", 2)
     following = KvFollowing(KvIndex())
