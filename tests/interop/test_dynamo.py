@@ -56,10 +56,19 @@ def tcp_etcd(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-def answers(command: list[str], environment: dict[str, str]) -> Answers:
+ABORTED = -6
+"""The exit code of the original's client when its interpreter ends while its own threads still run.
+
+It has said everything by then. 0.3.2 does so now and then: ``PyGILState_Release: thread state must be
+current when releasing``.
+"""
+
+
+def answers(command: list[str], environment: dict[str, str], ends: tuple[int, ...] = (0,)) -> Answers:
     asked = subprocess.run(
-        command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True
+        command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
     )
+    assert asked.returncode in ends
     return [json.loads(line) for line in asked.stdout.splitlines() if line.startswith("[")]
 
 
@@ -73,7 +82,7 @@ def answers_of_the_original(python: Path, environment: dict[str, str], log: Path
             stderr=subprocess.STDOUT,
         )
     try:
-        return answers([str(python), "ask.py"], environment)
+        return answers([str(python), "ask.py"], environment, ends=(0, ABORTED))
     finally:
         processes = psutil.Process(serve.pid).children(recursive=True)
         serve.terminate()
