@@ -33,6 +33,13 @@ def test_a_new_worker_is_asked_for_its_snapshot_once() -> None:
     assert not following.is_current(7)
 
 
+def test_a_worker_that_stays_keeps_what_is_known_of_it() -> None:
+    following = current(7, 1)
+    following.present([7, 8])
+    assert following.is_current(7)
+    assert following.wanting() == [8]
+
+
 def test_events_while_a_snapshot_is_on_its_way_are_applied_after_it() -> None:
     following = KvFollowing(KvIndex())
     following.present([7])
