@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 import dynaplan.runtime
 from dynaplan.domain.errors import ConfigError, DeploymentError, StoreUnavailable
 from dynaplan.joining.connecting import connect
+from tests.fakes.certificates import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -75,4 +79,49 @@ async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path) -> None
     (tmp_path / "empty").touch(mode=0o600)
     with pytest.raises(ConfigError, match="does not hold a token"):
         async with connect(token_file=str(tmp_path / "empty")):
+            pass
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+async def words(_: object) -> AsyncIterator[str]:
+    yield "hello"
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_program_with_an_address_is_called_there(
+    is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = own_address()
+    monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", "a-token-of-the-namespace")
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "kv"))
+    if is_tls:
+        authority = Authority(tmp_path / "certificates")
+        files = authority.issue("own", f"subjectAltName=IP:{host}")
+        monkeypatch.setenv("DYNAPLAN_TLS_CERT", str(files.certificate))
+        monkeypatch.setenv("DYNAPLAN_TLS_KEY", str(files.key))
+        monkeypatch.setenv("DYNAPLAN_TLS_CA", str(authority.certificate))
+    async with connect("ns", store="file", advertise_host=host) as runtime:
+        endpoint = runtime.namespace().component("backend").endpoint("generate")
+        serving = asyncio.create_task(endpoint.serve(words))
+        client = await endpoint.client()
+        await client.wait_for_instances()
+        (instance,) = (await runtime.discovery("ns")).instances("backend")
+        assert instance.url.startswith(f"{'https' if is_tls else 'http'}://{host}:")
+        assert [word async for word in client.round_robin({})] == ["hello"]
+        runtime.leave("the test is over")
+        await serving
+
+
+async def test_a_program_has_an_address_only_with_a_token_that_others_know() -> None:
+    with pytest.raises(ConfigError, match="the namespace's token must be named"):
+        async with connect(store="mem", advertise_host="192.0.2.9"):
             pass
