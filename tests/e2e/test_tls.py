@@ -1,4 +1,4 @@
-"""``serve`` with a certificate: clients get https, and its own processes go on as before."""
+"""``serve`` with a certificate and a token of the user's: https for clients, the token for other hosts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ def test_the_public_port_speaks_https_and_the_planner_reads_its_traffic(tmp_path
     tls = ("--tls-cert", str(files.certificate), "--tls-key", str(files.key))
     planning = ("--Planner.policy=sla", "--Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8")
     quickly = ("--Planner.metric-pulling-interval=0.5", "--Planner.adjustment-interval=1")
-    options = ("--store", "file", *tls, *planning, *quickly)
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("a-token-that-other-hosts-have")
+    options = ("--store", "file", *tls, *planning, *quickly, "--token-file", str(token), "--compat", "dynamo")
     running = Deployment(tmp_path, "graphs.agg:Frontend", "agg.yaml", *options)
     with closing(running):
         refused = running.run("serve", "graphs.agg:Frontend", *tls[:3], f"{authority.directory}/other.key")
         assert refused.returncode == 2
         assert "other.key does not belong to the certificate" in refused.stderr
         running.start()
+        told = running.clients_environment()  # what programs that join have from it
+        assert told["DYNAPLAN_WORKER_TOKEN"] == "a-token-that-other-hosts-have"
+        assert told["DYNAPLAN_COMPAT"] == "dynamo"
         url = running.url.replace("127.0.0.1", "localhost")
         assert url.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(authority.certificate))
