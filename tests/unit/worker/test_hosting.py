@@ -57,7 +57,7 @@ class Front:
 
 
 def host(of: Any) -> Host:
-    runtime: Any = SimpleNamespace(worker_token="", discovery=None)
+    runtime: Any = SimpleNamespace(worker_token="", discovery=None, client_tls=True)
     return Host(of, runtime)
 
 

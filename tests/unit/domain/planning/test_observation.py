@@ -48,3 +48,9 @@ def test_numbers_below_0_are_0() -> None:
 def test_anything_but_a_fleet_is_a_value_error(document: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         FleetCounts.from_json(document)
+
+
+def test_a_published_fleet_is_read_back_as_it_was() -> None:
+    prefill = WorkerCounts(ready=1, asleep=1, gpus=2.0, startup_s=40.0, unmanaged=1)
+    fleet = FleetCounts(prefill, WorkerCounts(starting=1, draining=2, backoff=1, failed=1), 8)
+    assert FleetCounts.from_json(fleet.to_json()) == fleet
