@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.test_kv_routing import Conversation
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
 OPTIONS = (
@@ -35,6 +36,7 @@ def is_told(deployment: Deployment) -> bool:
     return known == ["events"] * 2
 
 
+@in_torture
 def test_conversations_find_their_prefill_worker_and_lose_nothing_when_it_is_killed(
     deploy: Callable[..., Deployment],
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,11 @@ OPTIONS = (
 )
 
 
+THINKING_S = 0.1
+"""Time between an answer and the next question. Frontends hear of each other's ends in milliseconds: a
+question that is faster may be routed past a booking that has ended."""
+
+
 class Conversation:
     """A conversation that grows turn by turn, as a client sends it: whole, with every question."""
 
@@ -30,6 +36,7 @@ class Conversation:
 
     def ask(self, question: str) -> tuple[int, int]:
         """Return the tokens of the prompt, and of them the ones that were cached."""
+        time.sleep(THINKING_S)
         self._messages.append({"role": "user", "content": question})
         body = json.dumps({"model": MODEL, "messages": self._messages, "max_tokens": 8}).encode()
         with urllib.request.urlopen(f"{self._url}/v1/chat/completions", body, timeout=20) as response:
