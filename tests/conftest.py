@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("processes left behind, and killed", red=True)
         for pid, command in left.items():
             terminalreporter.line(f"{pid}: {command}")
+
+
+@pytest.fixture(autouse=True)
+def the_signals_of_before() -> Iterator[None]:
+    """What the process does at signals is as it was: ``serve`` ignores them when it has ended."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

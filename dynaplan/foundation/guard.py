@@ -5,9 +5,10 @@ Linux only. There are two ways, for the two kinds of child:
 - A Python process of ours calls ``die_with_parent`` first of all.
 - Any other program is started by the command line that ``guarded`` returns. It runs this file as a script:
   ``python -I -S .../guard.py --parent PID [--log FILE] [--without PREFIX]... -- COMMAND [ARG]...``.
-  The script calls ``die_with_parent``, appends stdout and stderr to the file (mode 0600; a file that has
-  grown past 10 MiB is first moved to ``FILE.1``), drops the environment variables that begin with a PREFIX,
-  and becomes the command. It exits with 1 when the parent is gone already, 78 when the command cannot be run.
+  The script calls ``die_with_parent``, lets SIGTERM end it, appends stdout and stderr to the file (mode 0600;
+  a file that has grown past 10 MiB is first moved to ``FILE.1``), drops the environment variables that begin
+  with a PREFIX, and becomes the command. It exits with 1 when the parent is gone already, 78 when the command
+  cannot be run.
 
 A ``preexec_fn`` would need no script, but Python code that runs between fork and exec may deadlock.
 The script imports neither ``argparse`` nor ``dynaplan``, so it adds about 15 ms to the start of a program.
@@ -69,6 +70,8 @@ def main(arguments: list[str]) -> int:
     command = arguments[split + 1 :]
     named = dict(options)
     die_with_parent(int(named["--parent"]))
+    # One that ignored SIGTERM, as after a shell's `trap '' TERM`, would ignore it in the command too.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if "--log" in named:
         _send_output_to(named["--log"])
     drop = tuple(value for name, value in options if name == "--without")

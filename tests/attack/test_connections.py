@@ -144,7 +144,7 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_its_request_
 
 
 async def test_a_client_that_reads_slowly_keeps_its_stream() -> None:
-    async with stage(write_timeout=0.3) as here:
+    async with stage(write_timeout=0.5) as here:
         worker = await here.worker(tokens=MANY_TOKENS)
         with await unread_stream(here) as connection:
             loop = asyncio.get_running_loop()

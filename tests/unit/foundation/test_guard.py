@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_a_command_that_cannot_be_run_is_never_tried_again(tmp_path: Path) -> No
     command = guarded(["/nowhere/etcd"], os.getpid(), log=tmp_path / "log")
     assert subprocess.run(command, check=False).returncode == EXIT_NEVER
     assert "/nowhere/etcd" in (tmp_path / "log").read_text()
+
+
+def test_sigterm_ends_a_command_also_where_the_parent_ignores_it(tmp_path: Path) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    child = subprocess.Popen(guarded(command, os.getpid(), log=tmp_path / "log"))
+    wait_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    child.terminate()
+    try:
+        assert child.wait(10) == -signal.SIGTERM
+    finally:
+        child.kill()
 
 
 def test_output_is_appended_and_a_log_that_has_grown_large_is_put_aside(tmp_path: Path) -> None:
