@@ -84,6 +84,7 @@ def test_a_held_number_outlives_kills_of_planner_plugin_and_etcd_until_it_is_rel
     assert status(deployment)["holds"] == {}
 
 
+@in_torture
 def test_a_hold_ends_at_its_time_and_serve_says_so(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *EAGER)
     deployment.run("scale", "decode", "--at-least", "2", "--for", "8s")

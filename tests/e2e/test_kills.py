@@ -123,6 +123,7 @@ def test_kill_9_of_serve_leaves_nothing_and_the_next_serve_starts(deploy: Callab
     assert is_whole(deployment)
 
 
+@in_torture
 def test_a_worker_that_crashes_again_and_again_is_failed_and_says_why(
     deploy: Callable[..., Deployment],
 ) -> None:
