@@ -119,8 +119,8 @@ async def with_etcd_stopped_and_a_worker_starting(deployment: Deployment) -> Non
 
 
 Moment = Callable[[Deployment], Awaitable[None]]
-OFTEN = (during_scale_up, during_back_off, during_a_drain, with_etcd_stopped)
-SELDOM = (with_nats_stopped, with_the_plugin_stopped, with_etcd_stopped_and_a_worker_starting)
+OFTEN = (during_a_drain, with_etcd_stopped_and_a_worker_starting)
+SELDOM = (during_scale_up, during_back_off, with_etcd_stopped, with_nats_stopped, with_the_plugin_stopped)
 
 
 def states(deployment: Deployment) -> list[str]:
@@ -169,7 +169,7 @@ async def test_ctrl_c_ends_it_within_the_deadline_and_leaves_nothing(
         during_a_drain,
         *(
             pytest.param(each, marks=in_torture)
-            for each in (during_scale_up, during_back_off, with_etcd_stopped, *SELDOM)
+            for each in (with_etcd_stopped_and_a_worker_starting, *SELDOM)
         ),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from dynaplan.adapters.stores.etcd import EtcdStore
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 
@@ -17,6 +18,7 @@ SETTING = "/dynamo/disagg_router/max_local_prefill_length"
 QUIET = ("--Planner.no-operation=true",)
 
 
+@in_torture
 async def test_damaged_data_of_etcd_is_set_aside_and_all_that_it_held_is_written_again(
     deploy: Callable[..., Deployment],
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_worker_that_outlived_its_arbiter_is_ended_before_its_gpu_is_given_out
     assert is_whole(deployment)
 
 
+@in_torture
 def test_a_process_that_only_has_the_pid_of_a_former_worker_is_left_alone(
     deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

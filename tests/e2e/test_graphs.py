@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment, dynaplan
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Outcome, stream_one
 from tests.fakes.polling import wait_until
 from tests.fakes.servers import Server
@@ -176,7 +177,7 @@ def test_servers_of_ones_own_are_used_and_left_running(
     [
         ("ETCD_ENDPOINTS", "http://127.0.0.1:9"),
         ("ETCD_ENDPOINTS", "unix:///nowhere/socket"),
-        ("NATS_SERVER", "nats://127.0.0.1:9"),
+        pytest.param("NATS_SERVER", "nats://127.0.0.1:9", marks=in_torture),
     ],
 )
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path, variable: str, address: str) -> None:

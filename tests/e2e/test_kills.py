@@ -49,10 +49,10 @@ def is_whole(deployment: Deployment) -> bool:
     "victim",
     [
         "--service-name VllmWorker",
-        "--service-name PrefillWorker",
-        "--service-name Planner",
+        pytest.param("--service-name PrefillWorker", marks=in_torture),
+        pytest.param("--service-name Planner", marks=in_torture),
         "circus",
-        "etcd",
+        pytest.param("etcd", marks=in_torture),
         "nats-server",
     ],
 )
@@ -89,13 +89,12 @@ async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deplo
     assert load.incomplete == []
 
 
+@in_torture
 @pytest.mark.parametrize("server", ["etcd --name", "nats-server"])
 @pytest.mark.parametrize("seconds", [5, 40])
 async def test_a_server_that_stands_still_costs_nothing(
     deploy: Callable[..., Deployment], server: str, seconds: int
 ) -> None:
-    if seconds > 5 and not os.environ.get("DYNAPLAN_TORTURE"):
-        pytest.skip("long outages are in tox -e torture")
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     pids = {name: worker["pid"] for name, worker in deployment.workers().items()}
     frozen = process_of(deployment, server)

@@ -184,6 +184,7 @@ async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
     assert load.incomplete == []
 
 
+@in_torture
 async def test_prefill_workers_come_and_go_under_load_and_nothing_is_lost(two_pools: Deployment) -> None:
     before = prefills(two_pools)
     async with Load(two_pools.url, model_of(two_pools), clients=8, tokens=60) as load:

@@ -149,6 +149,7 @@ async def test_nats_away_restarts_nobody_loses_nothing_and_remote_prefill_comes_
     assert after.incomplete == []
 
 
+@in_torture
 async def test_everything_away_at_once_while_a_worker_and_the_plugin_crash(
     deploy: Callable[..., Deployment],
     etcd: Server,

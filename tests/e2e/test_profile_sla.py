@@ -209,7 +209,9 @@ def test_llamacpp_is_measured_for_real(profiler: Profiler, tmp_path: Path) -> No
     ("options", "why"),
     [
         (("--config", "nowhere.yaml"), "--config nowhere.yaml: no such file"),
-        (("--config", "disagg.yaml", "--isl", "90000"), "more than a context of"),
+        pytest.param(
+            ("--config", "disagg.yaml", "--isl", "90000"), "more than a context of", marks=in_torture
+        ),
         (("--config", "disagg.yaml", "--gpus", "0"), "Expected at least 1"),
         (("--config", "disagg.yaml", "--VllmWorker.profil=x"), "profil"),
         (

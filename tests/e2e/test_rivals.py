@@ -46,6 +46,7 @@ def test_of_two_serves_of_one_namespace_at_the_same_moment_one_serves(
     assert files_of(serving) == []
 
 
+@in_torture
 async def test_two_deployments_that_scale_against_each_other_never_share_a_gpu(
     deploy: Callable[..., Deployment],
 ) -> None:

@@ -22,6 +22,7 @@ from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 from dynaplan.domain.wire.instance_keys import ASLEEP
 from tests.e2e.deployment import Deployment
+from tests.e2e.traces import in_torture
 from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import wait_until
 
@@ -126,6 +127,7 @@ async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_dem
     assert {name: deployment.pid_of(name) for name in WORKERS} == pids
 
 
+@in_torture
 async def test_a_worker_that_cannot_be_woken_is_answered_with_the_reason(start: Start) -> None:
     deployment = start()
     (url,) = (await engines(deployment)).values()

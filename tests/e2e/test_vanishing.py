@@ -13,6 +13,7 @@ from circus.client import CircusClient
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 
@@ -34,7 +35,7 @@ def statuses(deployment: Deployment) -> int:
         client.stop()
 
 
-@pytest.mark.parametrize("victim", ["link", "directory"])
+@pytest.mark.parametrize("victim", [pytest.param("link", marks=in_torture), "directory"])
 async def test_what_vanishes_is_healed_under_load(deploy: Callable[..., Deployment], victim: str) -> None:
     deployment = await asyncio.to_thread(
         deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, namespace=LONG_NAME

@@ -70,6 +70,7 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
         assert await asyncio.gather(*(tokenizer.blocks(chat("fox"), 4) for _ in range(3))) == [None] * 3
         assert loop.time() - before_s < 1.0
         await eventually(lambda: "has not answered" in tokenizer.fault)
+        monkeypatch.setattr(process, "HANGS_S", 30.0)  # the next one's start is not the matter
         await eventually(lambda: tokenizer._process is None)
         await tokenizer.blocks(chat("the fox"), 4)
         await eventually(lambda: not tokenizer.fault)
@@ -93,6 +94,31 @@ async def test_requests_of_a_process_that_was_killed_have_no_tokens_and_it_is_st
         async with asyncio.timeout(30):
             while not await is_back():
                 await asyncio.sleep(0.05)
+
+
+async def test_a_process_that_is_going_is_the_only_one_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_AGAIN_S", (0.0,))
+    async with tokenizing(tmp_path) as tokenizer:
+        going = tokenizer._process
+        assert going
+        wait, is_gone, asked = going.wait, asyncio.Event(), asyncio.Event()
+
+        async def wait_longer() -> int:
+            asked.set()
+            await is_gone.wait()
+            return await wait()
+
+        monkeypatch.setattr(going, "wait", wait_longer)
+        going.kill()
+        await asked.wait()
+        answer = asyncio.create_task(tokenizer.blocks(chat("the fox"), 4))
+        await eventually(lambda: tokenizer._waiting)
+        assert tokenizer._process is going
+        is_gone.set()
+        assert await answer is None
+        assert tokenizer._process is None
 
 
 async def test_a_model_that_cannot_be_read_is_named_and_predicted(tmp_path: Path) -> None:

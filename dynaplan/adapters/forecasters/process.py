@@ -108,7 +108,7 @@ class ForecastingProcess:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 except ProcessLookupError:  # so young that it has made no group of its own yet
                     os.kill(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await asyncio.shield(self._process.wait())
         self._directory.cleanup()
 
 

@@ -37,6 +37,7 @@ compat_option = click.option(
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
     from dynaplan.options.overrides import Sections
+    from dynaplan.sdk.graph import Graph
 
 
 @click.command(
@@ -132,26 +133,12 @@ def command(
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
-    from dynaplan.cli.starting.checking import check_settings, locate_models
-    from dynaplan.domain.errors import GraphError
-    from dynaplan.sdk.config import find_config_file, read_config
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph
-    from dynaplan.sdk.validation import unused_common, validate_config
+    from dynaplan.cli.starting.checking import check_settings
 
     if is_model(graph):
         graph, config_file = _graph_of(graph, config_file, ctx)
-    directory = (working_dir or default_working_dir(graph)).resolve()
-    if not directory.is_dir():
-        raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
-    settle_paths()
-    os.chdir(directory)
-    loaded = load_graph(graph, directory)
-    path = find_config_file(config_file, directory, loaded) if config_file else None
-    config = read_config(path, ctx.obj)
-    warnings = validate_config(loaded, config) + unused_common(config, ctx.obj)
-    config = locate_models(loaded, config, directory)
-    spec = resolve_graph(loaded, config, namespace)
+    directory = _entered(working_dir or default_working_dir(graph))
+    loaded, config, spec, warnings = _described(graph, config_file, directory, namespace, ctx.obj)
     if service_name:
         spec = only_service(spec, service_name)
     # After the checks that raise: a warning about an option would only distract from an error in it.
@@ -178,6 +165,36 @@ def command(
         token_file=token_file,
     )
     return serve(spec, config, options)
+
+
+def _entered(directory: Path) -> Path:
+    """Settle the paths that were given, change to the directory and return it; GraphError without it."""
+    from dynaplan.domain.errors import GraphError
+
+    directory = directory.resolve()
+    if not directory.is_dir():
+        raise GraphError(f"--working-dir {directory}: no such directory", hint="Name an existing directory.")
+    settle_paths()
+    os.chdir(directory)
+    return directory
+
+
+def _described(
+    graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
+) -> tuple[Graph, Sections, GraphSpec, list[str]]:
+    """Return the graph, its configuration, its services with their settings, and warnings."""
+    from dynaplan.cli.starting.checking import locate_models
+    from dynaplan.sdk.config import find_config_file, read_config
+    from dynaplan.sdk.graph import load_graph
+    from dynaplan.sdk.resolve import resolve_graph
+    from dynaplan.sdk.validation import unused_common, validate_config
+
+    loaded = load_graph(graph, directory)
+    path = find_config_file(config_file, directory, loaded) if config_file else None
+    config = read_config(path, overrides)
+    warnings = validate_config(loaded, config) + unused_common(config, overrides)
+    config = locate_models(loaded, config, directory)
+    return loaded, config, resolve_graph(loaded, config, namespace), warnings
 
 
 def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:

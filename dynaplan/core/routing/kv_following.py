@@ -32,8 +32,9 @@ class _Cache:
 
 
 class KvFollowing:
-    """Keeps ``index`` current.
+    """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
 
+    It asks nobody itself: the shell calls ``wanting`` and ``ask``, and brings the answers to ``replace``.
     ``gaps`` counts the times when events of a worker were missing.
     """
 

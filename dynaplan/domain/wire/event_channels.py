@@ -17,7 +17,7 @@ ZMQ = "Zmq"
 
 @dataclass(frozen=True)
 class EventChannel:
-    """One publisher's channel.
+    """Events on one topic from one publisher, an endpoint's process, and the sockets to hear them at.
 
     ``address`` is the ZMQ address of its PUB socket, ``replay`` that of the socket at which events can be
     asked for again; empty where they cannot. ``publisher`` is the id in its messages.

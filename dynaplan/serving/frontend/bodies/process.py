@@ -13,10 +13,9 @@ import os
 import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
 from typing import Any
 
-from dynaplan.foundation.helper_process import helper_environment
+from dynaplan.foundation.helper_process import end_helper, helper_environment
 from dynaplan.serving.openai_api import ApiError, ApiPath, Call, bad_request
 
 log = logging.getLogger(__name__)
@@ -103,15 +102,16 @@ class ReadingProcess:
         )
 
     def _end_idle(self) -> None:
-        self._ending = asyncio.ensure_future(self._end())
+        # Taken now, not by the task: a body that comes meanwhile is not for a process that is ended.
+        process, self._process = self._process, None
+        if process:
+            self._ending = asyncio.ensure_future(end_helper(process))
 
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process:
-            with suppress(ProcessLookupError):
-                process.kill()
             # A cancelled request must not leave a process that nobody waits for.
-            await asyncio.shield(process.wait())
+            await end_helper(process)
 
 
 def _reader_ended() -> ApiError:

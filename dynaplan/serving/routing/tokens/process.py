@@ -14,10 +14,9 @@ import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 
-from dynaplan.foundation.helper_process import helper_environment
+from dynaplan.foundation.helper_process import end_helper, helper_environment, kill_helper
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.openai_api import Call, PromptBlocks
 from dynaplan.serving.routing.tokens.process_main import ANSWER, FAULT, QUESTION
@@ -111,10 +110,9 @@ class TokenizingProcess:
             pass
         finally:
             watch.cancel()
+            # Until it is gone it is the process: a second one beside it would take over its questions.
+            await end_helper(process)
             self._process = None
-            with suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
             self._ended()
 
     async def _take_answers(self, process: Process) -> None:
@@ -149,8 +147,7 @@ class TokenizingProcess:
             if self._waiting and self._loop.time() - self._came_on_s > HANGS_S:
                 self.fault = f"it has not answered for {HANGS_S:g} s"
                 log.warning("the tokenizer of %s is killed: %s", self._directory, self.fault)
-                with suppress(ProcessLookupError):
-                    process.kill()
+                kill_helper(process)
 
     def _ended(self) -> None:
         self._is_starting = False
