@@ -8,6 +8,8 @@
     |  |- ConfigError           unknown key, wrong value, contradiction between keys
     |  |- CapacityError         the graph does not fit the GPUs
     |  |- DeploymentError       nothing is running here, or something already is
+    |  |- ClusterNotFound       an object of the cluster is not there
+    |  |- ClusterForbidden      the Kubernetes API server does not allow it: no right, or no credential
     |- TemporaryError           a retry after .delay_s may succeed
     |  |- StoreUnavailable      the key-value store does not answer
     |  |- QueueUnavailable      the work queue does not answer
@@ -16,11 +18,15 @@
     |  |- ArbiterBusy           the circus arbiter refuses or does not answer
     |  |- DeadlineExceeded      a call was not answered within its time
     |  |- StatefileUnwritable   the statefile cannot be written now: full disk, read-only, no permission
+    |  |- ClusterUnavailable    the Kubernetes API server does not answer, or cannot now
+    |  |- ClusterConflict       an object of the cluster was changed or made by somebody else meanwhile
+    |  |- ClusterExpired        a watch is older than what the API server remembers: list again
     |- PermanentError           a retry is useless
        |- IllegalTransition     a lifecycle was asked for an impossible move
        |- RequestRefused        an engine refuses a request that is wrong in itself
        |- StatefileCorrupt      the statefile is not a document of ours
        |- WorkerStartFailed     a worker can never start
+       |- ClusterRefused        the Kubernetes API server does not take an object
 """
 
 from __future__ import annotations
@@ -60,6 +66,14 @@ class DeploymentError(UserError):
     """No deployment is running where one is needed, or one is where none may be."""
 
 
+class ClusterNotFound(UserError):
+    """An object of the cluster is not there, or its kind is not."""
+
+
+class ClusterForbidden(UserError):
+    """The Kubernetes API server does not allow a request: a right, or a valid credential, is missing."""
+
+
 class TemporaryError(DynaplanError):
     """An error that a retry after ``delay_s`` seconds may cure."""
 
@@ -96,6 +110,18 @@ class StatefileUnwritable(TemporaryError):
     """The statefile could not be written: full disk, read-only, no permission. Serving goes on without it."""
 
 
+class ClusterUnavailable(TemporaryError):
+    """The Kubernetes API server did not answer, or said that it cannot now."""
+
+
+class ClusterConflict(TemporaryError):
+    """An object of the cluster was changed, or made, by somebody else meanwhile."""
+
+
+class ClusterExpired(TemporaryError):
+    """A watch began at a version that the Kubernetes API server has forgotten: list again."""
+
+
 class PermanentError(DynaplanError):
     """An error that no retry cures."""
 
@@ -118,6 +144,10 @@ class StatefileCorrupt(PermanentError):
 
 class WorkerStartFailed(PermanentError):
     """A worker can never start: a supervisor must not try again."""
+
+
+class ClusterRefused(PermanentError):
+    """The Kubernetes API server does not take an object: it is wrong in itself."""
 
 
 def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -164,7 +164,9 @@ def make_planner(
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
     observer = Observer(settings, discovery.instances, wiring.planning.worker_metrics(), messenger, clock)
-    connector = wiring.planning.planner_connector(store, settings.namespace, observer.registered)
+    connector = wiring.planning.planner_connector(
+        store, settings.namespace, observer.registered, observer.components
+    )
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = wiring.planning.planner_gauges(settings)

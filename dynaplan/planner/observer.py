@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynaplan.core.planning.load_policy import kv_pressure
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.components import ScaledComponent
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.prefill import prefill_stream
@@ -57,6 +59,19 @@ class Observer:
         prefill = len(self._instances(self._settings.prefill_component))
         decode = len(self._instances(self._settings.decode_component))
         return FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode))
+
+    def components(self) -> list[ScaledComponent]:
+        """Return the components whose workers are registered, with the models that they serve."""
+        names = {
+            Role.PREFILL: self._settings.prefill_component,
+            Role.DECODE: self._settings.decode_component,
+        }
+        found = []
+        for role, name in names.items():
+            if instances := self._instances(name):
+                models = {str(each.card["model"]) for each in instances if each.card.get("model")}
+                found.append(ScaledComponent(role, name, tuple(sorted(models))))
+        return found
 
     async def pull(self) -> Sample:
         """Pull the metrics once; takes a second at most."""

@@ -9,6 +9,8 @@ from dynaplan.domain.wire.worker_load import WorkerLoad
 from dynaplan.foundation.connection import Closable
 
 if TYPE_CHECKING:
+    from dynaplan.domain.lifecycle import Role
+    from dynaplan.domain.planning.components import DeployedComponents, TargetReplica
     from dynaplan.domain.planning.decisions import Decision, DecisionRecord
     from dynaplan.domain.planning.holds import RoleHolds
     from dynaplan.domain.planning.observation import FleetCounts, Sample
@@ -28,7 +30,7 @@ class MetricsSource(Closable, Protocol):
 class Connector(Protocol):
     """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
 
-    Methods raise StoreUnavailable when it cannot be reached now.
+    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
     """
 
     async def fleet(self) -> FleetCounts:
@@ -49,6 +51,45 @@ class Connector(Protocol):
         All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
         counts since the decision was made, or made a hold that does not allow it.
         """
+        ...
+
+    async def components(self) -> DeployedComponents:
+        """Return the components that decisions are about, and why they are not ready."""
+        ...
+
+
+class PlannerConnector(Protocol):
+    """Scales the components of a deployment, one by one or together: the interface of Dynamo's planners.
+
+    What is asked for counts from the call on; a ``blocking`` call returns when it is carried out. Methods
+    raise StoreUnavailable or ClusterUnavailable when the system cannot be reached, DeadlineExceeded when they
+    waited in vain, and a PlannerError for a deployment that cannot be planned for.
+    """
+
+    async def add_component(self, role: Role, blocking: bool = True) -> None:
+        """Ask for one worker more of a role."""
+        ...
+
+    async def remove_component(self, role: Role, blocking: bool = True) -> None:
+        """Ask for one worker fewer of a role; of none it removes none."""
+        ...
+
+    async def set_component_replicas(self, targets: Sequence[TargetReplica], blocking: bool = True) -> None:
+        """Ask for numbers of workers in one decision; raises EmptyTargetReplicasError without any."""
+        ...
+
+    async def validate_deployment(
+        self,
+        prefill_component_name: str | None = None,
+        decode_component_name: str | None = None,
+        require_prefill: bool = True,
+        require_decode: bool = True,
+    ) -> None:
+        """Raise DeploymentValidationError unless there is one component of each role, for one model."""
+        ...
+
+    async def wait_for_deployment_ready(self) -> None:
+        """Return when every worker that is asked for is ready."""
         ...
 
 

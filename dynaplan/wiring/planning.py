@@ -11,6 +11,7 @@ from dynaplan.wiring import certificates
 
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
+    from dynaplan.domain.planning.components import ScaledComponent
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
@@ -28,12 +29,18 @@ if TYPE_CHECKING:
 
 
 def planner_connector(
-    store: KeyValueStore, namespace: str, registered: Callable[[], FleetCounts]
+    store: KeyValueStore,
+    namespace: str,
+    registered: Callable[[], FleetCounts],
+    components: Callable[[], Sequence[ScaledComponent]],
 ) -> Connector:
-    """Return the connector for decisions; ``registered`` counts the workers where no supervisor does."""
+    """Return the connector for decisions over the key-value store.
+
+    ``registered`` counts the workers where no supervisor does, ``components`` tells what they are.
+    """
     from dynaplan.adapters.connectors.virtual import VirtualConnector
 
-    return VirtualConnector(store, namespace, registered)
+    return VirtualConnector(store, namespace, registered, registered_components=components)
 
 
 def worker_metrics() -> MetricsSource:

@@ -118,6 +118,11 @@ async def test_zero_prefill_workers_can_be_asked_for(deployment):
     assert (await deployment.connector.desired()).num_prefill_workers == 0
 
 
+async def test_zero_prefill_workers_can_be_asked_for_where_some_are_and_nothing_was_asked_yet(deployment):
+    await deployment.connector.apply(to(0, 1))
+    assert (await deployment.connector.desired()).num_prefill_workers == 0
+
+
 async def test_the_fleet_is_as_published(deployment):
     fleet = FleetCounts(WorkerCounts(1, 2, 3, 4, 5, gpus=1), WorkerCounts(0, 1, gpus=2), gpus_total=8)
     await deployment.publish(fleet)

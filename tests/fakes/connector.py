@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dynaplan.adapters.connectors.virtual import refuse_when_changed
 from dynaplan.domain.errors import StoreUnavailable
+from dynaplan.domain.planning.components import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
@@ -23,6 +24,7 @@ class MemoryConnector:
         self._fleet = fleet or FleetCounts()
         self._desired = desired or DesiredCounts()
         self._holds = RoleHolds()
+        self.deployed: list[ScaledComponent] = []
 
     async def fleet(self) -> FleetCounts:
         """The fleet that was set."""
@@ -44,7 +46,7 @@ class MemoryConnector:
         self._enter()
         refuse_when_changed(decision, self._desired, self._holds)
         desired, now = decision.desired, self._desired
-        has_prefill = desired.prefill or now.num_prefill_workers >= 0
+        has_prefill = desired.prefill or decision.current.prefill or now.num_prefill_workers >= 0
         self._desired = replace(
             now,
             num_prefill_workers=desired.prefill if has_prefill else -1,
@@ -52,6 +54,11 @@ class MemoryConnector:
             decision_id=now.next_decision_id,
         )
         return self._desired.decision_id
+
+    async def components(self) -> DeployedComponents:
+        """The components that were set, and the workers that are missing."""
+        self._enter()
+        return DeployedComponents(tuple(self.deployed), missing_workers(self._fleet, self._desired))
 
     def set_fleet(self, fleet: FleetCounts) -> None:
         """The workers there are from now on."""

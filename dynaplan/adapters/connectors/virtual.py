@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.planning.components import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
@@ -32,9 +33,9 @@ class VirtualConnector:
     """Writes desired counts into the key-value store; see ``dynaplan.ports.planning.Connector``.
 
     ``registered`` counts the workers by their registrations: it stands in for a supervisor that does not
-    publish its fleet. ``unix_time_s`` is the wall clock that ends holds. Holds that were there and are
-    gone are waited for during ``lost_for_s`` seconds: nobody ends a hold by deleting it, so an etcd without
-    its data has lost them, and the fleet plugin writes them again.
+    publish its fleet; ``registered_components`` tells what they are. ``unix_time_s`` is the wall clock that
+    ends holds. Holds that were there and are gone are waited for during ``lost_for_s`` seconds: nobody ends
+    a hold by deleting it, so an etcd without its data has lost them, and the fleet plugin writes them again.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class VirtualConnector:
         registered: Callable[[], FleetCounts],
         unix_time_s: Callable[[], float] = time.time,
         lost_for_s: float = LOST_FOR_S,
+        registered_components: Callable[[], Sequence[ScaledComponent]] = tuple,
     ) -> None:
         self._store = store
         self._namespace = namespace
         self._registered = registered
+        self._registered_components = registered_components
         self._unix_time_s = unix_time_s
         self._lost_for_s = lost_for_s
         self._ignored = ""
@@ -80,7 +83,7 @@ class VirtualConnector:
         refuse_when_changed(decision, now, self._holds(items))
         prefix = planner_prefix(self._namespace)
         puts = {prefix + "num_decode_workers": str(decision.desired.decode), prefix + "decision_id": ""}
-        if decision.desired.prefill or now.num_prefill_workers >= 0:
+        if decision.desired.prefill or decision.current.prefill or now.num_prefill_workers >= 0:
             # An aggregated graph has no prefill workers to ask for.
             puts[prefix + "num_prefill_workers"] = str(decision.desired.prefill)
         puts[prefix + "decision_id"] = str(now.next_decision_id)
@@ -89,6 +92,11 @@ class VirtualConnector:
         if not await self._store.commit(Transaction(expected=expected, puts=puts)):
             raise TemporaryError("the desired counts are being changed by somebody else")
         return now.next_decision_id
+
+    async def components(self) -> DeployedComponents:
+        """The components whose workers are registered."""
+        missing = missing_workers(await self.fleet(), await self.desired())
+        return DeployedComponents(tuple(self._registered_components()), missing)
 
     async def _read(self) -> tuple[KeyValue, ...]:
         return await self._store.list(planner_prefix(self._namespace))

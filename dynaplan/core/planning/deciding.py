@@ -50,7 +50,7 @@ def decide(
     Whatever the policy, the last step keeps to the holds of persons (``holding.py``).
     """
     noted = state.noting(observation.desired, observation.at_s)
-    situation = Situation(settings, noted, observation, _current(observation))
+    situation = Situation(settings, noted, observation, current_targets(observation))
     targets = situation.current
     prediction = None
     is_known, why = _is_known(situation)
@@ -132,7 +132,7 @@ def not_carried_out(state: PlannerState) -> PlannerState:
     return state.one_interval_on()
 
 
-def _current(observation: Observation) -> Targets:
+def current_targets(observation: Observation) -> Targets:
     """Return the desired counts, and the present workers of a role without a desired count."""
     desired, fleet = observation.desired, observation.fleet
     return Targets(

@@ -1,0 +1,1 @@
+"""Kubernetes: a client of its API, which the connector and discovery share."""
