@@ -27,14 +27,15 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
     epilog="Any option of the graph's sections: --Planner.key=value, --VllmWorker.key=value",
 )
 @click.option(
-    "--trace", required=True, help="A trace file, or made-up load: sinusoid:low=5,high=20,period=150"
+    "--trace",
+    required=True,
+    help="A trace file, a directory of them, or made-up load: sinusoid:low=5,high=20,period=150, bursts",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
-    default=("load",),
-    help="load, sla, both, formula, static:P,D, hpa, kpa or oracle",
+    help="load, sla, both, formula, static:P,D, hpa, kpa or oracle  [default: the graph's, load]",
 )
 @click.option(
     "-f",
@@ -69,7 +70,7 @@ from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
     default=None,
     help="What router kv goes by: the blocks that engines tell of, or prediction  [default: the graph's, on]",
 )
-@click.option("--seed", default=1, show_default=True)
+@click.option("--seed", default=1, show_default=True, help="Of made-up load and of the router's choices")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
 @click.pass_context
@@ -88,14 +89,18 @@ def command(
     from dynaplan.sdk.config import find_config_file
     from dynaplan.sdk.importing import shipped_graphs
     from dynaplan.simulator.report.table import notes, rows
-    from dynaplan.simulator.shell.simulation import run_simulations
+    from dynaplan.simulator.shell.simulation import run_simulations, warnings
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
             _check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
-    options = _options(policies, given, read_graph(file, context.obj))
+    graph = read_graph(file, context.obj)
+    policies = policies or (str(graph.sections["Planner"].get("policy", "load")),)
+    options = _options(policies, given, graph)
+    for warning in warnings(options):
+        click.echo(f"Warning: {warning}", err=True)
     with ProgressLine() as line:
         results = list(run_simulations(options, _watcher(policies, line)))
     table = rows(results)
@@ -228,4 +233,6 @@ def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     if len(numbers) != (2 if mode == "disagg" else 1) or not all(each.isdecimal() for each in numbers):
         raise ConfigError(f"--start: {text!r}", hint="Expected P,D, or N with --mode agg.")
     *before, decode = map(int, numbers)
+    if not decode:
+        raise ConfigError(f"--start: {text!r}", hint="Expected a decode worker: nobody else answers.")
     return Targets(before[0] if before else 0, decode)

@@ -200,7 +200,7 @@ def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
     trace = settings.load_predictor_warmup_trace
     if not trace:
         return []
-    before = interval_history(wiring.planning.read_requests(trace, 1.0, 0), settings.adjustment_interval_s)
+    before = interval_history(wiring.planning.read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
     log.info("the history begins with %d intervals of %s", len(before), trace)
     return before
 

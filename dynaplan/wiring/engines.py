@@ -139,3 +139,10 @@ def engine_profile(options: SimOptions) -> str:
     from dynaplan.adapters.engines.sim.profiles import profile_name
 
     return profile_name(options)
+
+
+def measured_gpus(options: SimOptions) -> int:
+    """Return the tensor parallel size that the simulated engine's profile was measured with."""
+    from dynaplan.adapters.engines.sim.profiles import measured_size
+
+    return measured_size(options)

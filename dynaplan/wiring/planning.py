@@ -90,12 +90,13 @@ def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_requests(trace: str, rate_scale: float, seed: int) -> Iterator[TracedRequest]:
-    """Yield the requests of a trace file, or of made-up load, at ``rate_scale`` times their rate."""
+    """Yield the requests of a trace file, a directory of them, or made-up load, at ``rate_scale`` times their
+    rate."""
     from dynaplan.adapters.traces.reading import read_trace
     from dynaplan.adapters.traces.shaping import scaled
     from dynaplan.adapters.traces.synthetic import is_synthetic, synthetic
 
-    requests = synthetic(trace) if is_synthetic(trace) else read_trace(Path(trace))
+    requests = synthetic(trace, seed) if is_synthetic(trace) else read_trace(Path(trace))
     return scaled(requests, rate_scale, seed=seed)
 
 

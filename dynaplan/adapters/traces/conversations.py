@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
+from dynaplan.adapters.traces.distributions import exponential
 from dynaplan.core.engine.draws import uniform_draws
 from dynaplan.domain.trace import TracedRequest
 
@@ -42,13 +43,13 @@ def conversations(
     draws = uniform_draws(int(given["seed"]))
     questions, answers = lengths
     coming: list[tuple[float, int, int]] = []
-    begin_s, number = _exponential(draws, given["rate"]), 0
+    begin_s, number = _until_next(draws, given["rate"]), 0
     goes_on = 1 - 1 / max(given["turns"], 1.0)
     while True:
         while begin_s < given["duration"] and (not coming or begin_s <= coming[0][0]):
             number += 1
             heappush(coming, (begin_s, number, int(given["system"])))
-            begin_s += _exponential(draws, given["rate"])
+            begin_s += _until_next(draws, given["rate"])
         if not coming or coming[0][0] >= given["duration"]:
             return
         at_s, conversation, context = heappop(coming)
@@ -56,7 +57,7 @@ def conversations(
         yield TracedRequest(
             at_s, prompt, answer, _blocks(conversation, prompt, int(given["system"])), BLOCK_TOKENS
         )
-        after_s = at_s + answer / READ_TOKENS_PER_S + given["think"] * _exponential(draws, 1.0)
+        after_s = at_s + answer / READ_TOKENS_PER_S + given["think"] * exponential(draws)
         if next(draws) < goes_on:
             heappush(coming, (after_s, conversation, prompt + answer))
 
@@ -67,6 +68,6 @@ def _blocks(conversation: int, prompt_tokens: int, system_tokens: int) -> tuple[
     return (*range(min(shared, full)), *range(own + shared, own + full))
 
 
-def _exponential(draws: Iterator[float], rate: float) -> float:
-    """Return an exponentially distributed draw; without a rate none ever comes."""
-    return -math.log1p(-next(draws)) / rate if rate else math.inf
+def _until_next(draws: Iterator[float], rate: float) -> float:
+    """Return the seconds until the next conversation begins; without a rate none ever does."""
+    return exponential(draws) / rate if rate else math.inf

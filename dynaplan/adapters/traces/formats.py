@@ -88,7 +88,10 @@ def _count(text: str, column: str) -> int:
     return int(text.strip())  # which takes control characters away, as int() does not
 
 
-def _json_lines(lines: Iterable[str], read: Callable[[Mapping[str, Any]], TracedRequest]) -> NumberedRequests:
+def _json_lines(
+    lines: Iterable[str], read: Callable[[Mapping[str, Any]], TracedRequest | None]
+) -> NumberedRequests:
+    """Read one JSON object a line; ``read`` returns None for a line of something else than a request."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -101,7 +104,8 @@ def _json_lines(lines: Iterable[str], read: Callable[[Mapping[str, Any]], Traced
             raise BadLine(number, f"{error.args[0]} is missing") from None
         except (ValueError, TypeError, RecursionError) as error:
             raise BadLine(number, str(error)) from None
-        yield number, request
+        if request:
+            yield number, request
 
 
 def _has_keys(*keys: str) -> Callable[[str], bool]:
@@ -122,13 +126,75 @@ def _from_mooncake(document: Mapping[str, Any]) -> TracedRequest:
     hashes = (document.get("hash_ids") or [])[:full]
     return TracedRequest.from_json(
         {
-            "arrival_s": seconds(document, "timestamp") / 1000,
+            "arrival_s": _from_ms(document, "timestamp"),
             "prompt_tokens": prompt_tokens,
             "output_tokens": tokens(document, "output_length"),
             "block_hashes": hashes,
             "block_tokens": MOONCAKE_BLOCK_TOKENS,
         }
     )
+
+
+DYNAMO_SCHEMA = "dynamo.request.trace.v1"
+"""The schema of Dynamo's request traces, one record a line."""
+
+
+def _is_dynamo(first_line: str) -> bool:
+    try:
+        document = json.loads(first_line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and _dynamo_record(document) is not None
+
+
+def _dynamo_record(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the record of a line, which some sinks wrap in an ``event``; None when it is none."""
+    for record in (document, document.get("event")):
+        if isinstance(record, dict) and record.get("schema") == DYNAMO_SCHEMA:
+            return record
+    return None
+
+
+def _from_dynamo(document: Mapping[str, Any]) -> TracedRequest | None:
+    """Read one record; None for those of tools and payloads, and of a stream that was cut off unanswered.
+
+    Its hashes are chained already; the hash of a last, part-filled block is left out.
+    """
+    record = _dynamo_record(document)
+    if record is None or record.get("event_type") != "request_end":
+        return None
+    request = record["request"]
+    if not isinstance(request, dict):
+        raise ValueError(f"request is {shown(request)}, which is no JSON object")
+    replay = request.get("replay") or {"input_length": request["input_tokens"]}
+    prompt_tokens, output_tokens = tokens(replay, "input_length"), tokens(request, "output_tokens")
+    if not output_tokens:
+        return None
+    block_tokens = tokens(replay, "trace_block_size", least=1) if "trace_block_size" in replay else 0
+    hashes = replay.get("input_sequence_hashes") or [] if block_tokens else []
+    return TracedRequest.from_json(
+        {
+            "arrival_s": _received_s(record, request),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "block_hashes": hashes[: prompt_tokens // block_tokens] if block_tokens else [],
+            "block_tokens": block_tokens,
+        }
+    )
+
+
+def _received_s(record: Mapping[str, Any], request: Mapping[str, Any]) -> float:
+    """Return the time of a request's arrival, s since 1970: noted, or its end less its duration."""
+    if request.get("request_received_ms") is not None:
+        return _from_ms(request, "request_received_ms")
+    return _from_ms(record, "event_time_unix_ms") - _from_ms(request, "total_time_ms")
+
+
+def _from_ms(document: Mapping[str, Any], field: str) -> float:
+    """Read a number of ms as seconds; raises KeyError without the field, ValueError for something else."""
+    value = document[field]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return seconds({field: value / 1000 if is_number else value}, field)
 
 
 FORMATS = (
@@ -138,6 +204,12 @@ FORMATS = (
         "timestamp (ms), input_length, output_length and perhaps hash_ids",
         _has_keys("timestamp", "input_length", "output_length"),
         lambda lines: _json_lines(lines, _from_mooncake),
+    ),
+    TraceFormat(
+        "Dynamo's request trace",
+        f"the schema {DYNAMO_SCHEMA} in every line",
+        _is_dynamo,
+        lambda lines: _json_lines(lines, _from_dynamo),
     ),
     TraceFormat(
         "dynaplan recording",

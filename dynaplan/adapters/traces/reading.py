@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -34,28 +34,51 @@ REORDERED_BLOCKS = 1 << 22
 memory."""
 
 
-def read_trace(path: Path) -> Iterator[TracedRequest]:
-    """Yield the requests of a trace file in the order in which they arrived; the first arrives at 0 s.
+SHARDS = ("*.jsonl", "*.jsonl.gz", "*.json", "*.json.gz", "*.csv", "*.csv.gz")
+"""The files of a directory that are taken to be its trace."""
 
-    Azure CSV, Mooncake JSON lines or our own recordings, plain or gzip; the content tells which. Rows
-    that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError naming the file,
-    the line and what was expected, as soon as the reading comes to it.
+
+def read_trace(path: Path) -> Iterator[TracedRequest]:
+    """Yield the requests of a trace in the order in which they arrived; the first arrives at 0 s.
+
+    A trace is a file, or a directory of files that count from the same moment (``SHARDS``): Azure CSV,
+    Mooncake JSON lines, Dynamo's request traces or our own recordings, plain or gzip; the content tells
+    which. Rows that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError
+    naming the file, the line and what was expected, as soon as the reading comes to it.
     """
+    began_s: float | None = None
+    shards = _shards(path) if path.is_dir() else [path]
+    for request in merge(*map(_requests, shards), key=lambda each: each.arrival_s):
+        began_s = request.arrival_s if began_s is None else began_s
+        yield TracedRequest(
+            round(request.arrival_s - began_s, 6),
+            request.prompt_tokens,
+            request.output_tokens,
+            request.block_hashes,
+            request.block_tokens,
+        )
+
+
+def _shards(directory: Path) -> list[Path]:
+    found = sorted({file for pattern in SHARDS for file in directory.glob(pattern) if file.is_file()})
+    if not found:
+        raise ConfigError(
+            f"{directory} holds no trace", hint=f"Expected files of these names: {', '.join(SHARDS)}."
+        )
+    return found
+
+
+def _requests(path: Path) -> Iterator[TracedRequest]:
+    """Yield the requests of one file in order, their arrivals as the file counts them."""
+    is_empty = True
     with _opened(path) as file:
         first = file.readline(LONGEST_FIRST_LINE)
         kind = _format_of(path, first)
-        began_s: float | None = None
         for request in _in_order(path, kind, kind.read(chain([first], file))):
-            began_s = request.arrival_s if began_s is None else began_s
-            yield TracedRequest(
-                round(request.arrival_s - began_s, 6),
-                request.prompt_tokens,
-                request.output_tokens,
-                request.block_hashes,
-                request.block_tokens,
-            )
-        if began_s is None:
-            raise ConfigError(f"{path} holds no request", hint=f"Expected {kind.name} with {kind.expected}.")
+            is_empty = False
+            yield request
+    if is_empty:
+        raise ConfigError(f"{path} holds no request", hint=f"Expected {kind.name} with {kind.expected}.")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dynaplan.core.forecasting.autoregression import autoregression
 from dynaplan.core.forecasting.backtest import DISCOUNT, score
 from dynaplan.core.forecasting.seasonal import seasonal
-from dynaplan.core.forecasting.selection import Choice, choose
+from dynaplan.core.forecasting.selection import Choice, choose, chosen_from
 from dynaplan.core.forecasting.series import (
     Series,
     carried_on,
@@ -81,7 +81,8 @@ def choice_of_method(
     made = {name: run(name, series, steps, settings) for name in METHODS}
     if not is_count:
         return choose(made, series, steps)
-    return choose(made, series, steps, beginning=("trend", _clean(trend(series, steps), series)))
+    early = series[: chosen_from(series, steps)]  # later ones are never looked at, and trend is slow
+    return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)))
 
 
 def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:

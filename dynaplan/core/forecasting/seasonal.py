@@ -11,6 +11,7 @@ Wrong where load repeats at another height, or with a period longer than 100 int
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import add
 
 from dynaplan.core.forecasting.series import Series, carried_on
@@ -39,17 +40,25 @@ def seasonal(series: Series, steps: int, settings: ForecastSettings) -> list[flo
     the moving level while there is no clear period.
     """
     values, forecasts = carried_on(series), level(series, steps, settings)
-    correlations, period = _Correlations(), 0
-    for now, value in enumerate(values):
-        correlations.add(value)
-        if now % LOOK_EVERY == 0:
-            period = correlations.period()
+    for now, period in enumerate(_periods(tuple(values))):
         if period:
             # The last moment at or before now that lies whole periods before the target.
             newest = now + steps - period * -(-steps // period)
             alike = values[newest::-period][:PERIODS_AVERAGED]
             forecasts[now] = sum(alike) / len(alike)
     return forecasts
+
+
+@lru_cache(maxsize=2)
+def _periods(values: tuple[float, ...]) -> list[int]:
+    """Return the period as it is known at each interval, 0 for none; a decision asks for several horizons."""
+    correlations, period, periods = _Correlations(), 0, []
+    for now, value in enumerate(values):
+        correlations.add(value)
+        if now % LOOK_EVERY == 0:
+            period = correlations.period()
+        periods.append(period)
+    return periods
 
 
 class _Correlations:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from dynaplan.core.forecasting.backtest import DISCOUNT, loss
 from dynaplan.core.forecasting.series import Series
@@ -67,8 +68,9 @@ def choose(
 ) -> Choice:
     """Choose among methods, from the forecasts of each for every interval of the series.
 
-    ``beginning`` (a name and its forecasts) is used until ``FEWEST_COMPARED`` outcomes are known, by
-    default the first method; of equally good methods the one that comes first is chosen.
+    ``beginning`` (a name and its forecasts, of the intervals before ``chosen_from``) is used until
+    ``FEWEST_COMPARED`` outcomes are known, by default the first method; of equally good methods the one that
+    comes first is chosen.
     """
     method = next(iter(forecasts_by_method))
     begins, early = beginning or (method, forecasts_by_method[method])
@@ -97,3 +99,9 @@ def choose(
     is_known = compared >= FEWEST_COMPARED and actual > 0
     losses = {name: total / actual for name, total in totals.items()} if is_known else {}
     return Choice(tuple(methods), tuple(forecasts), losses, compared)
+
+
+def chosen_from(series: Series, steps: int) -> int:
+    """Return the interval from which on ``choose`` knows enough outcomes; the series' length where none."""
+    known = (now for now in range(steps, len(series)) if series[now] is not None)
+    return next(islice(known, FEWEST_COMPARED - 1, None), len(series))

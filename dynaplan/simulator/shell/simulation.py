@@ -144,6 +144,22 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
     )
 
 
+def warnings(options: SimulateOptions) -> list[str]:
+    """Return sentences about what the simulation cannot tell: GPUs that its profile does not time."""
+    found = {}
+    for role in SCALED_ROLES if options.is_disaggregated else (Role.DECODE,):
+        checked = SimOptions.from_options(options.engine_of(role))
+        size = checked.tensor_parallel_size
+        measured = wiring.engines.measured_gpus(checked)
+        if size != measured:
+            name = wiring.engines.engine_profile(checked)
+            found[name, size] = (
+                f"the profile {name} was measured with tensor-parallel-size {measured}: a worker of "
+                f"{size} GPUs is timed as one of {measured}"
+            )
+    return list(found.values())
+
+
 def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     if checked.startup_time_s:
         raise ConfigError(
@@ -206,7 +222,7 @@ def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     trace = planner.load_predictor_warmup_trace
     if not planner.is_by_targets or not trace:
         return []
-    return interval_history(wiring.planning.read_requests(trace, 1.0, 0), planner.adjustment_interval_s)
+    return interval_history(wiring.planning.read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
 
 
 def _outside_method(planner: PlannerSettings) -> OutsideMethod | None:
@@ -262,4 +278,6 @@ def _static_targets(name: str, workers: str, options: SimulateOptions) -> Target
     if len(numbers) != 1 + options.is_disaggregated or not all(map(str.isdecimal, numbers)):
         raise ConfigError(f"policy {name!r}", hint=f"Expected {expected}, numbers of workers.")
     *prefill, decode = map(int, numbers)
+    if not decode:
+        raise ConfigError(f"policy {name!r}", hint="Expected a decode worker: nobody else answers.")
     return Targets(prefill[0] if prefill else 0, decode)

@@ -71,6 +71,9 @@ def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
         ["--policy", "static:1", "--mode", "disagg"],
         ["--policy", "static:1,2", "--mode", "agg"],
         ["--start", "many"],
+        ["--start", "1,0"],
+        ["--policy", "static:1,0"],
+        ["--policy", "static:0", "--mode", "agg"],
         ["--profile", "no-such-profile"],
         ["--trace", "no-such-file.csv"],
         ["--trace", "sinusoid:hight=3"],
@@ -137,6 +140,7 @@ def test_options_that_mean_nothing_in_virtual_time_are_refused():
         (["--trace", "sinus:low=1"], "Did you mean 'sinusoid'?"),
         (["--trace", "poison"], "Did you mean 'poisson'?"),
         (["--trace", "xyzzy"], "There is no file 'xyzzy' either."),
+        (["--trace", "wave:x=1"], "ramp, step, sinusoid"),
         (["-f", "disag.yaml"], "Did you mean 'disagg.yaml'?"),
     ],
     ids=" ".join,
@@ -188,3 +192,38 @@ def test_every_policy_and_pass_is_told_up_to_the_traces_end():
     list(run_simulations(options, lambda *call: calls.append(call)))
     assert {(name, number) for name, number, _, _ in calls} == {("static:1,1", 1), ("hpa", 1)}
     assert all(0 <= at_s <= length_s == pytest.approx(60, abs=1) for _, _, at_s, length_s in calls)
+
+
+def test_the_policy_is_the_graphs_unless_one_is_given(tmp_path):
+    file = tmp_path / "graph.yaml"
+    file.write_text("VllmWorker: {remote-prefill: true}\nPlanner: {policy: sla}\n")
+
+    assert simulate("-f", str(file)).splitlines()[1].split()[0] == "sla"
+    assert simulate("-f", str(file), "--policy", "load").splitlines()[1].split()[0] == "load"
+    assert simulate("--Planner.policy=both").splitlines()[1].split()[0] == "both"
+    assert simulate().splitlines()[1].split()[0] == "load"
+
+
+def test_a_seed_is_of_made_up_load_too(tmp_path):
+    def requests(*arguments: str) -> int:
+        path = tmp_path / "results.json"
+        simulate("--trace", "poisson:rate=5,duration=20", "--json", str(path), *arguments)
+        return json.loads(path.read_text())[0]["requests"]
+
+    assert requests("--seed", "2") == requests("--trace", "poisson:rate=5,duration=20,seed=2")
+    assert len({requests("--seed", str(seed)) for seed in (1, 2, 3)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--VllmWorker.tensor-parallel-size=2"], "measured with tensor-parallel-size 1: a worker of 2 GPUs"),
+        ([], ""),
+        (["--VllmWorker.model=70b", "--VllmWorker.tensor-parallel-size=4"], ""),
+    ],
+)
+def test_gpus_that_the_profile_does_not_time_are_warned_about(arguments, warned):
+    result = CliRunner().invoke(command, ["--trace", LOAD, "--policy", "static:1,1", *arguments])
+
+    assert bool(result.stderr) == bool(warned)
+    assert warned in result.stderr

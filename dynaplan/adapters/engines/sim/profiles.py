@@ -46,6 +46,21 @@ def profile_name(options: SimOptions) -> str:
     return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
 
 
+def measured_size(options: SimOptions) -> int:
+    """Return the tensor parallel size whose times the options get.
+
+    A profile with a file per size, or one of one's own, is taken to have the size that was asked for; a
+    polynomial has 1, and a shipped file the one in its name, or 1.
+    """
+    name = profile_name(options)
+    if name == "mocker" or name in FITTED:
+        return 1
+    if "/" in name or not (SHIPPED_DIR / f"{name}.json").is_file():
+        return options.tensor_parallel_size
+    _, _, size = name.rpartition("-tp")
+    return int(size) if size.isdecimal() else 1
+
+
 def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
     """A measured profile: a shipped one by name, or a JSON file or directory by path; raises ConfigError.
 

@@ -141,8 +141,6 @@ def test_what_is_wrong_is_told_with_the_file_the_line_and_what_was_expected(
 def test_a_file_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the trace .*missing\.csv: No such file"):
         next(read_trace(tmp_path / "missing.csv"))
-    with pytest.raises(ConfigError, match="Is a directory"):
-        next(read_trace(tmp_path))
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,3 +217,62 @@ def test_the_guide_says_by_how_many_lines_a_trace_may_be_out_of_order() -> None:
     guide = Path(__file__).parents[4] / "docs/guides/forecasting.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     assert f"out of order by up to {reading.REORDERED_REQUESTS:,} lines" in text
+
+
+def dynamo(received_ms: int, **more: object) -> dict[str, object]:
+    request = {"request_id": "r", "request_received_ms": received_ms, "output_tokens": 16, **more}
+    replay = {"trace_block_size": 64, "input_length": 150, "input_sequence_hashes": [1 << 63, 5, 6]}
+    return {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "event_time_unix_ms": received_ms + 1000,
+        "request": {"replay": replay, **request},
+    }
+
+
+def test_dynamos_request_traces_are_read_without_the_block_that_is_not_full(tmp_path: Path) -> None:
+    tool = {"schema": "dynamo.request.trace.v1", "event_type": "tool_end", "tool": {}}
+    no_hashes = dynamo(
+        1_777_312_801_500, replay=None, input_tokens=9, request_received_ms=None, total_time_ms=500
+    )
+    text = lines(
+        tool,
+        dynamo(1_777_312_801_000),
+        {"timestamp": 1, "event": dynamo(1_777_312_800_000)},
+        no_hashes,
+        dynamo(1_777_312_803_000, output_tokens=0),
+    )
+    assert list(read_trace(written(tmp_path, text))) == [
+        TracedRequest(0.0, 150, 16, (1 << 63, 5), 64),
+        TracedRequest(1.0, 150, 16, (1 << 63, 5), 64),
+        TracedRequest(2.0, 9, 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"request_received_ms": "now"}, "request_received_ms is 'now', which is no number of seconds"),
+        ({"output_tokens": -1}, "output_tokens is -1"),
+        ({"replay": {"input_length": 3, "trace_block_size": 0}}, "trace_block_size is 0"),
+        ({"replay": None}, "input_tokens is missing"),
+    ],
+)
+def test_a_wrong_line_of_dynamos_is_told_by_its_number(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    text = lines(dynamo(1_000), dynamo(2_000, **change))
+    with pytest.raises(ConfigError, match=f"line 2: {message}.*\n.*Dynamo's request trace"):
+        list(read_trace(written(tmp_path, text)))
+
+
+def test_a_directory_is_one_trace_of_all_its_shards(tmp_path: Path) -> None:
+    written(tmp_path, lines(dynamo(5_000), dynamo(1_000)), "trace.000001.jsonl")
+    written(tmp_path, gzip.compress(lines(dynamo(3_000), dynamo(7_000)).encode()), "trace.000002.jsonl.gz")
+    written(tmp_path, "not a trace", "README.md")
+    assert [each.arrival_s for each in read_trace(tmp_path)] == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_directory_without_a_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no trace\n.*\*\.jsonl"):
+        list(read_trace(tmp_path))
