@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
+from tests.e2e.traces import in_torture
 
 
 @pytest.fixture
@@ -190,6 +191,7 @@ def test_two_of_one_namespace_are_refused(deploy: Callable[..., Deployment]) -> 
     assert first.workers()
 
 
+@in_torture
 def test_two_namespaces_never_share_a_gpu(deploy: Callable[..., Deployment]) -> None:
     first = deploy("graphs.agg:Frontend", "agg.yaml", "--gpus", "2", namespace="one")
     second = deploy("graphs.agg:Frontend", "agg.yaml", "--gpus", "2", namespace="two")

@@ -156,6 +156,7 @@ def test_a_yaml_of_the_original_serves_unchanged(deploy: Deploy, config: str) ->
     assert answer(deployment, "word " * 500, model).is_complete
 
 
+@in_torture
 def test_servers_of_ones_own_are_used_and_left_running(
     deploy: Deploy,
     etcd: Server,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
-from tests.e2e.traces import files_of
+from tests.e2e.traces import files_of, in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import consistently, eventually, wait_until
 
@@ -55,7 +55,9 @@ async def test_a_second_ctrl_c_ends_it_within_two_seconds(deploy: Callable[..., 
     assert left_of(children) == []
 
 
-@pytest.mark.parametrize("victim", ["--service-name VllmWorker", "--service-name Frontend"])
+@pytest.mark.parametrize(
+    "victim", ["--service-name VllmWorker", pytest.param("--service-name Frontend", marks=in_torture)]
+)
 def test_a_stopped_process_cannot_hold_up_the_exit(deploy: Callable[..., Deployment], victim: str) -> None:
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--drain-timeout", "2")
     children = deployment.children()
@@ -66,6 +68,7 @@ def test_a_stopped_process_cannot_hold_up_the_exit(deploy: Callable[..., Deploym
     assert left_of(children) == []
 
 
+@in_torture
 async def test_sighup_does_not_hurt(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     pids = {child.pid for child in deployment.children()}
