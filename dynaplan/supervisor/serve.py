@@ -125,8 +125,13 @@ class Serving:
     async def run(self) -> int:
         """Start everything, tell the user, wait, end everything; return the exit code."""
         begun_s = time.monotonic()
-        adopt_orphans()
         self._handle_signals()
+        task = asyncio.current_task()
+        if task and task.cancelling():
+            # A signal that came before was the loop's to handle: it cancels at the next wait, and by then
+            # much would have begun.
+            raise asyncio.CancelledError
+        adopt_orphans()
         arbiter = self._arbiter()
         for note in self._prepared.notes:
             say(note)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dynaplan.supervisor.serve import interrupt
+from dynaplan.supervisor.serve import Serving, interrupt
 
 
 class TermInDestructor:
@@ -44,3 +46,15 @@ def test_sigterm_interrupts_without_a_loop_and_where_sigint_is_ignored() -> None
         signal.signal(signal.SIGINT, handler)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_before_serving_takes_them_ends_it_before_anything_has_begun() -> None:
+    prepared: Any = SimpleNamespace(launch=None)  # the first thing to begin would miss everything else
+
+    async def told_to_stop_at_once() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await Serving(prepared).run()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), asyncio.Runner() as runner:
+        runner.run(told_to_stop_at_once())
