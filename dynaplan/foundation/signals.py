@@ -48,6 +48,25 @@ def _tell(name: str) -> None:
 
 
 @contextmanager
+def ended_by_sigint() -> Iterator[None]:
+    """Have the kernel end the process at SIGINT, inside the block; for where nothing is held yet.
+
+    KeyboardInterrupt can get lost in what runs there, imports above all: Python ignores it in destructors and
+    in callbacks of the garbage collector. Nothing is changed outside the main thread, nor where SIGINT is
+    ignored or handled by something else.
+    """
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_pythons or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
 def signals_held() -> Iterator[None]:
     """Have SIGTERM and SIGINT wait for the end of the block; outside the main thread nothing is changed."""
     if threading.current_thread() is not threading.main_thread():

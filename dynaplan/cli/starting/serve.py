@@ -24,6 +24,7 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.discovery import is_loopback
 from dynaplan.foundation import screen
+from dynaplan.foundation.signals import ended_by_sigint
 
 compat_option = click.option(
     "--compat",
@@ -133,12 +134,15 @@ def command(
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
-    from dynaplan.cli.starting.checking import check_settings
+    with ended_by_sigint():
+        from dynaplan.cli.starting.checking import check_settings
 
-    if is_model(graph):
-        graph, config_file = _graph_of(graph, config_file, ctx)
-    directory = _entered(working_dir or default_working_dir(graph))
-    loaded, config, spec, warnings = _described(graph, config_file, directory, namespace, ctx.obj)
+        if is_model(graph):
+            graph, config_file = _graph_of(graph, config_file, ctx)
+        directory = _entered(working_dir or default_working_dir(graph))
+        loaded, config, spec, warnings = _described(graph, config_file, directory, namespace, ctx.obj)
+        from dynaplan.supervisor.serve import ServeOptions, serve
+
     if service_name:
         spec = only_service(spec, service_name)
     # After the checks that raise: a warning about an option would only distract from an error in it.
@@ -147,8 +151,6 @@ def command(
     port = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
     warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
     memory = memory_lines(spec, config, gpus)
-    from dynaplan.supervisor.serve import ServeOptions, serve
-
     if dry_run:
         click.echo(dry_run_page(spec, config, gpus, use_busy_gpus, show_env, memory))
         return 0

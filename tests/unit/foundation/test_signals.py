@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import pytest
 
-from dynaplan.foundation.signals import on_signals, signals_held
+from dynaplan.foundation.signals import ended_by_sigint, on_signals, signals_held
 from tests.fakes.polling import eventually
 
 
@@ -38,3 +40,31 @@ def test_a_signal_waits_for_the_end_of_the_block_that_holds_it() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         done.append("all of it")
     assert done == ["all of it"]
+
+
+def test_sigint_ends_a_process_at_once_where_keyboard_interrupt_would_get_lost() -> None:
+    code = """
+import signal
+from dynaplan.foundation.signals import ended_by_sigint
+
+class Destroyed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+with ended_by_sigint():
+    Destroyed()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, b"")
+
+
+def test_sigint_is_left_to_another_that_handles_it_and_given_back_to_python() -> None:
+    handled: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    with ended_by_sigint():
+        signal.raise_signal(signal.SIGINT)
+    assert handled == [signal.SIGINT]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ended_by_sigint():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
