@@ -39,5 +39,5 @@ class CacheWorth:
 
 
 def _rounded(tokens: float) -> int:
-    step = 10 ** max(0, len(str(int(tokens))) - DIGITS)
+    step: int = 10 ** max(0, len(str(int(tokens))) - DIGITS)
     return round(tokens / step) * step

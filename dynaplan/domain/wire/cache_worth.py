@@ -1,4 +1,4 @@
-"""What frontends say of the workers' caches: the tokens that each has lately served.
+"""The worth of workers' caches as frontends tell it: the tokens that each has lately served.
 
 One key for each frontend, under its lease: ``v1/{namespace}/cache_worth/{its instance id}``, with a JSON
 object of tokens by the worker's instance id, both ids as hex.

@@ -16,5 +16,5 @@ def test_what_is_published_is_read() -> None:
 
 
 @pytest.mark.parametrize("listed", [None, {}, "x", 5, [5], [{}], [{**ONE.to_json(), "why": 7}]])
-def test_what_cannot_be_read_is_left_out(listed: Any) -> None:
+def test_a_removal_that_cannot_be_read_is_left_out(listed: Any) -> None:
     assert removals_in({REMOVALS: listed}) == ()

@@ -13,7 +13,7 @@ IDS = st.integers(1, LARGEST_WHOLE)
 
 
 @given(st.dictionaries(IDS, st.integers(1, 10**12), max_size=5))
-def test_what_is_written_is_read(tokens: dict[int, int]) -> None:
+def test_what_one_frontend_says_is_read(tokens: dict[int, int]) -> None:
     assert worth_in([worth_text(tokens)]) == tokens
 
 
@@ -22,7 +22,7 @@ def test_what_several_frontends_say_is_added_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"1": -1}', '{"1": true}', '{"1": 1e9}', '{"worker": 1}', "\0"])
-def test_what_cannot_be_read_is_left_out(text: str) -> None:
+def test_a_worth_that_cannot_be_read_is_left_out(text: str) -> None:
     assert worth_in([text, worth_text({3: 4})]) == {3: 4}
 
 
