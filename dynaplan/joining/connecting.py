@@ -100,6 +100,7 @@ def _runtime(
             token=environ[TOKEN_VARIABLE],
         ),
         network=wiring.box.network(),
+        owner=wiring.box.this_process(),
         drain_deadline_s=drain_deadline_s,
         lease_ttl_s=lease_ttl_s(environ),
     )

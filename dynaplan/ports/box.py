@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,18 @@ class Processes(Protocol):
         Some processes get time to clean up after the others. The call blocks for them for ``waits_s`` seconds
         at most and then kills them; with 0 it does not block: call it again until no pid is returned.
         """
+        ...
+
+
+class ProcessWatch(Protocol):
+    """Processes that are watched for their end."""
+
+    def follow(self, owners: Collection[LeaseOwner]) -> None:
+        """Watch exactly these from now on; one that cannot be seen from here is never told of."""
+        ...
+
+    def close(self) -> None:
+        """Watch nothing more."""
         ...
 
 

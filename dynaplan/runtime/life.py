@@ -166,6 +166,7 @@ class WorkerLife:
                 host=os.uname().nodename,
                 network=runtime.network,
                 is_managed=runtime.is_managed,
+                owner=runtime.owner,
             )
             for endpoint in self._names()
         ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.domain.identity import LeaseOwner
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.routes import Route
 from dynaplan.domain.settings.servers import LEASE_TTL_S
@@ -50,8 +51,8 @@ class WorkerRuntime:
     public port, and other processes listen on it too; None: this process is to bind the port itself. ``role``
     is the service's, if it has one; ``lease_ttl_s`` the time to live of the lease that it registers under.
     ``network`` is what ``Instance.network`` says of this process; ``is_managed`` is False for one that no
-    ``serve`` has started. ``server_tls`` is what its public port speaks, None for clear text; by
-    ``client_tls`` it verifies components that speak https.
+    ``serve`` has started; ``owner`` is this process, as others may watch it. ``server_tls`` is what its
+    public port speaks, None for clear text; by ``client_tls`` it verifies components that speak https.
     """
 
     namespace: str
@@ -73,6 +74,7 @@ class WorkerRuntime:
     lease_ttl_s: int = LEASE_TTL_S
     network: str = ""
     is_managed: bool = True
+    owner: LeaseOwner | None = None
     server_tls: ServerTls | None = None
     client_tls: ClientTls = True
     is_draining: bool = False

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
 
-CHECK_DELAY_S = 1.0
-"""Time between two looks of circus after its processes; what SIGCHLD tells does not wait for it."""
+CHECK_DELAY_S = 5.0
+"""Time between two looks of circus after its processes, in seconds. SIGCHLD tells of their ends at once."""
 
 COLLISION_DELAY_S = 0.02
 REAP_INTERVAL_S = 0.1

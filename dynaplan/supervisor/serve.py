@@ -121,6 +121,7 @@ class Serving:
         self._is_hurried = False
         self._exits_on_failure = exits_on_failure
         self._has_failed = False
+        self._seen: tuple[tuple[int, int], tuple[Worker, ...]] = (0, 0), ()
 
     async def run(self) -> int:
         """Start everything, tell the user, wait, end everything; return the exit code."""
@@ -290,11 +291,16 @@ class Serving:
 
     def _workers(self) -> tuple[Worker, ...]:
         """Return the workers as the fleet plugin has written them down."""
+        path = self._launch.statefile
         try:
-            document = wiring.box.open_statefile(self._launch.statefile).read()
-        except StatefileCorrupt:
+            status = path.stat()
+            mark = (status.st_ino, status.st_mtime_ns)  # a new file with each change
+            if mark != self._seen[0]:
+                document = wiring.box.open_statefile(path).read()
+                self._seen = mark, fleet_of(document) if document else ()
+        except (OSError, StatefileCorrupt):
             return ()  # the fleet plugin writes it anew at its next change
-        return fleet_of(document) if document else ()
+        return self._seen[1]
 
     async def _missing(self) -> list[str]:
         """Return the servers and workers that are not ready yet, in words."""

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dynaplan.domain.gpus import Gpu, GpuUse
-    from dynaplan.domain.identity import ProcessIdentity
+    from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
     from dynaplan.domain.wire.pulse import Heartbeats
-    from dynaplan.ports.box import Claims, DocumentStore, Processes, StartupTimes
+    from dynaplan.ports.box import Claims, DocumentStore, Processes, ProcessWatch, StartupTimes
 
 
 def statefile_path(namespace: str) -> Path:
@@ -103,6 +103,20 @@ def processes() -> Processes:
     from dynaplan.adapters.local import processes
 
     return processes
+
+
+def this_process() -> LeaseOwner:
+    """Return this process as the owner of its leases."""
+    from dynaplan.adapters.stores.file import owners
+
+    return owners.this_process()
+
+
+def process_watch(died: Callable[[LeaseOwner], None]) -> ProcessWatch:
+    """Return a watch over processes of this machine; it calls ``died`` with one as soon as it ends."""
+    from dynaplan.adapters.stores.file import owners
+
+    return owners.LeaseOwners(died)
 
 
 def network() -> str:

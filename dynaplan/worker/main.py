@@ -261,6 +261,7 @@ async def _runtime(
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
         network=network,
+        owner=wiring.box.this_process(),
         client_tls=wiring.certificates.authorities(os.environ),
     )
 

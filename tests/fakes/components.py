@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fakes.polling import PATIENCE_S, eventually
@@ -15,7 +16,10 @@ TOKEN_FILE = "namespace.token"
 
 
 class RunningComponent:
-    """One component; its output is in a file, ``close`` makes sure that nothing of it is left."""
+    """One component; its output is in a file, ``close`` makes sure that nothing of it is left.
+
+    ``prefix`` is what its command line begins with, a program that becomes it.
+    """
 
     def __init__(self, directory: Path, environment: dict[str, str], *arguments: str) -> None:
         self.arguments = arguments
@@ -28,10 +32,11 @@ class RunningComponent:
             "HOME": str(directory),
             **environment,
         }
+        self.prefix: Sequence[str] = ()
         self.process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> RunningComponent:
-        command = [str(Path(sys.executable).with_name("dynaplan")), *self.arguments]
+        command = [*self.prefix, str(Path(sys.executable).with_name("dynaplan")), *self.arguments]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -44,7 +49,7 @@ class RunningComponent:
             )
         return self
 
-    async def ready(self) -> RunningComponent:
+    async def ready(self, within_s: float = 2 * PATIENCE_S) -> RunningComponent:
         """Return when it has registered."""
         assert self.process is not None
 
@@ -54,7 +59,7 @@ class RunningComponent:
                 raise AssertionError(f"it ended with {self.process.returncode}:\n{self.text}")
             return "INFO dynaplan.runtime.life: ready: " in self.text
 
-        await eventually(is_ready, 2 * PATIENCE_S)
+        await eventually(is_ready, within_s)
         return self
 
     @property

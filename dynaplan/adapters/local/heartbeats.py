@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from functools import cache
 from pathlib import Path
 
 from dynaplan.adapters.local import processes
@@ -20,12 +21,27 @@ from dynaplan.domain.wire.pulse import Pulse
 log = logging.getLogger(__name__)
 
 
+LENGTH_BYTES = 256
+"""The length of a beat, filled up with spaces: each write covers the one before, and needs no new file."""
+
+
 class HeartbeatFiles:
-    """The heartbeats in one private directory, which is made when it is not there."""
+    """The heartbeats in one private directory, which is made when it is not there.
+
+    A file stays open, and a beat is one write into it: some tens of microseconds less than a new file, each
+    second in each process. A reader in the midst of a write sees one of the two moments, or digits of both,
+    which its next look corrects.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._beaten_s: dict[str, float] = {}
+        self._descriptors: dict[str, int] = {}
+
+    def __del__(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
 
     def beat(self, name: str, every_s: float) -> None:
         """Say that this process goes on, and will say so again in ``every_s`` seconds; sooner counts once.
@@ -36,7 +52,7 @@ class HeartbeatFiles:
         if now_s - self._beaten_s.get(name, -every_s) < every_s / 2:
             return
         self._beaten_s[name] = now_s
-        me = processes.identity_of(os.getpid())
+        me = _me(os.getpid())
         document = {
             "pid": me.pid,
             "started_at": me.started_at,
@@ -44,15 +60,24 @@ class HeartbeatFiles:
             "beat_s": round(now_s, 3),
             "every_s": every_s,
         }
-        path = self._path(name)
-        temporary = path.with_name(f".{path.name}.{me.pid}")
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(document, file)
-            os.replace(temporary, path)
+            descriptor = self._descriptors.get(name)
+            if descriptor is None or os.fstat(descriptor).st_nlink == 0:
+                descriptor = self._made(name)
+            os.pwrite(descriptor, json.dumps(document).ljust(LENGTH_BYTES).encode(), 0)
         except OSError as error:
             log.debug("no heartbeat: %s", error)
+
+    def _made(self, name: str) -> int:
+        """Open a new file in place of the one that is there, of another process or removed."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if name in self._descriptors:
+            os.close(self._descriptors[name])
+        self._descriptors[name] = made
+        return made
 
     def read(self, name: str) -> Pulse | None:
         """The pulse of that process; None when it has never beaten, or what it wrote cannot be read."""
@@ -71,3 +96,8 @@ class HeartbeatFiles:
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}.json"
+
+
+@cache
+def _me(pid: int) -> ProcessIdentity:
+    return processes.identity_of(pid)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
+from dynaplan.domain.identity import LeaseOwner
 from dynaplan.domain.wire.documents import (
     flag_field,
     object_field,
@@ -57,7 +58,7 @@ class Instance:
     adds about itself (the model's name, its context length ...). ``host`` is the name of the worker's host,
     and ``network`` the same for all processes that share its loopback addresses; both are empty where a
     worker does not say. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one that
-    was started alone.
+    was started alone. ``owner`` is the process with which the registration should end.
     """
 
     namespace: str
@@ -72,6 +73,7 @@ class Instance:
     host: str = ""
     network: str = ""
     is_managed: bool = True
+    owner: LeaseOwner | None = None
 
     def is_within_reach(self, network: str) -> bool:
         """Tell whether a process of that network can call the worker: loopback leads to its own host only."""
@@ -108,6 +110,7 @@ class Instance:
                 **({"host": self.host} if self.host else {}),
                 **({"network": self.network} if self.network else {}),
                 **({} if self.is_managed else {"managed": False}),
+                **({"owner": self.owner.to_record()} if self.owner else {}),
             },
             separators=(",", ":"),
         )
@@ -130,6 +133,7 @@ class Instance:
             host=text_field(document, "host", ""),
             network=text_field(document, "network", ""),
             is_managed=flag_field(document, "managed", True),
+            owner=LeaseOwner.from_record(owner) if (owner := object_field(document, "owner", {})) else None,
         )
 
 

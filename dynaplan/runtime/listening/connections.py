@@ -181,10 +181,16 @@ class ClientServer(web.Server):
         self.closed = closed
         self._refused = 0
         self._lingering: set[socket.socket] = set()
+        self._has_any = asyncio.Event()
 
     def __call__(self) -> ClientConnection:
         """Make the protocol of a connection."""
         return ClientConnection(self, loop=self._loop, **self._kwargs)
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        """Note a connection; while there is none, nothing is looked at."""
+        super().connection_made(handler, transport)
+        self._has_any.set()
 
     def welcome(self, connection: socket.socket) -> ClientConnection | None:
         """Take an accepted connection; when there are too many, idle ones go, or this one is refused."""
@@ -199,6 +205,9 @@ class ClientServer(web.Server):
         every_s = min(LOOK_EVERY_S, limits.write_s / 4, limits.head_s / 4)
         while True:
             await asyncio.sleep(every_s)
+            if not self._connections:
+                self._has_any.clear()
+                await self._has_any.wait()
             self._look(self._loop.time())
 
     def _look(self, now_s: float) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.identity import LeaseOwner
 from dynaplan.domain.settings.servers import LEASE_TTL_S
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.foundation.connection import OnFirstUse
@@ -63,8 +64,8 @@ class Runtime:
     ``own_namespace`` is the deployment's; any other one of the same store can be used, too. ``token`` is what
     the processes of the deployment show each other. Endpoints are served on a port of ``host``, by which
     other hosts know this one, or of loopback when that is empty, and registered under leases of
-    ``lease_ttl_s`` seconds; ``network`` is what ``Instance.network`` says of this process. They speak https
-    with ``server_tls``; by ``client_tls`` those of others are verified.
+    ``lease_ttl_s`` seconds; ``network`` and ``owner`` are what ``Instance`` says of this process. They speak
+    https with ``server_tls``; by ``client_tls`` those of others are verified.
     """
 
     own_namespace: str
@@ -76,6 +77,7 @@ class Runtime:
     connect_events: Callable[[], Coroutine[Any, Any, EventPlane]] = field(repr=False)
     host: str = ""
     network: str = ""
+    owner: LeaseOwner | None = None
     drain_deadline_s: float = ProcessSettings.drain_deadline_s
     lease_ttl_s: int = LEASE_TTL_S
     server_tls: ServerTls | None = None
@@ -103,6 +105,7 @@ class Runtime:
             connect_messenger=worker.connect_messenger,
             connect_events=worker.connected_plane,
             network=worker.network,
+            owner=worker.owner,
             lease_ttl_s=worker.lease_ttl_s,
             client_tls=worker.client_tls,
         )
@@ -220,6 +223,7 @@ class Runtime:
             clock=self.clock,
             discovery=discovery,
             network=self.network,
+            owner=self.owner,
             is_managed=False,
             connect_messenger=self.connect_messenger,
             lease_ttl_s=self.lease_ttl_s,

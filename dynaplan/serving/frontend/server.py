@@ -41,6 +41,7 @@ from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.cached_prefixes import BY_PREFIX
 from dynaplan.serving.routing.knowledge import RouterKnowledge
+from dynaplan.serving.routing.neighbours import Neighbours
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.sleepers import Sleepers
 from dynaplan.serving.routing.worker_router import WorkerRouter
@@ -69,6 +70,9 @@ async def start_frontend(runtime: WorkerRuntime) -> None:
     """
     frontend = FrontendServer(runtime, gathered_settings(runtime.settings))
     await frontend.start()
+    if runtime.owner:
+        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, wiring.box.process_watch)
+        runtime.on_stop(neighbours.close)
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
     runtime.on_stop(frontend.close)

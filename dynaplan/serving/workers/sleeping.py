@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
-"""Seconds between two looks whether the engine sleeps, and whether somebody wants it awake."""
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks whether the engine sleeps; its metrics, which say so, are read as often."""
+
+LOOK_ASLEEP_S = 0.5
+"""Seconds between two looks whether somebody wants a sleeping engine awake."""
 
 STORE_ANSWER_S = 3.0
 """Seconds after which a call to the store counts as unanswered."""
@@ -33,7 +36,7 @@ class SleepNotice:
         self._told: tuple[str, str] | None = None
 
     async def run(self) -> None:
-        """Look twice a second, until cancelled, whether the engine sleeps and somebody wants it awake."""
+        """Look again and again, until cancelled, whether the engine sleeps and somebody wants it awake."""
         while True:
             try:
                 async with asyncio.timeout(STORE_ANSWER_S):
@@ -42,7 +45,7 @@ class SleepNotice:
                     await self._wake()
             except (TimeoutError, StoreUnavailable, PermanentError) as error:
                 log.debug("the store does not hear whether the engine sleeps: %s", error or "no answer")
-            await self._runtime.clock.sleep(LOOK_EVERY_S)
+            await self._runtime.clock.sleep(LOOK_ASLEEP_S if self._told else LOOK_EVERY_S)
 
     async def _look(self) -> bool:
         """Say whether the engine sleeps; return whether it does and somebody wants it awake."""

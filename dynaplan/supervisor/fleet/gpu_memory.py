@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from dynaplan.core.fleet.busy_gpus import busy_gpus
 from dynaplan.domain.gpus import Gpu, GpuUse
@@ -46,7 +48,7 @@ class GpuMemory:
         self._read = read
         self._clock = clock
         self._wake = wake
-        self._look = asyncio.Event()
+        self._look = threading.Event()
         self._busy: Mapping[int, str] = {}
         self._seen_at_s = NEVER_S
         self._is_silent = False
@@ -55,24 +57,43 @@ class GpuMemory:
 
     async def run(self) -> None:
         """Look again and again, for ever; at once when somebody waits for it."""
-        while True:
-            await self.look()
-            self._look.clear()
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self._look.wait()
-            except TimeoutError:
-                continue
+        loop, is_over = asyncio.get_running_loop(), threading.Event()
+
+        def look_on() -> None:
+            while not is_over.is_set():
+                self._look.clear()
+                self._look_once(loop)
+                self._look.wait(LOOK_EVERY_S)
+
+        # Not asyncio's threads, for which a process waits at its end. A look that brings no news stays in it:
+        # to wake the loop once a second would cost more than the look.
+        threading.Thread(target=look_on, name="GPU memory", daemon=True).start()
+        try:
+            await loop.create_future()
+        finally:
+            is_over.set()
+            self._look.set()
 
     async def look(self) -> None:
         """Read the memory once. A driver that does not answer is asked again when it has answered this."""
+        await asyncio.to_thread(self._look_once, asyncio.get_running_loop())
+
+    def _look_once(self, loop: asyncio.AbstractEventLoop) -> None:
         began_s = self._clock.now_s()
-        uses = await asyncio.to_thread(self._read)
-        busy = busy_gpus(self._gpus, uses)
-        is_news = self._asked_since_s is not None or busy.keys() != self._busy.keys()
+        try:
+            busy = busy_gpus(self._gpus, self._read())
+        except Exception:  # else nobody would ever look again
+            log.exception("the memory of GPUs was not read")
+            return
+        if self._asked_since_s is None and busy.keys() == self._busy.keys():
+            self._busy, self._seen_at_s = busy, began_s
+            return
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._learn, busy, began_s)
+
+    def _learn(self, busy: Mapping[int, str], began_s: float) -> None:
         self._busy, self._seen_at_s, self._asked_since_s, self._is_silent = busy, began_s, None, False
-        if is_news:
-            self._wake.set()
+        self._wake.set()
 
     def busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Return the GPUs that cannot be handed on now: index -> why. A running worker's own are left out.

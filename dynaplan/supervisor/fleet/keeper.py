@@ -1,7 +1,7 @@
 """The fleet keeper: looks, decides, writes the decision down, carries it out, and looks again.
 
 Level-triggered: one pass looks at everything and does whatever is missing, whatever happened before. Events
-only make the next pass come sooner; a lost event costs a second. What is meant is in the statefile before
+only make the next pass come sooner; a lost event costs two seconds. What is meant is in the statefile before
 anything is done, so a keeper that starts anew goes on where the last one ended. The states of the workers
 bring about what is to be done: a STARTING worker without a process gets one, a DRAINING worker is made to
 leave.
@@ -44,8 +44,11 @@ from dynaplan.supervisor.watchers import worker_watcher
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-"""Longest time between two passes."""
+LOOK_EVERY_S = 2.0
+"""Longest time between two passes, in seconds: events make nearly all come sooner."""
+
+LOOK_WAITING_S = 1.0
+"""The same while a worker waits for GPUs, which others give back without telling, in seconds."""
 
 LOOK_SOON_S = 0.05
 """Time to the next pass while a process is about to start or to be gone."""
@@ -318,7 +321,7 @@ class FleetKeeper:
         if self._departures.is_going or is_coming:
             return LOOK_SOON_S
         now_s = self._clock.now_s()
-        due_s = [now_s + LOOK_EVERY_S]
+        due_s = [now_s + (LOOK_WAITING_S if self._waits.reasons else LOOK_EVERY_S)]
         for worker in self._workers.values():
             if worker.state is WorkerState.BACKOFF or (
                 worker.state is WorkerState.FAILED and worker.retry_at_s

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
-"""Seconds between two looks; a planner decides a few times a minute."""
+LOOK_AGAIN_S = 0.5
+"""Seconds between two looks while something has to be mended, or a hold ends by the clock."""
+
+LOOK_EVERY_S = 5.0
+"""Longest time between two looks, in seconds: a change of the keys makes one come at once."""
 
 
 class KeyKeeper:
@@ -49,27 +52,37 @@ class KeyKeeper:
 
     async def run(self) -> None:
         """Look again and again, for ever."""
+        changed = asyncio.Event()
+        self._link.on_kept_change(changed.set)
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            changed.clear()
+            is_settled = await self.look()
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S if is_settled else LOOK_AGAIN_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
 
-    async def look(self) -> None:
-        """Compare the store with the statefile once, and mend what differs."""
+    async def look(self) -> bool:
+        """Compare the store with the statefile once, and mend what differs.
+
+        Return whether nothing is left to do until a key changes.
+        """
         found, before = self._link.kept, self._kept
         if found is None:
-            return
+            return False
         seen = compare(before, found)
         if seen.lost or STORE_ID not in found.planner or before.live.keys() - found.live.keys():
             # What is followed may be out of date, and the two kinds of keys differently so.
             fresh = await self._link.read_kept()
             if fresh is None:
-                return
+                return False
             seen = compare(before, fresh)
             await self._mend(seen, fresh)
         else:
             self._told = None
         self._write_down(seen.kept)
-        self._end_holds(seen.kept.planner.get(HOLDS, ""))
+        return not self._end_holds(seen.kept.planner.get(HOLDS, "")) and found == self._kept
 
     @property
     def _kept(self) -> KeptKeys:
@@ -94,21 +107,25 @@ class KeyKeeper:
         except StatefileUnwritable as error:
             log.warning("the store's keys are not in the statefile yet: %s", error)
 
-    def _end_holds(self, text: str) -> None:
-        """Release holds that are over, so that a clock which is set back does not revive them."""
+    def _end_holds(self, text: str) -> bool:
+        """Release holds that are over, so that a clock which is set back does not revive them.
+
+        Return whether the clock has to be looked at again.
+        """
         try:
             holds = RoleHolds.from_text(text)
         except ValueError:
-            return
+            return False
         in_force = holds.in_force(self._unix_time_s())
         if holds == in_force:
-            return
+            return any(hold.until_s for hold in holds.by_role.values())
         self._link.replace(HOLDS, text, in_force.to_text())
         if text != self._ended:
             self._ended = text
             for role, hold in holds.by_role.items():
                 if in_force.of(role) is None:
                     self._say(f"{role.value} was {hold}: that is over.")
+        return True
 
 
 def _loss(seen: Comparison) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from dynaplan import wiring
@@ -110,6 +110,11 @@ class StoreLink:
             {key.removeprefix(planner): keys[key] for key in keys},
             {key.removeprefix(live): settings[key] for key in settings},
         )
+
+    def on_kept_change(self, callback: Callable[[], None]) -> None:
+        """Call back after every change of ``kept``, from now on."""
+        for watcher in (self._counts, self._live):
+            watcher.on_change(callback)
 
     @property
     def instances(self) -> tuple[Any, ...] | None:

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.identity import LeaseOwner
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put, WatchEvent
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LeaseOwner:
-    """The process that a lease dies with, and the namespace (an inode number) in which its pid counts."""
-
-    process: ProcessIdentity
-    pid_namespace: int
-
-    def to_record(self) -> Record:
-        """Return its form in the log."""
-        return {**asdict(self.process), "pid_namespace": self.pid_namespace}
-
-    @classmethod
-    def from_record(cls, record: Record) -> LeaseOwner:
-        """Read its form in the log."""
-        process = ProcessIdentity(record["pid"], record["started_at"], record["boot_id"])
-        return cls(process, record["pid_namespace"])
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Follower:
         self._look = look
         self._sweep = sweep
         self._wake = asyncio.Event()
-        self._owners = LeaseOwners(self._owner_died)
+        self._owners = LeaseOwners(lambda owner: self._owner_died())
         self._notices: FileNotices | None = None
         self._followed: object = None
         self._sweep_at_s = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from dynaplan.adapters.local.processes import boot_id, identify, identity_of, is_alive
-from dynaplan.adapters.stores.file.contents import LeaseOwner
+from dynaplan.domain.identity import LeaseOwner
 
 
 def this_process() -> LeaseOwner:
@@ -45,11 +45,11 @@ def is_dead(owner: LeaseOwner) -> bool:
 class LeaseOwners:
     """Descriptors of the processes that own leases (pidfd): the kernel tells at once when one ends.
 
-    ``died`` is called then. ``are_all_told`` is False when some visible owner has no descriptor; then
+    ``died`` is called with it then. ``are_all_told`` is False when some visible owner has no descriptor; then
     somebody must look from time to time.
     """
 
-    def __init__(self, died: Callable[[], None]) -> None:
+    def __init__(self, died: Callable[[LeaseOwner], None]) -> None:
         self._died = died
         self._descriptors: dict[LeaseOwner, int] = {}
         self.are_all_told = True
@@ -72,14 +72,17 @@ class LeaseOwners:
         try:
             fd = os.pidfd_open(owner.process.pid)
         except ProcessLookupError:
-            self._died()
+            self._died(owner)
             return
         except OSError:
             self.are_all_told = False
             return
         if identify(owner.process.pid) != owner.process.started_at:
             os.close(fd)
-            self._died()
+            if is_dead(owner):
+                self._died(owner)
+            else:  # /proc hides it (hidepid)
+                self.are_all_told = False
             return
         self._descriptors[owner] = fd
         asyncio.get_running_loop().add_reader(fd, self._ended, owner)
@@ -87,7 +90,7 @@ class LeaseOwners:
     def _ended(self, owner: LeaseOwner) -> None:
         # Readable for ever from now on; the owner stays known, so that it is not followed again.
         asyncio.get_running_loop().remove_reader(self._descriptors[owner])
-        self._died()
+        self._died(owner)
 
     def _leave(self, owner: LeaseOwner) -> None:
         fd = self._descriptors.pop(owner)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from dynaplan.adapters.stores.file.contents import FileLease, LeaseOwner, Record
+from dynaplan.adapters.stores.file.contents import FileLease, Record
 from dynaplan.adapters.stores.file.directory import open_store_directory
 from dynaplan.adapters.stores.file.disk import StoreDisk
 from dynaplan.adapters.stores.file.following import Follower, WatchQueue
@@ -22,6 +22,7 @@ from dynaplan.adapters.stores.file.names import bytes_of
 from dynaplan.adapters.stores.file.owners import is_dead, this_process
 from dynaplan.adapters.stores.file.strangers import named
 from dynaplan.domain.errors import PermanentError, StoreUnavailable
+from dynaplan.domain.identity import LeaseOwner
 from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
 
 log = logging.getLogger(__name__)

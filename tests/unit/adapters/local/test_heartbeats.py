@@ -41,6 +41,24 @@ def test_a_beat_far_before_its_time_is_not_written(tmp_path: Path, now: list[flo
         assert pulse.silent_s == pytest.approx(silent_s, abs=0.01)
 
 
+def test_a_beat_covers_the_one_before_and_a_file_that_was_taken_away_is_made_again(
+    tmp_path: Path, now: list[float]
+) -> None:
+    heartbeats, path = HeartbeatFiles(tmp_path), tmp_path / "serve.json"
+    (path).write_text("of a process before this one")
+    found = []
+    for _ in range(3):
+        heartbeats.beat("serve", 1.0)
+        pulse = heartbeats.read("serve")
+        found.append((path.stat().st_ino, pulse and pulse.silent_s))
+        now[0] += 1234.5
+    assert [silent_s for _, silent_s in found] == [0.0] * 3
+    assert len({inode for inode, _ in found}) == 1
+    path.unlink()
+    heartbeats.beat("serve", 1.0)
+    assert heartbeats.read("serve")
+
+
 def test_the_beat_of_a_process_that_is_gone_is_dead(tmp_path: Path) -> None:
     heartbeats = HeartbeatFiles(tmp_path)
     heartbeats.beat("serve", 1.0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
 from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance, host_of, is_loopback, public_urls
 
 WORKER = Instance(
@@ -27,6 +28,12 @@ def test_requests_for_tokens_go_to_the_engine_where_it_has_a_server_of_its_own(e
     assert Instance.from_json(worker.to_json()) == worker
 
 
+@pytest.mark.parametrize("text", ['{"owner": 1', '{"owner": {"pid": 1}', '{"owner": {"pid": "x"}'])
+def test_an_owner_that_is_none_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        Instance.from_json(text + WORKER.to_json().replace("{", ", ", 1))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"transport": 1}', '{"namespace": "ns"}'])
 def test_anything_but_a_registration_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
@@ -46,7 +53,10 @@ def test_a_public_address_that_several_frontends_share_counts_once_and_nonsense_
 
 
 def test_an_unmanaged_worker_and_its_host_are_told() -> None:
-    worker = replace(WORKER, host="gpu1", network="boot/4", is_managed=False, card={"gpus": [0, 3]})
+    owner = LeaseOwner(ProcessIdentity(7, 4711, "boot"), 4026531836)
+    worker = replace(
+        WORKER, host="gpu1", network="boot/4", is_managed=False, card={"gpus": [0, 3]}, owner=owner
+    )
     assert Instance.from_json(worker.to_json()) == worker
     assert Instance.from_json(WORKER.to_json()).is_managed
 

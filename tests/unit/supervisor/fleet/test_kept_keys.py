@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from dynaplan.core.fleet.kept_keys import STORE_ID, KeptKeys
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.planning.holds import Hold, RoleHolds
+from dynaplan.supervisor.fleet import kept_keys
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
+from tests.fakes.polling import eventually
 
 AT_2 = RoleHolds(decode=Hold(2, 2, by="alice")).to_text()
 UNTIL_100 = RoleHolds(Hold(1), Hold(2, 2, until_s=100.0, until="noon", by="alice"))
@@ -28,7 +32,11 @@ class Link:
         self.stale: KeptKeys | None = None
         self.is_away = False
         self.restored: list[KeptKeys] = []
+        self.tell: Callable[[], None] = lambda: None
         self.replaced: list[tuple[str, str, str]] = []
+
+    def on_kept_change(self, callback: Callable[[], None]) -> None:
+        self.tell = callback
 
     @property
     def kept(self) -> KeptKeys | None:
@@ -199,3 +207,21 @@ async def test_a_setting_is_not_taken_for_deleted_while_the_store_is_away_or_wha
     world.link.store, world.link.stale = KeptKeys({STORE_ID: "1"}, LENGTH), KeptKeys({STORE_ID: "1"})
     await world.keys.look()
     assert (world.document.live_settings, world.link.restored) == (LENGTH, [])
+
+
+async def test_a_change_is_written_down_when_it_is_told_and_holds_end_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_keys, "LOOK_EVERY_S", 3600.0)
+    world = World()
+    await world.look()
+    task = asyncio.create_task(world.keys.run())
+    try:
+        await asyncio.sleep(0)  # it has looked once, and waits
+        world.link.store = KeptKeys({STORE_ID: "1", "holds": UNTIL_100.to_text()})
+        world.link.tell()
+        await eventually(lambda: "holds" in world.document.planner_keys)
+        world.now_s = 100.0
+        await eventually(lambda: world.link.replaced)
+    finally:
+        task.cancel()

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.stores.file.contents import FileLease, LeaseOwner, StoreContents
-from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.adapters.stores.file.contents import FileLease, StoreContents
+from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
 from dynaplan.domain.wire.store import Deleted, KeyValue, Put
 
 OWNERS = [LeaseOwner(ProcessIdentity(pid, 5, "boot"), 1).to_record() for pid in (1, 2)]
