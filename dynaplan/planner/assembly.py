@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
+from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
 from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
@@ -27,8 +29,8 @@ from dynaplan.planner.observer import Observer
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
     from dynaplan.ports.messaging import Messenger
-    from dynaplan.ports.planning import Recorder
-    from dynaplan.ports.stores import KeyValueStore
+    from dynaplan.ports.planning import Connector, Recorder
+    from dynaplan.ports.stores import KeyValueStore, Store
     from dynaplan.runtime.discovery import Discovery
     from dynaplan.runtime.process import WorkerRuntime
 
@@ -80,17 +82,20 @@ async def run_planner(settings: PlannerSettings) -> None:
     from dynaplan.runtime.discovery import Discovery
 
     async with AsyncExitStack() as stack:
-        store = wiring.connections.connect_store()
+        store = _store(settings)
         stack.push_async_callback(store.close)
         discovery = Discovery(store, settings.namespace, wiring.box.network())
         stack.push_async_callback(discovery.close)
         await _announced(discovery.start(), "the key-value store to answer")
-        await _tell_owner(store, settings.namespace)
+        if settings.environment != KUBERNETES:
+            await _tell_owner(store, settings.namespace)
         reconnects = settings.nats_max_reconnects
         messenger = OnFirstUse(partial(wiring.connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
         planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())
         stack.push_async_callback(planner.close)
+        if settings.environment == KUBERNETES:
+            await _announced(_validated(planner.connector, settings), "the Kubernetes API server to answer")
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
 
@@ -98,6 +103,31 @@ async def run_planner(settings: PlannerSettings) -> None:
             server = await serve_metrics(port, settings.namespace, planner.numbers)
             stack.push_async_callback(server.cleanup)
         await planner.loop.run()
+
+
+def _store(settings: PlannerSettings) -> Store:
+    """Return the key-value store; on a cluster without one an empty store, where the policy needs none."""
+    if settings.environment != KUBERNETES or says_where(os.environ) or os.environ.get(BACKEND_VARIABLE):
+        return wiring.connections.connect_store()
+    if settings.policy != "sla" or not settings.prometheus_endpoint:
+        raise ConfigError(
+            f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
+            hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
+        )
+    return wiring.connections.memory_store()
+
+
+async def _validated(connector: Connector, settings: PlannerSettings) -> None:
+    """Check the deployment once its system answers; raises DeploymentValidationError."""
+    clock = wiring.connections.system_clock()
+    planner = wiring.planning.component_connector(connector, settings, clock)
+    while True:
+        try:
+            has_prefill = bool((await connector.components()).of(Role.PREFILL))
+            return await planner.validate_deployment(require_prefill=has_prefill)
+        except TemporaryError as error:
+            log.debug("the deployment is not known: %s", error)
+            await clock.sleep(error.delay_s)
 
 
 async def _tell_owner(store: KeyValueStore, namespace: str) -> None:
@@ -129,24 +159,33 @@ async def _announced(waiting: Awaitable[None], what: str) -> None:
 
 
 class AssembledPlanner:
-    """A planning loop with its open connections and files; ``numbers`` are its gauges, by name."""
+    """A planning loop with its open connections and files; ``numbers`` are its gauges, by name.
+
+    ``end`` closes the connector, where it has something to close.
+    """
 
     def __init__(
         self,
         loop: PlannerLoop,
+        connector: Connector,
         observer: Observer,
         recorders: Sequence[Recorder],
         numbers: Callable[[], Mapping[str, float]],
         traffic: TrafficWatch | None = None,
+        end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.loop = loop
+        self.connector = connector
         self.numbers = numbers
         self._observer = observer
         self._recorders = recorders
         self._traffic = traffic
+        self._end = end
 
     async def close(self) -> None:
-        """Close the connections to workers and frontends, and the files."""
+        """Close the connections to workers, frontends and a cluster, and the files."""
+        if self._end:
+            await self._end()
         await self._observer.close()
         if self._traffic:
             await self._traffic.close()
@@ -164,9 +203,7 @@ def make_planner(
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
     observer = Observer(settings, discovery.instances, wiring.planning.worker_metrics(), messenger, clock)
-    connector = wiring.planning.planner_connector(
-        store, settings.namespace, observer.registered, observer.components
-    )
+    connector, end = _connector(settings, store, observer)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = wiring.planning.planner_gauges(settings)
@@ -178,13 +215,23 @@ def make_planner(
     model, traffic = None, None
     if settings.is_by_targets:
         model = wiring.planning.sla_model(settings, {})
-        if model.origin:
-            log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(
         settings, observer, connector, recorders, clock, model=model, traffic=traffic, beat=beat
     )
-    return AssembledPlanner(loop, observer, recorders, gauges.read, traffic)
+    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, end)
+
+
+def _connector(
+    settings: PlannerSettings, store: KeyValueStore, observer: Observer
+) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
+    """Return the connector that ``environment`` names, and what closes it."""
+    if settings.environment == KUBERNETES:
+        cluster = wiring.planning.cluster_connector(settings, observer.loads_by_host)
+        return cluster, cluster.close
+    return wiring.planning.planner_connector(
+        store, settings.namespace, observer.registered, observer.components
+    ), None
 
 
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:

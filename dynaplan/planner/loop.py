@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.core.planning.cycle import PlanningCycle
 from dynaplan.core.planning.startup_time import startup_time_s
-from dynaplan.domain.errors import TemporaryError
+from dynaplan.domain.errors import DynaplanError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord
 from dynaplan.domain.planning.observation import Observation
 
@@ -126,7 +126,7 @@ class PlannerLoop:
     async def _check_scaling(self) -> None:
         try:
             desired = await self._connector.desired()
-        except TemporaryError as error:
+        except DynaplanError as error:
             log.debug("whether scaling has ended is not known: %s", error)
             return
         self._cycle.saw(desired, self._clock.now_s())
@@ -147,9 +147,9 @@ class PlannerLoop:
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
-        except TemporaryError as error:
+        except DynaplanError as error:
             log.warning("the fleet is not known: %s", error)
-            unknown = str(error) or type(error).__name__
+            unknown = str(error.args[0]) or type(error).__name__
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
         observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
@@ -180,7 +180,7 @@ class PlannerLoop:
         except Exception as error:
             self._cycle.not_carried_out()
             self._failure = str(error) or type(error).__name__
-            log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, TemporaryError))
+            log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, DynaplanError))
             return
         log.info("decision %d asks for %s", identifier, decision.desired)
         self._cycle.asked()

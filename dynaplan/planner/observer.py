@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.components import ScaledComponent
 from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.domain.wire.discovery import Instance, host_of
 from dynaplan.domain.wire.prefill import prefill_stream
 from dynaplan.domain.wire.worker_load import WorkerLoad
 
@@ -53,12 +53,17 @@ class Observer:
         self._clock = clock
         self._queue: WorkQueue | None = None
         self._is_queue_unavailable = False
+        self._loads_by_host: dict[str, WorkerLoad] = {}
 
     def registered(self) -> FleetCounts:
         """Return the registered workers as a fleet without any others."""
         prefill = len(self._instances(self._settings.prefill_component))
         decode = len(self._instances(self._settings.decode_component))
         return FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode))
+
+    def loads_by_host(self) -> Mapping[str, WorkerLoad]:
+        """Return the newest load of the workers that have answered, by the host in their address."""
+        return self._loads_by_host
 
     def components(self) -> list[ScaledComponent]:
         """Return the components whose workers are registered, with the models that they serve."""
@@ -106,6 +111,7 @@ class Observer:
         """Return the loads of the component's workers that answer."""
         urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
+        self._loads_by_host |= {host_of(url): load for url, load in zip(urls, loads, strict=True) if load}
         return [load for load in loads if load and math.isfinite(load.kv_usage)]
 
     async def _queue_depth(self, prefill_workers: int) -> tuple[float | None, str]:

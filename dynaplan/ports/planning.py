@@ -58,6 +58,10 @@ class Connector(Protocol):
         ...
 
 
+class ClosableConnector(Connector, Closable, Protocol):
+    """A connector with connections or background work of its own."""
+
+
 class PlannerConnector(Protocol):
     """Scales the components of a deployment, one by one or together: the interface of Dynamo's planners.
 

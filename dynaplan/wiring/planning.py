@@ -7,25 +7,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.domain.lifecycle import Role
 from dynaplan.wiring import certificates
 
 if TYPE_CHECKING:
+    from dynaplan.adapters.kubernetes.workloads import Workloads
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.planning.components import ScaledComponent
     from dynaplan.domain.planning.observation import FleetCounts
     from dynaplan.domain.settings.forecasting import ForecastSettings
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.domain.trace import TracedRequest
+    from dynaplan.domain.wire.worker_load import WorkerLoad
     from dynaplan.ports.box import Clock
     from dynaplan.ports.planning import (
+        ClosableConnector,
         Connector,
         Forecaster,
         GaugeRecorder,
         MetricsSource,
+        PlannerConnector,
         Recorder,
         TrafficSource,
     )
     from dynaplan.ports.stores import KeyValueStore
+
+
+GRAPH_DEPLOYMENT_VARIABLE = "DYN_PARENT_DGD_K8S_NAME"
+"""The environment variable that names the DynamoGraphDeployment of a planner; Dynamo's operator sets it."""
 
 
 def planner_connector(
@@ -41,6 +50,50 @@ def planner_connector(
     from dynaplan.adapters.connectors.virtual import VirtualConnector
 
     return VirtualConnector(store, namespace, registered, registered_components=components)
+
+
+def cluster_connector(
+    settings: PlannerSettings,
+    loads: Callable[[], Mapping[str, WorkerLoad]],
+    environ: Mapping[str, str] = os.environ,
+) -> ClosableConnector:
+    """Return the connector for a cluster, of the DynamoGraphDeployment that the environment names, if any.
+
+    ``loads`` gives the newest loads of workers by the address of their pod. Raises ConfigError without
+    a client library or credentials.
+    """
+    from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
+    from dynaplan.adapters.kubernetes.carrying_out import Budget
+    from dynaplan.adapters.kubernetes.client import KubernetesClient
+    from dynaplan.adapters.kubernetes.deletion_costs import DeletionCosts
+    from dynaplan.adapters.kubernetes.graph_deployment import GraphDeployment
+    from dynaplan.adapters.kubernetes.intent import IntentMap
+    from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
+
+    client = KubernetesClient.from_environment(environ)
+    gpus = {Role.PREFILL: settings.prefill_engine_num_gpu, Role.DECODE: settings.decode_engine_num_gpu}
+    names = {Role.PREFILL: [settings.prefill_component], Role.DECODE: [settings.decode_component]}
+    if name := environ.get(GRAPH_DEPLOYMENT_VARIABLE):
+        workloads: Workloads = GraphDeployment(client, name, names)
+    else:
+        workloads = LabelledWorkloads(client, settings.namespace)
+    return KubernetesConnector(
+        workloads,
+        IntentMap(client, settings.namespace),
+        Budget(settings.max_gpu_budget, gpus),
+        before_removal=DeletionCosts(client, loads).mark,
+        end=client.close,
+        acts=not settings.no_operation,
+    )
+
+
+def component_connector(connector: Connector, settings: PlannerSettings, clock: Clock) -> PlannerConnector:
+    """Return the interface of Dynamo's planners over a connector."""
+    from dynaplan.adapters.connectors.components import ComponentConnector
+
+    return ComponentConnector(
+        connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
+    )
 
 
 def worker_metrics() -> MetricsSource:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from dynaplan.adapters.connectors.components import ComponentConnector
+from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
 from dynaplan.adapters.connectors.virtual import VirtualConnector
+from dynaplan.adapters.kubernetes.carrying_out import Budget
+from dynaplan.adapters.kubernetes.intent import IntentMap
+from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import DeadlineExceeded, TemporaryError, UserError
 from dynaplan.domain.lifecycle import Role
@@ -21,6 +25,8 @@ from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.fakes.clock import LoopClock
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.pod_controller import PodController
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -116,7 +122,40 @@ class Virtual(OverKeys):
             await client.complete(decision)
 
 
-SYSTEMS: dict[str, type[Any]] = {"local": Local, "virtual": Virtual}
+class Cluster(Executor):
+    """Two Deployments on a cluster; what acts is the controller's part: pods come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.api = KubeApi()
+        self.pods = PodController(self.api)
+        for role in self.model:
+            self.pods.add_deployment(role.value, 1)
+        self.connector = KubernetesConnector(
+            LabelledWorkloads(self.api.client(), "ns"),
+            IntentMap(self.api.client(), "ns"),
+            Budget(8, {Role.PREFILL: 1, Role.DECODE: 1}),
+        )
+
+    async def begin(self) -> None:
+        for role, model in self.model.items():
+            self.pods.set_model(role.value, model)
+
+    async def end(self) -> None:
+        await super().end()
+        await self.connector.close()
+
+    async def carry_out(self) -> None:
+        self.pods.act()
+
+    def go_away(self) -> None:
+        self.api.is_available = False
+
+    async def overtake(self) -> None:
+        self.api.change("/apis/apps/v1", "deployments", "decode", spec={"replicas": 4})
+
+
+SYSTEMS: dict[str, type[Any]] = {"local": Local, "virtual": Virtual, "kubernetes": Cluster}
 
 
 @pytest.fixture(params=SYSTEMS)
@@ -232,6 +271,7 @@ async def test_a_deployment_of_one_model_does_not_raise(system):
 
 async def test_models_that_differ_are_not_valid(system):
     system.model = {**system.model, Role.PREFILL: "another"}
+    await system.begin()
     with pytest.raises(DeploymentValidationError, match="another"):
         await planner_of(system).validate_deployment()
     with pytest.raises(DeploymentValidationError, match="mine"):

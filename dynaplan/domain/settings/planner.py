@@ -25,10 +25,10 @@ KV_USAGE_PER_WAITING_REQUEST = 0.02
 Source: Dynamo 0.2 to 0.3, components/planner.py.
 """
 
-LOCAL, VIRTUAL = "local", "virtual"
-ENVIRONMENTS = (LOCAL, VIRTUAL)
-"""Both write the desired counts as the virtual connector's keys. A fleet plugin carries them out, or with
-``virtual`` a program of the user's."""
+LOCAL, VIRTUAL, KUBERNETES = "local", "virtual", "kubernetes"
+ENVIRONMENTS = (LOCAL, VIRTUAL, KUBERNETES)
+"""The first two write the desired counts as the virtual connector's keys: a fleet plugin carries them out, or
+with ``virtual`` a program of the user's. ``kubernetes`` scales workloads of a cluster."""
 
 
 AS_THE_GRAPH = "as the graph says"
@@ -55,7 +55,9 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     )
     policy: str = option("load", "What workers are counted by", choices=POLICIES)
     environment: str = option(
-        LOCAL, "local: `serve` carries decisions out; virtual: a program of yours does, see `orchestrate`"
+        LOCAL,
+        "local: `serve` carries decisions out; virtual: a program of yours, see `orchestrate`; kubernetes: "
+        "the planner scales a cluster",
     )
     backend: str | None = option(None, NO_EFFECT)
     served_model_name: str | None = option(None, "The model whose traffic counts", shown="that of all models")
@@ -142,8 +144,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     def check(self, given: frozenset[str] = frozenset()) -> None:
         """Raise ConfigError for options that contradict each other."""
         expected = f"Expected one of {', '.join(ENVIRONMENTS)}."
-        if self.environment == "kubernetes":
-            raise ConfigError("environment: 'kubernetes' is not there yet", hint=expected)
         if self.environment not in ENVIRONMENTS:
             raise ConfigError(f"Invalid environment: {self.environment}", hint=expected)
         if {"min-gpu-budget", "min-endpoint"} <= given:

@@ -12,15 +12,19 @@ import pytest
 
 from dynaplan import wiring
 from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.kubernetes.client import KubernetesClient
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.errors import DeploymentValidationError
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.options.stock import PLANNER
 from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
 from dynaplan.planner.service import Planner
 from dynaplan.runtime.discovery import Discovery
 from tests.fakes.clock import LoopClock
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.pod_controller import PodController
 
 
 async def no_messenger() -> Any:
@@ -113,3 +117,38 @@ async def test_a_log_directory_that_cannot_be_written_does_not_keep_it_from_plan
 def test_the_service_is_a_planner_and_knows_every_option():
     assert Planner.role is Role.PLANNER
     assert set(PlannerSettings().to_options()) <= set(PLANNER)
+
+
+@pytest.mark.parametrize("options", [{"policy": "load"}, {"policy": "sla"}])
+async def test_a_planner_on_a_cluster_needs_a_store_or_a_prometheus(options, monkeypatch):
+    for name in ("ETCD_ENDPOINTS", "DYN_DISCOVERY_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    settings = PlannerSettings.from_options({**options, "environment": "kubernetes"})
+    with pytest.raises(ConfigError, match="prometheus-endpoint"):
+        await run_planner(settings)
+
+
+async def test_a_planner_checks_the_cluster_that_it_is_to_scale_before_it_plans(monkeypatch, tmp_path):
+    """The deployment is there, and its models do not agree."""
+    api = KubeApi()
+    cluster = PodController(api)
+    cluster.add_deployment("prefill", 1, model="one")
+    cluster.add_deployment("decode", 1, model="another")
+    api.is_available = False
+    monkeypatch.setattr(KubernetesClient, "from_environment", lambda environ: api.client())
+    monkeypatch.setenv("ETCD_ENDPOINTS", "")
+    settings = PlannerSettings.from_options(
+        {
+            "policy": "sla",
+            "environment": "kubernetes",
+            "prometheus-endpoint": "http://127.0.0.1:1",
+            "log-dir": str(tmp_path),
+            "profile-results-dir": "mocker",
+        }
+    )
+    planning = asyncio.ensure_future(run_planner(settings))
+    await asyncio.sleep(0.05)
+    assert not planning.done(), "an API server that is away is waited for"
+    api.is_available = True
+    with pytest.raises(DeploymentValidationError, match="prefill workers serve 'one'"):
+        await planning

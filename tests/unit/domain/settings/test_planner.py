@@ -92,7 +92,6 @@ def test_virtual_is_an_environment():
         ({"adjustment-interval": 0}, "Expected a number, more than 0"),
         ({"adjustment-interval": float("nan")}, "Expected a number"),
         ({"namespace": ""}, "Expected text"),
-        ({"environment": "kubernetes"}, "not there yet"),
         ({"environment": "moon"}, "Invalid environment: moon"),
         ({"decode-kv-scale-down-threshold": 0.9}, "to be less than decode-kv-scale-up-threshold"),
         ({"prefill-queue-scale-up-threshold": 0.1}, "to be less than prefill-queue-scale-up-threshold"),

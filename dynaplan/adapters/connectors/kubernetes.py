@@ -1,0 +1,170 @@
+"""The connector for a cluster: decisions become numbers of replicas.
+
+What is asked for is written down first, whole and guarded (``adapters.kubernetes.intent``), and carried out
+by ``adapters.kubernetes.carrying_out`` in the background. Numbers that somebody else sets meanwhile, such as
+``kubectl scale``, are the numbers asked for from then on: the last writer is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from dynaplan.adapters.connectors.virtual import refuse_when_changed
+from dynaplan.adapters.kubernetes.carrying_out import Budget, Executor
+from dynaplan.adapters.kubernetes.intent import Change, Intent, IntentMap
+from dynaplan.adapters.kubernetes.workloads import Workload, Workloads, WorkloadView
+from dynaplan.domain.errors import CapacityError, ClusterConflict, TemporaryError
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.components import DeployedComponents, ScaledComponent, missing_workers
+from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.errors import SubComponentNotFoundError
+from dynaplan.domain.planning.holds import RoleHolds
+from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
+from dynaplan.domain.planning.targets import Targets
+
+log = logging.getLogger(__name__)
+
+
+async def _nothing(workload: Workload) -> None:
+    """Let the controller pick any pod."""
+
+
+class KubernetesConnector:
+    """Scales workloads of a cluster; see ``dynaplan.ports.planning.Connector``.
+
+    ``close`` ends the background work and calls ``end``. Methods raise ClusterUnavailable while the API
+    server is away, ClusterForbidden and PlannerError for what a user has to mend. Unless it ``acts``, nothing
+    is carried out, not even what an earlier planner began.
+    """
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        intents: IntentMap,
+        budget: Budget,
+        *,
+        before_removal: Callable[[Workload], Awaitable[None]] = _nothing,
+        end: Callable[[], Awaitable[None]] | None = None,
+        unix_time_s: Callable[[], float] = time.time,
+        acts: bool = True,
+    ) -> None:
+        self._workloads = workloads
+        self._intents = intents
+        self._budget = budget
+        self._executor = Executor(workloads, intents, budget, before_removal)
+        self._end = end
+        self._unix_time_s = unix_time_s
+        self._task: asyncio.Task[None] | None = None
+        self._acts = acts
+        self._ignored = ""
+
+    async def fleet(self) -> FleetCounts:
+        """The workers by state; raises TemporaryError while the deployment is not ready for other reasons.
+
+        A decision that is being carried out is such a reason of our own: planning goes on meanwhile.
+        """
+        sight = await self._workloads.look()
+        if sight.not_ready and not (await self._intents.read()).is_open:
+            raise TemporaryError(f"the deployment is not ready: {sight.not_ready}")
+        self._begin()
+        return _fleet(sight)
+
+    async def desired(self) -> DesiredCounts:
+        """The numbers of replicas asked for; of a role that is still to be scaled the decision's."""
+        sight, intent = await self._workloads.look(), await self._intents.read()
+        self._begin()
+        return _counts(sight, intent)
+
+    async def holds(self) -> RoleHolds:
+        """The holds in force; a text that cannot be read holds nothing, and is named once."""
+        return self._holds(await self._intents.read())
+
+    async def apply(self, decision: Decision) -> int:
+        """Write the decision down, over the version of it that was read, and have it carried out."""
+        intent = await self._intents.read()
+        sight = await self._workloads.look()
+        now = _counts(sight, intent)
+        refuse_when_changed(decision, now, self._holds(intent))
+        self._refuse_over_budget(decision.desired, sight)
+        changes = {}
+        for role in SCALED_ROLES:
+            workload, wanted = sight.of(role), decision.desired.of(role)
+            if workload is None and wanted:
+                raise SubComponentNotFoundError(role.value)
+            if workload and workload.replicas != wanted:
+                changes[role] = Change(workload.replicas, wanted)
+        counts = replace(
+            now,
+            num_prefill_workers=decision.desired.prefill if sight.of(Role.PREFILL) else -1,
+            num_decode_workers=decision.desired.decode,
+            decision_id=now.next_decision_id,
+        )
+        try:
+            await self._intents.write(replace(intent, counts=counts, unfinished=changes))
+        except ClusterConflict as error:
+            raise TemporaryError("the desired counts are being changed by somebody else") from error
+        self._begin()
+        self._executor.wake()
+        return counts.decision_id
+
+    async def components(self) -> DeployedComponents:
+        """The workloads, with the models that their command lines or their status name."""
+        sight, intent = await self._workloads.look(), await self._intents.read()
+        found = tuple(
+            ScaledComponent(each.role, each.name, (each.model,) if each.model else ())
+            for each in sight.workloads
+        )
+        missing = missing_workers(_fleet(sight), _counts(sight, intent))
+        return DeployedComponents(found, sight.not_ready or missing)
+
+    async def close(self) -> None:
+        """End the background work; what is unfinished is finished by the next planner."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._end:
+            await self._end()
+
+    def _begin(self) -> None:
+        if self._task is None and self._acts:
+            self._task = asyncio.create_task(self._executor.run(), name="carrying out decisions")
+
+    def _refuse_over_budget(self, desired: Targets, sight: WorkloadView) -> None:
+        """Raise CapacityError for more GPUs than the budget has, unless more are asked for now."""
+        gpus = {each.role: self._budget.gpus_of(each) for each in sight.workloads}
+        wanted = sum(desired.of(role) * each for role, each in gpus.items())
+        now = sum(each.replicas * gpus[each.role] for each in sight.workloads)
+        if wanted > self._budget.gpus and wanted > now:
+            raise CapacityError(
+                f"{desired} would hold {wanted:g} GPUs",
+                hint=f"max-gpu-budget allows {self._budget.gpus:g}.",
+            )
+
+    def _holds(self, intent: Intent) -> RoleHolds:
+        try:
+            return RoleHolds.from_text(intent.holds).in_force(self._unix_time_s())
+        except ValueError as error:
+            if intent.holds != self._ignored:
+                log.warning("ignoring the holds in the ConfigMap %s: %s", self._intents.name, error)
+            self._ignored = intent.holds
+            return RoleHolds()
+
+
+def _fleet(sight: WorkloadView) -> FleetCounts:
+    counts: Mapping[Role, WorkerCounts] = {each.role: each.counts() for each in sight.workloads}
+    return FleetCounts(counts.get(Role.PREFILL, WorkerCounts()), counts.get(Role.DECODE, WorkerCounts()))
+
+
+def _counts(sight: WorkloadView, intent: Intent) -> DesiredCounts:
+    """Return the numbers asked for: of the objects, but for the changes that are still to be made."""
+    asked = {each.role: each.replicas for each in sight.workloads}
+    for role, change in intent.unfinished.items():
+        if role in asked and change.includes(asked[role]):
+            asked[role] = change.after
+    prefill, decode = (asked.get(role, -1) for role in SCALED_ROLES)
+    return replace(intent.counts, num_prefill_workers=prefill, num_decode_workers=decode)
