@@ -29,6 +29,7 @@ COMMANDS = {
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
+    "export": ("exporting.export", "Write the manifests that run a deployment on Kubernetes."),
     "pull": ("pull", "Fetch a small model to serve."),
     "compat": ("compat", "Run a program of the original's API."),
 }

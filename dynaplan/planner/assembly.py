@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
 from dynaplan.domain.wire.discovery import public_urls
+from dynaplan.domain.wire.pulse import LATE_AFTER_S
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
@@ -54,6 +56,23 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
+
+
+class LoopPulse:
+    """The last beat of a planner's loop, and whether the next one is overdue."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_s = math.inf
+
+    def beat(self, every_s: float) -> None:
+        """Note that the loop goes on, and will say so again in ``every_s`` seconds."""
+        self._due_s = self._clock.now_s() + every_s
+
+    @property
+    def is_late(self) -> bool:
+        """True when the next beat is overdue by more than a busy machine delays one; not before the first."""
+        return self._clock.now_s() > self._due_s + LATE_AFTER_S
 
 
 def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
@@ -92,15 +111,16 @@ async def run_planner(settings: PlannerSettings) -> None:
         reconnects = settings.nats_max_reconnects
         messenger = OnFirstUse(partial(wiring.connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
-        planner = make_planner(settings, store, discovery, messenger, wiring.connections.system_clock())
+        clock = wiring.connections.system_clock()
+        pulse = LoopPulse(clock)
+        planner = make_planner(settings, store, discovery, messenger, clock, pulse.beat)
         stack.push_async_callback(planner.close)
         if settings.environment == KUBERNETES:
             await _announced(_validated(planner.connector, settings), "the Kubernetes API server to answer")
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
 
-            port = settings.metric_reporting_prometheus_port
-            server = await serve_metrics(port, settings.namespace, planner.numbers)
+            server = await serve_metrics(settings, planner.numbers, lambda: not pulse.is_late)
             stack.push_async_callback(server.cleanup)
         await planner.loop.run()
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dynaplan.domain.trace import TracedRequest, seconds, tokens
-from dynaplan.domain.wire.documents import shown
+from dynaplan.domain.wire.documents import number_field, object_field, parse_object, shown
 
 MOONCAKE_BLOCK_TOKENS = 512
 """The tokens of a block in Mooncake's traces, as their paper states."""
@@ -197,6 +197,45 @@ def _from_ms(document: Mapping[str, Any], field: str) -> float:
     return seconds({field: value / 1000 if is_number else value}, field)
 
 
+MOST_REQUESTS = 10_000_000
+"""The requests of one recorded interval from which on a line is an error."""
+
+
+def _read_decisions(lines: Iterable[str]) -> NumberedRequests:
+    """Read a planner's ``decisions.jsonl`` as traffic: the requests of each interval, evenly spread over it.
+
+    Lengths are the interval's means. Intervals without data are left out, for no data is not no traffic.
+    """
+    began_s = 0.0
+    for number, line in enumerate(lines, 1):
+        try:
+            found = _measured(parse_object(line)) if line.strip() else None
+        except ValueError as error:
+            raise BadLine(number, str(error)) from None
+        if found is None:
+            continue
+        interval_s, count, lengths = found
+        for index in range(count):
+            yield number, TracedRequest(began_s + index / count * interval_s, *lengths)
+        began_s += interval_s
+
+
+def _measured(document: Mapping[str, Any]) -> tuple[float, int, tuple[int, int]] | None:
+    """Return the seconds of a recorded interval, its requests and their mean lengths; None without data."""
+    interval_s = number_field(object_field(document, "settings"), "adjustment-interval")
+    traffic = object_field(document, "observation").get("traffic") or {}
+    if not isinstance(traffic, dict) or traffic.get("requests") is None:
+        return None
+    names = ("requests", "interval_s", "isl_tokens", "osl_tokens")
+    known = {name: traffic[name] for name in names if traffic.get(name) is not None}
+    requests, lasted_s, isl, osl = (number_field(known, name, 0) for name in names)
+    # One that lasted longer is scaled, as in the history of the planner itself.
+    scaled = requests * interval_s / lasted_s if lasted_s > 0 else -1
+    if interval_s <= 0 or not 0 <= scaled <= MOST_REQUESTS or min(isl, osl) < 0:
+        raise ValueError(f"the traffic is {shown(known)}, which no interval has")
+    return interval_s, round(scaled), (round(isl), round(osl))
+
+
 FORMATS = (
     TraceFormat("Azure CSV", f"the columns {', '.join(AZURE_COLUMNS)}", _is_azure, _read_azure),
     TraceFormat(
@@ -216,6 +255,12 @@ FORMATS = (
         "arrival_s, prompt_tokens, output_tokens and perhaps block_hashes with block_tokens",
         _has_keys("arrival_s", "prompt_tokens", "output_tokens"),
         lambda lines: _json_lines(lines, TracedRequest.from_json),
+    ),
+    TraceFormat(
+        "decisions of a planner",
+        "settings, and an observation with the traffic of the interval",
+        _has_keys("wall_time", "settings", "observation", "decision"),
+        _read_decisions,
     ),
 )
 """All formats, in the order in which a first line is compared with them."""

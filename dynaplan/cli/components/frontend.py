@@ -10,6 +10,7 @@ import click
 from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
+    advertise_port_option,
     config_file_option,
     tls_options,
     token_file_option,
@@ -47,6 +48,7 @@ LISTED = {name: each for name, each in stock.FRONTEND.items() if name not in OWN
 )
 @token_file_option
 @advertise_host_option
+@advertise_port_option
 @tls_options
 @click.pass_context
 def command(
@@ -59,6 +61,7 @@ def command(
     api_key: str,
     token_file: Path | None,
     advertise_host: str | None,
+    advertise_port: int,
 ) -> int:
     """Run one frontend in the foreground, for the workers of a namespace.
 
@@ -73,7 +76,8 @@ def command(
     from dynaplan.runtime.listening.reaching import reachable
 
     flags = known_flags(ctx)
-    address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
+    has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
+    address = reachable(advertise_host, has_token=has_token, port=advertise_port)
     wiring.certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)

@@ -30,6 +30,14 @@ advertise_host_option = click.option(
     help="Name or address by which other hosts reach this one; needs the token.  [default: loopback]",
 )
 
+advertise_port_option = click.option(
+    "--advertise-port",
+    type=click.IntRange(0, 65535),
+    envvar="DYNAPLAN_ADVERTISE_PORT",
+    default=0,
+    help="Port there; 0, the default, takes a free one.",
+)
+
 
 def tls_option(name: str) -> Callable[[Command], Command]:
     """Return the option for a file of TLS, which goes into the environment of all processes."""

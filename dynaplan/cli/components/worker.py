@@ -10,6 +10,7 @@ import click
 from dynaplan.cli.components.flags import FLAGS, ComponentCommand, Flags, known_flags
 from dynaplan.cli.components.shared_options import (
     advertise_host_option,
+    advertise_port_option,
     config_file_option,
     tls_options,
     token_file_option,
@@ -52,6 +53,7 @@ LISTED = options_of(WorkerSettings, EngineOptions, SimulationOptions, Disaggrega
 @click.option("--use-busy-gpus", is_flag=True, help="Also take a GPU whose memory other programs use.")
 @token_file_option
 @advertise_host_option
+@advertise_port_option
 @tls_options
 @click.pass_context
 def command(
@@ -63,6 +65,7 @@ def command(
     use_busy_gpus: bool,
     token_file: Path | None,
     advertise_host: str | None,
+    advertise_port: int,
 ) -> int:
     """Run one worker in the foreground and join a namespace: frontends send it requests.
 
@@ -82,7 +85,8 @@ def command(
     from dynaplan.runtime.listening.reaching import reachable
 
     flags: Flags = ctx.meta[FLAGS]
-    address = reachable(advertise_host, has_token=bool(token_file or os.environ.get(TOKEN_VARIABLE)))
+    has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
+    address = reachable(advertise_host, has_token=has_token, port=advertise_port)
     wiring.certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     name = COMPONENTS[role]

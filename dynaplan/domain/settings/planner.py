@@ -116,8 +116,9 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         None, "Prometheus server to ask about traffic; without one the frontends are asked"
     )
     metric_reporting_prometheus_port: int = option(
-        0, "Port of the planner's own /metrics when it runs on its own; 0 for none", least=0
+        0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", least=0
     )
+    metric_reporting_prometheus_host: str = option("127.0.0.1", "Address of that port")
 
     @property
     def is_by_targets(self) -> bool:

@@ -20,8 +20,10 @@ class Address:
     host: str
 
 
-def reachable(host: str | None, *, has_token: bool) -> Address | None:
+def reachable(host: str | None, *, has_token: bool, port: int = 0) -> Address | None:
     """Return the bound address of ``--advertise-host``; None for loopback, which needs nothing.
+
+    ``port`` 0 takes a free one.
 
     Raises ConfigError without a token that was named: other hosts could not have one that is made here. So
     does a host that is not an address of this machine.
@@ -42,10 +44,11 @@ def reachable(host: str | None, *, has_token: bool) -> Address | None:
     bare = host.strip("[]")
     try:
         address = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM)[0][4][0]
-        bound = bound_socket(str(address), 0)
+        bound = bound_socket(str(address), port)
     except OSError as error:
         raise ConfigError(
-            f"--advertise-host {host}: {error.strerror}",
-            hint="Expected a name or an address of this machine, as other hosts know it.",
+            f"--advertise-host {host}{f', port {port}' if port else ''}: {error.strerror}",
+            hint="Expected a name or an address of this machine, as other hosts know it"
+            f"{', and a free port' if port else ''}.",
         ) from error
     return Address(bound, bare)

@@ -36,7 +36,7 @@ def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, m
 
 
 def test_a_command_like_no_other_is_answered_with_all() -> None:
-    assert "Known: compat, frontend, logs, orchestrate, planner" in run("xyzzy")
+    assert "Known: compat, export, frontend, logs, orchestrate, planner" in run("xyzzy")
 
 
 def test_the_module_runs_as_the_command_does() -> None:

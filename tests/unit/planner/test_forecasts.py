@@ -11,6 +11,7 @@ from dynaplan.adapters.recorders.gauges import GaugesRecorder
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.assembly import LoopPulse
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics_server import serve_metrics
@@ -109,13 +110,29 @@ def test_gpu_hours_count_by_the_clock_and_only_while_workers_are_there():
 
 
 async def test_a_planner_of_its_own_serves_its_numbers(unused_tcp_port):
-    runner = await serve_metrics(unused_tcp_port, "ns", lambda: {"dynamo_planner_gpu_hours": 1.5})
+    settings = PlannerSettings(namespace="ns", metric_reporting_prometheus_port=unused_tcp_port)
+    clock = ManualClock()
+    pulse = LoopPulse(clock)
+    runner = await serve_metrics(
+        settings, lambda: {"dynamo_planner_gpu_hours": 1.5}, lambda: not pulse.is_late
+    )
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+
+    async def health(session: aiohttp.ClientSession) -> tuple[int, str]:
+        async with session.get(f"{url}/health") as response:
+            return response.status, (await response.json())["status"]
+
     try:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response,
-        ):
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
             text = await response.text()
+            before = await health(session)
+            pulse.beat(1.0)
+            clock.advance(11.0)
+            busy = await health(session)
+            clock.advance(1.0)
+            still = await health(session)
     finally:
         await runner.cleanup()
     assert 'dynamo_planner_gpu_hours{dynamo_namespace="ns"} 1.5' in text
+    assert before == busy == (200, "ready")
+    assert still == (503, "standing still")

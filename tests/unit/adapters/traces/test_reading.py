@@ -43,6 +43,15 @@ def recorded(*arrivals_s: float) -> str:
     return lines(*({"arrival_s": each, "prompt_tokens": 1, "output_tokens": 1} for each in arrivals_s))
 
 
+def decided(**traffic: object) -> str:
+    """One line of a planner's ``decisions.jsonl``."""
+    observation = {"traffic": {"interval_s": 30.0, **traffic} if traffic else None}
+    settings = {"adjustment-interval": 30.0}
+    return lines(
+        {"wall_time": "", "settings": settings, "state": {}, "observation": observation, "decision": {}}
+    )
+
+
 @pytest.mark.parametrize("name", ["trace", "trace.csv", "trace.jsonl"])
 def test_the_content_tells_the_format_and_not_the_name(tmp_path: Path, name: str) -> None:
     assert list(read_trace(written(tmp_path, AZURE, name))) == pytest.approx(FROM_AZURE)
@@ -77,6 +86,22 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     requests = [TracedRequest(0.0, 200, 10, (5, -6, 1 << 63), 64), TracedRequest(0.25, 3, 0)]
     text = lines(*(each.to_json() for each in requests))
     assert list(read_trace(written(tmp_path, text))) == requests
+
+
+def test_decisions_of_a_planner_are_the_traffic_that_it_measured(tmp_path: Path) -> None:
+    text = (
+        decided(requests=2, isl_tokens=100.4, osl_tokens=20)
+        + decided()
+        + decided(requests=None)
+        + "\n"
+        + decided(requests=0, isl_tokens=None, osl_tokens=None)
+        + decided(requests=2.0, interval_s=60.0, isl_tokens=50, osl_tokens=5)
+    )
+    assert list(read_trace(written(tmp_path, text))) == [
+        TracedRequest(0.0, 100, 20),
+        TracedRequest(15.0, 100, 20),
+        TracedRequest(60.0, 50, 5),
+    ]
 
 
 def test_requests_come_in_the_order_of_arrival(tmp_path: Path) -> None:
@@ -122,6 +147,12 @@ def test_requests_with_many_blocks_are_put_in_order_over_fewer_lines(
         (recorded(1.0) + '{"arrival_s": 2, "prompt_tokens": 1}', "line 2: output_tokens is missing"),
         (recorded(1.0) + recorded(2.0).replace("2.0", "NaN"), "line 2: arrival_s is nan, which is no number"),
         (recorded(1.0) + recorded(2.0).replace('s": 1', 's": 1.5'), "line 2: prompt_tokens is 1.5"),
+        (decided(requests=1) + "{}", "line 2: 'settings' is None: expected a JSON object"),
+        (decided(requests=1) + decided(requests="many"), "line 2: 'requests' is 'many': expected a number"),
+        (decided(requests=1) + decided(requests=-1), "line 2: the traffic is .*, which no interval has"),
+        (decided(requests=1) + decided(requests=1e9), "line 2: the traffic is .*, which no interval has"),
+        (decided(requests=1) + decided(requests=1, interval_s=0), "line 2: the traffic is"),
+        (decided(requests=1, isl_tokens=-1), "line 1: the traffic is .*, which no interval has"),
         (
             recorded(1.0) + '{"arrival_s": 2, "prompt_tokens": 1, "output_tokens": 1, "block_hashes": [1]}',
             "line 2: block_tokens is missing",

@@ -37,3 +37,17 @@ def test_the_name_is_kept_and_its_address_is_bound(monkeypatch: pytest.MonkeyPat
     assert found
     with found.socket:
         assert (found.host, found.socket.getsockname()[0]) == ("gpu1.example", "127.0.0.1")
+
+
+def test_a_port_that_is_asked_for_is_bound_and_one_that_is_taken_is_named(
+    monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    address = (2, 1, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(reaching.socket, "getaddrinfo", lambda *_, **__: [address])
+    found = reaching.reachable("gpu1.example", has_token=True, port=unused_tcp_port)
+    assert found
+    with found.socket:
+        found.socket.listen()
+        assert found.socket.getsockname()[1] == unused_tcp_port
+        with pytest.raises(ConfigError, match=rf"gpu1.example, port {unused_tcp_port}: .*\n.*a free port"):
+            reaching.reachable("gpu1.example", has_token=True, port=unused_tcp_port)

@@ -1,0 +1,1 @@
+"""Kubernetes manifests of a deployment, as plain data: with Dynamo's operator or without one."""

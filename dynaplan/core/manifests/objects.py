@@ -1,0 +1,100 @@
+"""The objects around the pods: what each is called, its labels, and the plain kinds."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+from dynaplan.core.manifests.exported import Document, ExportedDeployment
+from dynaplan.domain.lifecycle import Role
+
+ROLE_LABEL = "dynaplan.io/role"
+"""The label by which the planner finds what it scales: ``prefill`` or ``decode``."""
+
+INSTANCE_LABEL, COMPONENT_LABEL = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+
+SCALED = (Role.PREFILL, Role.DECODE)
+"""The roles that the planner scales."""
+
+
+def labels(deployment: ExportedDeployment, component: str = "") -> dict[str, str]:
+    """Return the labels of an object; with a component those of its pods, too."""
+    found = {
+        "app.kubernetes.io/name": "dynaplan",
+        INSTANCE_LABEL: deployment.name,
+        "app.kubernetes.io/managed-by": "dynaplan",
+    }
+    if component:
+        found[COMPONENT_LABEL] = component
+    if component in [role.value for role in SCALED]:
+        found[ROLE_LABEL] = component
+    return found
+
+
+def selector(deployment: ExportedDeployment, component: str) -> dict[str, str]:
+    """Return the labels that select a component's pods: they must never change."""
+    return {INSTANCE_LABEL: deployment.name, COMPONENT_LABEL: component}
+
+
+def metadata(deployment: ExportedDeployment, name: str, component: str = "") -> Document:
+    """Return the metadata of an object of that name."""
+    place = {"namespace": deployment.namespace} if deployment.namespace else {}
+    return {"name": name, **place, "labels": labels(deployment, component)}
+
+
+def config_map(
+    deployment: ExportedDeployment,
+    part: str,
+    texts: Mapping[str, str],
+    files: Mapping[str, bytes] | None = None,
+) -> Document:
+    """Return a ConfigMap with these texts, and files that need not be text."""
+    binary = {key: base64.b64encode(content).decode() for key, content in (files or {}).items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(deployment, deployment.object_name(part)),
+        **({"data": dict(texts)} if texts else {}),
+        **({"binaryData": binary} if binary else {}),
+    }
+
+
+def secret(deployment: ExportedDeployment) -> Document:
+    """Return the Secret with everything that nobody else may read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(deployment, deployment.object_name("secret")),
+        "type": "Opaque",
+        "stringData": dict(deployment.secrets),
+    }
+
+
+def service(deployment: ExportedDeployment, component: str, port_name: str, port: int) -> Document:
+    """Return the Service by which a component is found inside the cluster."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(deployment, deployment.object_name(component), component),
+        "spec": {
+            "selector": selector(deployment, component),
+            "ports": [{"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}],
+        },
+    }
+
+
+def workload(
+    deployment: ExportedDeployment, component: str, replicas: int, template: Document, strategy: Document
+) -> Document:
+    """Return the Deployment (Kubernetes' kind) of a component's pods."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(deployment, deployment.object_name(component), component),
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": selector(deployment, component)},
+            "strategy": strategy,
+            "template": template,
+        },
+    }

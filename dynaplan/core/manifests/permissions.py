@@ -1,0 +1,100 @@
+"""The rights in the cluster: the planner's, as few as it needs, and which pods may call which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaplan.core.manifests.exported import Document, ExportedDeployment
+from dynaplan.core.manifests.nats_server import COMPONENT as NATS_COMPONENT
+from dynaplan.core.manifests.objects import COMPONENT_LABEL, INSTANCE_LABEL, SCALED, metadata
+
+NVIDIA = "nvidia.com"
+
+
+def planner_rights(deployment: ExportedDeployment, rules: Sequence[Document]) -> list[Document]:
+    """Return the planner's ServiceAccount, its Role with these rules, and the RoleBinding between them."""
+    name = deployment.object_name("planner")
+    group = "rbac.authorization.k8s.io"
+    place = {"namespace": deployment.namespace} if deployment.namespace else {}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(deployment, name)},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": metadata(deployment, name),
+            "rules": list(rules),
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata(deployment, name),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, **place}],
+        },
+    ]
+
+
+def inside_only(deployment: ExportedDeployment) -> Document:
+    """Return the NetworkPolicy of workers and NATS: pods of this deployment call them, and nobody else.
+
+    The workers' own port stays open, for Prometheus and for the node's probes: it asks for the token.
+    """
+    closed = [*(role.value for role in SCALED), *_nats(deployment)]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(deployment, deployment.object_name("inside")),
+        "spec": {
+            "podSelector": {
+                "matchLabels": {INSTANCE_LABEL: deployment.name},
+                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": closed}],
+            },
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": {INSTANCE_LABEL: deployment.name}}}]},
+                {"ports": [{"port": "http", "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def _nats(deployment: ExportedDeployment) -> list[str]:
+    return [NATS_COMPONENT] if deployment.servers.is_own_nats else []
+
+
+def scaling_rules(deployment: ExportedDeployment) -> list[Document]:
+    """Return the rights to scale the Deployments of the roles, and to say which of their pods goes first."""
+    return [
+        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list"]},
+        {
+            "apiGroups": ["apps"],
+            "resources": ["deployments/scale"],
+            "resourceNames": _scaled(deployment),
+            "verbs": ["get", "patch"],
+        },
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]},
+    ]
+
+
+def operator_rules(deployment: ExportedDeployment) -> list[Document]:
+    """Return the rights to scale a DynamoGraphDeployment: by its adapters, or by itself where it has none."""
+    return [
+        {
+            "apiGroups": [NVIDIA],
+            "resources": ["dynamographdeployments"],
+            "resourceNames": [deployment.name],
+            "verbs": ["get", "patch"],
+        },
+        {
+            "apiGroups": [NVIDIA],
+            "resources": ["dynamographdeploymentscalingadapters/scale"],
+            "resourceNames": _scaled(deployment),
+            "verbs": ["get", "patch"],
+        },
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]},
+    ]
+
+
+def _scaled(deployment: ExportedDeployment) -> list[str]:
+    """Return the names of what is scaled; an adapter's is that of the graph and its component."""
+    return [deployment.object_name(role.value) for role in SCALED if deployment.of_role(role)]

@@ -1,0 +1,131 @@
+"""Manifests fit Kubernetes' schemas, and the operator's."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube import codecs
+from lightkube.models.core_v1 import PodTemplateSpec
+
+from dynaplan.core.manifests.documents import DYNAMO, NONE, OPERATORS, manifests, too_large
+from dynaplan.core.manifests.exported import SharedServices, VolumeMount
+from tests.unit.core.manifests.deployments import DECODE, FRONTEND, deployment, found, of_kind
+
+GRAPH_DEPLOYMENTS = Path(__file__).parents[3] / "fixtures" / "kubernetes" / "crd_dgd_reduced.json"
+"""Of the definition of Dynamo's operator (ai-dynamo/dynamo, Apache-2.0): names, versions, and a component's
+fields, its pod templates left open."""
+
+
+def fits(schema: dict[str, Any], value: Any) -> bool:
+    """Tell whether a value fits an OpenAPI schema, as far as the CRD uses them; unknown fields do not."""
+    kinds = {"object": dict, "array": list, "string": str, "integer": int}
+    if not isinstance(value, kinds[schema["type"]]) or value not in schema.get("enum", [value]):
+        return False
+    if isinstance(value, int):
+        return value >= schema.get("minimum", value)
+    if isinstance(value, list):
+        return all(fits(schema["items"], each) for each in value)
+    if isinstance(value, str) or "properties" not in schema:
+        return True
+    known = schema["properties"]
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields", False)
+    has_all = set(schema.get("required", ())) <= value.keys()
+    return has_all and all(fits(known[key], each) if key in known else is_open for key, each in value.items())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_object_fits_kubernetes_schema_and_has_no_field_that_it_does_not_know(operator: str) -> None:
+    volumes = (VolumeMount("models", "/models"),)
+    documents = manifests(deployment(namespace="llm", volumes=volumes), operator)
+    plain = [each for each in documents if each["kind"] != "DynamoGraphDeployment"]
+    assert [codecs.from_dict(each).to_dict() for each in plain] == plain
+    assert {each["metadata"]["namespace"] for each in documents} == {"llm"}
+
+
+def test_a_graph_deployment_fits_the_operators_definition_and_its_pods_kubernetes() -> None:
+    definition = json.loads(GRAPH_DEPLOYMENTS.read_text())
+    versions = {each["name"]: each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"]}
+    graph = found(manifests(deployment(framework="vllm"), DYNAMO), "DynamoGraphDeployment", "box")
+    assert fits(versions["v1beta1"], graph)
+    assert not fits(versions["v1beta1"], {**graph, "spec": {"backendFramework": "none"}})
+    components = graph["spec"]["components"]
+    pods = [each["podTemplate"] for each in components]
+    assert [PodTemplateSpec.from_dict(each).to_dict() for each in pods] == pods
+    assert [(each["name"], each["type"], each["replicas"]) for each in components] == [
+        ("frontend", "frontend", 1),
+        ("decode", "decode", 2),
+        ("prefill", "prefill", 1),
+        ("planner", "planner", 1),
+    ]
+    assert ["scalingAdapter" in each for each in components] == [False, True, True, False]
+
+
+def test_the_operator_is_told_the_engine_only_where_it_has_a_word_for_it() -> None:
+    spec = found(manifests(deployment(), DYNAMO), "DynamoGraphDeployment", "box")["spec"]
+    assert "backendFramework" not in spec
+
+
+def test_the_planner_of_a_graph_deployment_knows_its_name() -> None:
+    components = found(manifests(deployment(), DYNAMO), "DynamoGraphDeployment", "box")["spec"]["components"]
+    environments = [each["podTemplate"]["spec"]["containers"][0]["env"] for each in components]
+    named = [{"name": "DYN_PARENT_DGD_K8S_NAME", "value": "box"} in each for each in environments]
+    assert named == [False, False, False, True]
+
+
+def test_workers_are_found_by_their_role_and_never_need_a_gpu_more_while_they_are_replaced() -> None:
+    workloads = of_kind(manifests(deployment()), "Deployment")
+    roles = {
+        each["metadata"]["name"]: each["metadata"]["labels"].get("dynaplan.io/role") for each in workloads
+    }
+    assert roles == {
+        "box-nats": None,
+        "box-frontend": None,
+        "box-decode": "decode",
+        "box-prefill": "prefill",
+        "box-planner": None,
+    }
+    decode = found(workloads, "Deployment", "box-decode")["spec"]
+    assert (decode["replicas"], decode["strategy"]["rollingUpdate"]["maxSurge"]) == (2, 0)
+    assert decode["template"]["metadata"]["labels"]["dynaplan.io/role"] == "decode"
+    assert found(workloads, "Deployment", "box-planner")["spec"]["strategy"] == {"type": "Recreate"}
+    assert found(workloads, "Deployment", "box-frontend")["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+    }
+
+
+def test_what_selects_pods_are_labels_of_them() -> None:
+    documents = manifests(deployment())
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(documents, "Deployment")]
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in of_kind(documents, "Deployment")]
+    matches = [[selector.items() <= labels.items() for labels in pods].count(True) for selector in selectors]
+    assert matches == [1] * len(pods)
+    services = [each["spec"]["selector"] for each in of_kind(documents, "Service")]
+    assert all(any(each.items() <= labels.items() for labels in pods) for each in services)
+
+
+def test_without_a_planner_and_with_servers_of_others_there_is_nothing_for_them() -> None:
+    servers = SharedServices("etcd", etcd_url="http://etcd:2379")
+    documents = manifests(deployment(services=(FRONTEND, DECODE), servers=servers, planner_files={}))
+    assert [each["kind"] for each in documents] == [
+        *("Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Deployment")
+    ]
+
+
+def test_files_of_the_planner_come_out_at_their_paths_byte_for_byte() -> None:
+    documents = manifests(deployment(), NONE)
+    stored = found(documents, "ConfigMap", "box-planner")["binaryData"]
+    pod = found(documents, "Deployment", "box-planner")["spec"]["template"]["spec"]
+    (volume,) = (each["configMap"] for each in pod["volumes"] if each["name"] == "planner")
+    paths = {item["path"]: base64.b64decode(stored[item["key"]]) for item in volume["items"]}
+    assert paths == {"profile/a/raw_data.npz": b"PK\x00\xff"}
+
+
+def test_a_config_map_that_no_server_takes_is_named() -> None:
+    assert too_large(manifests(deployment())) == []
+    large = manifests(deployment(planner_files={"profile/p.json": bytes(800_000)}))
+    assert too_large(large) == ["box-planner"]

@@ -1,0 +1,57 @@
+"""The planner may scale what it is for, and nothing else; only the deployment's pods call its workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaplan.core.manifests.documents import DYNAMO, NONE, manifests
+from dynaplan.core.manifests.exported import SharedServices
+from tests.unit.core.manifests.deployments import DECODE, FRONTEND, PLANNER, deployment, found
+
+
+@pytest.mark.parametrize(
+    ("operator", "resource", "names"),
+    [
+        (NONE, "deployments/scale", ["box-prefill", "box-decode"]),
+        (DYNAMO, "dynamographdeploymentscalingadapters/scale", ["box-prefill", "box-decode"]),
+        (DYNAMO, "dynamographdeployments", ["box"]),
+    ],
+)
+def test_the_planner_may_change_what_it_scales_by_name(
+    operator: str, resource: str, names: list[str]
+) -> None:
+    rules = found(manifests(deployment(), operator), "Role", "box-planner")["rules"]
+    (rule,) = (each for each in rules if each["resources"] == [resource])
+    assert rule["resourceNames"] == names
+    assert rule["verbs"] == ["get", "patch"]
+
+
+@pytest.mark.parametrize("operator", [NONE, DYNAMO])
+def test_the_planner_may_not_read_secrets_nor_make_or_delete_anything(operator: str) -> None:
+    rules = found(manifests(deployment(), operator), "Role", "box-planner")["rules"]
+    assert {verb for each in rules for verb in each["verbs"]} <= {"get", "list", "patch"}
+    assert not {"secrets", "*"} & {name for each in rules for name in each["resources"]}
+
+
+def test_what_is_not_there_is_not_named() -> None:
+    documents = manifests(deployment(services=(FRONTEND, DECODE, PLANNER)))
+    named = [each.get("resourceNames") for each in found(documents, "Role", "box-planner")["rules"]]
+    assert named == [None, ["box-decode"], None]
+
+
+def test_the_binding_joins_account_and_role_in_one_namespace() -> None:
+    documents = manifests(deployment(namespace="llm"))
+    binding = found(documents, "RoleBinding", "box-planner")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "box-planner", "namespace": "llm"}]
+    assert binding["roleRef"]["name"] == found(documents, "Role", "box-planner")["metadata"]["name"]
+
+
+def test_workers_and_their_servers_are_called_from_inside_and_their_own_port_from_everywhere() -> None:
+    policy = found(manifests(deployment()), "NetworkPolicy", "box-inside")["spec"]
+    assert policy["podSelector"]["matchExpressions"][0]["values"] == ["prefill", "decode", "nats"]
+    inside, open_port = policy["ingress"]
+    assert inside["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "box"}}}]
+    assert open_port == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    other = manifests(deployment(servers=SharedServices("nats", "nats://nats:4222")))
+    closed = found(other, "NetworkPolicy", "box-inside")["spec"]["podSelector"]["matchExpressions"][0]
+    assert closed["values"] == ["prefill", "decode"]
