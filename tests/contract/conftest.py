@@ -1,11 +1,15 @@
-"""Servers that the tests of a module share."""
+"""Servers that the tests of a module share, and clients of a test's own server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
+import nats as nats_py
 import pytest
+from nats.js.kv import KeyValue
 
+from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from tests.fakes.servers import Server, start_etcd, start_nats
 
 
@@ -23,3 +27,26 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start_nats(tmp_path_factory.mktemp("n"))
     yield server
     server.kill()
+
+
+@pytest.fixture
+async def etcd_store(etcd: Server) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore.from_environment(etcd.environment)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def nats_store(nats: Server) -> AsyncIterator[NatsStore]:
+    store = NatsStore.from_environment(nats.environment)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def nats_bucket(nats: Server, nats_store: NatsStore) -> AsyncIterator[KeyValue]:
+    """The bucket of ``nats_store`` as NATS' own client for Python sees it."""
+    await nats_store.identity()
+    client = await nats_py.connect(nats.environment["NATS_SERVER"], token=nats.environment["NATS_AUTH_TOKEN"])
+    yield await client.jetstream().key_value("dynaplan")
+    await client.close()

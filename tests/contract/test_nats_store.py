@@ -19,11 +19,9 @@ from tests.fakes.servers import Server, start_nats
 
 
 @pytest.fixture
-async def store(nats: Server) -> AsyncIterator[NatsStore]:
+def store(nats_store: NatsStore) -> NatsStore:
     """A store on a server of its own, to be killed."""
-    store = NatsStore.from_environment(nats.environment)
-    yield store
-    await store.close()
+    return nats_store
 
 
 @pytest.fixture
@@ -42,13 +40,8 @@ async def watch(store: NatsStore) -> AsyncIterator[Watched]:
 
 
 @pytest.fixture
-async def bucket(nats: Server, store: NatsStore) -> AsyncIterator[Bucket]:
-    """The same bucket as NATS' own client for Python sees it."""
-    await store.identity()
-    environment = nats.environment
-    client = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
-    yield await client.jetstream().key_value("dynaplan")
-    await client.close()
+def bucket(nats_bucket: Bucket) -> Bucket:
+    return nats_bucket
 
 
 async def test_a_watch_that_begins_while_the_process_lags_behind_waits_for_what_is_written(

@@ -7,10 +7,8 @@ import base64
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats as nats_py
 import pytest
 from nats.js.kv import KeyValue
 
@@ -56,28 +54,6 @@ class Etcdctl:
 
 def locks_of(store: Store) -> Locks:
     return Locks(store, store, SystemClock(), 10)
-
-
-@pytest.fixture
-async def etcd_store(etcd: Server) -> AsyncIterator[EtcdStore]:
-    store = EtcdStore.from_environment(etcd.environment)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def nats_store(nats: Server) -> AsyncIterator[NatsStore]:
-    store = NatsStore.from_environment(nats.environment)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def nats_bucket(nats: Server, nats_store: NatsStore) -> AsyncIterator[KeyValue]:
-    await nats_store.identity()
-    client = await nats_py.connect(nats.environment["NATS_SERVER"], token=nats.environment["NATS_AUTH_TOKEN"])
-    yield await client.jetstream().key_value("dynaplan")
-    await client.close()
 
 
 async def test_etcdctl_reads_and_writes_a_bucket(etcd: Server, etcd_store: EtcdStore) -> None:
