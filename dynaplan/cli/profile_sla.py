@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
-    from dynaplan.profiler.session import Profiled, ProfileOptions
+    from dynaplan.profiler.session import Profiled, ProfileOptions, RunStage
 
 EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -85,18 +86,32 @@ log = logging.getLogger("dynaplan.profile_sla")
     show_default=True,
     help="Sender of the load; auto: aiperf if it is installed.",
 )
+@click.option(
+    "--estimate",
+    is_flag=True,
+    help="Start nothing: estimate the times from the model's config.json and the GPU's data sheet.",
+)
+@click.option("--gpu-type", metavar="NAME", help="Of --estimate, such as h100_sxm; default: this box's GPU.")
+@click.option(
+    "--model-config",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Of --estimate: a config.json or its directory; default: the worker's model.",
+)
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
 def command(context: click.Context, /, config_file: str, **given: Any) -> int:
     """Measure TTFT and ITL of an engine for each tensor parallel size, and recommend one.
 
-    Each size is started by itself on this box. Points that were measured before are not measured again.
+    Each size is started by itself on this box. Points that were measured before are not measured again. With
+    --estimate nothing is started, and this box needs no GPU.
     """
     options = _options(config_file, context.obj, given)
     _check_names(options)
+    options, run_stage = _estimated(options, given) if given["estimate"] else _measured(options, given)
     progress = ProfileProgress()
     _log_to(options.output_dir / LOG_FILE)
-    profiled = _run(options, progress)
+    profiled = _run(options, progress, run_stage)
     if profiled is None:
         click.echo(
             "Interrupted; the deployment has ended. The same command goes on where this one was.", err=True
@@ -196,14 +211,37 @@ def _check_names(options: ProfileOptions) -> None:
         raise ConfigError(fault, hint=error.hint) from error
 
 
-def _run(options: ProfileOptions, progress: ProfileProgress) -> Profiled | None:
+def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
+    """Return the options, and what measures; raises ConfigError for an option that only an estimate has."""
+    from dynaplan.domain.errors import ConfigError
+    from dynaplan.profiler.stage import run_stage
+
+    for name in ("gpu_type", "model_config"):
+        if given[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is '{given[name]}'", hint=f"{option} is for --estimate.")
+    return options, run_stage
+
+
+def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
+    """Return the options of an estimate, and what stands for starting and measuring an engine."""
+    from dynaplan import wiring
+    from dynaplan.profiler.estimating import estimated_engine
+
+    gpus, _ = wiring.box.gpu_inventory(None)
+    names = tuple(gpu.name for gpu in gpus)
+    engine = estimated_engine(options.config, given["gpu_type"], given["model_config"], names)
+    return replace(options, origin=engine.origin), engine.run_stage
+
+
+def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage) -> Profiled | None:
     """Run to the end; None when it was interrupted, and has ended in order."""
     import uvloop
 
     from dynaplan.profiler.session import profile
 
     async def until_told() -> Profiled | None:
-        task = asyncio.create_task(profile(options, progress))
+        task = asyncio.create_task(profile(options, progress, run_stage))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, task.cancel)

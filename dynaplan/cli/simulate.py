@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from dynaplan.foundation.durations import clock
 from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
 from dynaplan.foundation.tables import folded
 from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
+
+if TYPE_CHECKING:
+    from dynaplan.simulator.options import SimulateOptions
 
 
 @click.command(
@@ -105,13 +108,27 @@ def command(
         results = list(run_simulations(options, _watcher(policies, line)))
     table = rows(results)
     width = screen.width()
-    click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in notes(results))]))
+    said = [*notes(results), *_origins(options)]
+    click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:
         _write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
         from dynaplan.simulator.report.page import page
 
         _write("--html", html_path, page(options, results))
+
+
+def _origins(options: SimulateOptions) -> list[str]:
+    """Return what is said of estimated profiles, each once."""
+    from dynaplan import wiring
+    from dynaplan.domain.lifecycle import Role
+    from dynaplan.domain.planning.scaling import SCALED_ROLES
+    from dynaplan.domain.settings.worker import SimOptions
+
+    roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
+    engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
+    words = map(wiring.engines.timing_origin, engines)
+    return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
 
 
 def _watcher(policies: Sequence[str], line: ProgressLine) -> Callable[[str, int, float, float], None]:

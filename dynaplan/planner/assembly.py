@@ -235,6 +235,8 @@ def make_planner(
     model, traffic = None, None
     if settings.is_by_targets:
         model = wiring.planning.sla_model(settings, {})
+        if model.origin:
+            log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(
         settings, observer, connector, recorders, clock, model=model, traffic=traffic, beat=beat

@@ -53,13 +53,16 @@ def write_results(
 def write_points(directory: Path, profile: MeasuredProfile) -> list[Path]:
     """Write both halves, each as ``raw_data.npz`` and as JSON; return the files. Raises OSError.
 
-    Keys and units are those of ``MeasuredProfile``; ``max_kv_tokens`` is an array of one in the archive.
+    Keys and units are those of ``MeasuredProfile``; ``max_kv_tokens`` is an array of one in the archive, and
+    so is ``origin``, which measurements do not have.
     """
     import numpy  # only for archives: it costs 30 MiB and 0.1 s
 
     written = []
     for half, (folder, keys) in HALVES.items():
         values: dict[str, Any] = {key: getattr(profile, key) for key in keys}
+        if profile.origin:
+            values["origin"] = profile.origin
         archive = directory / folder / "raw_data.npz"
         archive.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {key: numpy.atleast_1d(value) for key, value in values.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class ProfileOptions:
 
     ``max_context_tokens`` None is the engine's own, ``gpus`` None all of the box, ``max_gpus`` (of one
     engine) None all of these. ``max_kv_tokens`` is for an engine that does not state it. ``load_generator``
-    is own, aiperf, or auto.
+    is own, aiperf, or auto. ``origin`` is empty when an engine is measured; else it says that the points are
+    estimated, and the box need not have the GPUs.
     """
 
     config: Sections
@@ -72,6 +73,7 @@ class ProfileOptions:
     max_kv_tokens: int | None = None
     start_timeout_s: float = 1800.0
     load_generator: str = OWN
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ class _Profiler:
         self._progress = progress
         self._aiperf = aiperf_program(options.load_generator)
         _check_writable(options.output_dir)
-        gpus, _ = wiring.box.gpu_inventory(options.gpus)
+        gpus, _ = wiring.box.gpu_inventory(None if options.origin else options.gpus)
         self._gpu_names = [gpu.name for gpu in gpus]
-        self._sizes = _sizes(options, len(gpus))
+        self._sizes = _sizes(options, options.gpus or len(gpus))
         self._journal = Journal(options.output_dir)
 
     async def run(self) -> Profiled:
@@ -122,6 +124,9 @@ class _Profiler:
             }
             measured = await self._with_curves(measured, chosen)
         recommendation = recommend(measured, goal.isl_tokens, goal.osl_tokens, goal.ttft_ms, goal.itl_ms)
+        if origin := self._options.origin:
+            profile = replace(recommendation.profile, origin=origin)
+            recommendation = replace(recommendation, profile=profile, notes=(*recommendation.notes, origin))
         files = write_results(
             self._options.output_dir,
             recommendation,

@@ -41,7 +41,8 @@ class Pools:
     """The workers of both roles on one box. ``on_start`` is called with every worker that begins to start.
 
     ``on_change`` is called with the moment when workers have come, gone or become ready, or others are
-    wanted. ``held_gpus`` are the GPUs of all workers, starting and leaving ones included.
+    wanted. ``cache_worth`` returns for a moment the tokens that caches have lately served, by number.
+    ``held_gpus`` are the GPUs of all workers, starting and leaving ones included.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Pools:
         self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
         self._numbers = 0
         self.on_change: Callable[[float], None] = _do_nothing
+        self.cache_worth: Callable[[float], Mapping[int, int]] = _not_known
         self.held_gpus = 0.0
         self._held_since_s = 0.0
         self._gpu_s = 0.0
@@ -119,7 +121,9 @@ class Pools:
     def _reconcile(self, at_s: float) -> None:
         fleet = tuple(worker.record for worker in self._by_name.values())
         desired = {NAMES[role]: self.wanted.of(role) for role in self._gpus_per_worker}
-        after = reconcile(self._graph, fleet, desired, self._inventory, {}, at_s)
+        served = self.cache_worth(at_s)
+        worth = {name: served.get(worker.number, 0) for name, worker in self._by_name.items()}
+        after = reconcile(self._graph, fleet, desired, self._inventory, {}, at_s, worth=worth)
         started = {worker.name for worker in after.started(fleet)}
         for name in after.removed.keys() - started:
             del self._by_name[name]
@@ -152,6 +156,11 @@ class Pools:
 
 def _do_nothing(at_s: float) -> None:
     """Stand for an ``on_change`` that is not set."""
+
+
+def _not_known(at_s: float) -> Mapping[int, int]:
+    """Stand for a ``cache_worth`` that is not set."""
+    return {}
 
 
 def _is_drained(worker: SimulatedWorker) -> bool:

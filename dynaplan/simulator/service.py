@@ -21,6 +21,7 @@ from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.core.routing.booking import BookEntry
+from dynaplan.core.routing.cache_worth import CacheWorth
 from dynaplan.core.routing.disaggregation import PrefillPlace, place_prefill
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import Sample
@@ -98,7 +99,9 @@ class SimulatedService:
         self._without_worker: deque[str] = deque()
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills)
         self._router = SimulatedRouter(settings.routing, settings.seed)
+        self._cache_worth = CacheWorth()
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
+        self.pools.cache_worth = self._cache_worth.tokens
         self._is_first = True
         self.pools.want(first, 0.0)
         self._is_first = False
@@ -256,6 +259,9 @@ class SimulatedService:
         assert request.computed is not None
         cached_tokens = request.computed.cached_tokens
         self.meter.finished(traced, at_s - request.first_s, at_s - traced.arrival_s, cached_tokens)
+        if self._router.is_by_prefix:
+            computing = request.prefill or request.decode
+            self._cache_worth.served(computing.number, cached_tokens, at_s)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
         arrival_s = traced.arrival_s
         self.outcome.add(arrival_s, request.first_s - arrival_s, itl_s, at_s - arrival_s, tokens)

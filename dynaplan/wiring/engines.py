@@ -134,6 +134,13 @@ def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:
     return timing_for(options)
 
 
+def timing_origin(options: SimOptions) -> str:
+    """Return the words that go with an estimated profile; empty for a measured one. Raises ConfigError."""
+    from dynaplan.adapters.engines.sim.profiles import timing_origin
+
+    return timing_origin(options)
+
+
 def engine_profile(options: SimOptions) -> str:
     """The name of the profile that times the simulated engine."""
     from dynaplan.adapters.engines.sim.profiles import profile_name

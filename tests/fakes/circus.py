@@ -85,6 +85,7 @@ class FakeLink:
         self.unanswered: set[int] = set()
         self.forgiven: frozenset[int] = frozenset()
         self.asleep: frozenset[int] = frozenset()
+        self.cache_worth: dict[int, int] = {}
         self.revoked: list[int] = []
         self.acknowledged: list[int] = []
         self.fleet: dict[str, Any] = {}

@@ -34,6 +34,7 @@ class Fleet(RuleBasedStateMachine):
         self.fleet: tuple[Worker, ...] = ()
         self.desired: dict[str, int] = {}
         self.foreign: frozenset[int] = frozenset()
+        self.worth: dict[str, int] = {}
         self.now_s = 0.0
         self.reconcile()
 
@@ -47,6 +48,7 @@ class Fleet(RuleBasedStateMachine):
             dict.fromkeys(self.foreign - owned, "taken"),
             self.now_s,
             retry_failed,
+            self.worth,
         )
 
     def reconcile(self, retry_failed: bool = False) -> None:
@@ -72,6 +74,7 @@ class Fleet(RuleBasedStateMachine):
                 case "drain":
                     assert worker.state is WorkerState.DRAINING
                     assert before[worker.name].state in (WorkerState.STARTING, WorkerState.READY)
+                    self.check_worth(before[worker.name], after)
                 case "restart":
                     assert worker.state is WorkerState.STARTING
                     assert before[worker.name].state is WorkerState.BACKOFF, (
@@ -82,6 +85,19 @@ class Fleet(RuleBasedStateMachine):
                     assert worker.name in started
                 case _:
                     raise AssertionError(step)
+
+    def check_worth(self, leaves: Worker, after: Reconciled) -> None:
+        """Of those that are ready none stays whose cache has served less."""
+        if leaves.state is WorkerState.READY:
+            alike = [each for each in after.fleet if each.component == leaves.component]
+            stay = [each for each in alike if each.state is WorkerState.READY]
+            assert all(self.worth.get(each.name, 0) >= self.worth.get(leaves.name, 0) for each in stay)
+            assert all(each.state in (WorkerState.READY, WorkerState.DRAINING) for each in alike)
+
+    @rule(data=st.data())
+    def serve(self, data: st.DataObject) -> None:
+        tokens = st.sampled_from([0, 0, 5, 12_000, 10**9])
+        self.worth = {worker.name: data.draw(tokens) for worker in self.fleet}
 
     @rule(component=st.sampled_from(["Frontend", "VllmWorker", "VllmWorker_1"]), number=st.integers(-1, 9))
     def scale(self, component: str, number: int) -> None:

@@ -2,7 +2,7 @@
 
 Credentials, TLS and the renewal of tokens are lightkube's (MIT; the extra ``kubernetes``); it is imported
 when a client is made and not before. Its classes for resources are not used: most that is read here is
-a custom resource, for which it has none (docs/decisions/0045).
+a custom resource, for which it has none (docs/decisions/0046).
 """
 
 from __future__ import annotations

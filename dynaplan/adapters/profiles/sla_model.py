@@ -41,7 +41,8 @@ def model_of(
     at_once = WorkerSettings.from_options(prefill_engine).max_concurrent_prefills
     prefill = replace(prefill, concurrent_prefills=at_once)
     service = ServiceModel(decode, prefill, is_evenly_routed=router == "round-robin")
-    return SlaModel(service, _formula(settings) if settings.sizing == "formula" else None)
+    formula = _formula(settings) if settings.sizing == "formula" else None
+    return SlaModel(service, formula, _origin(settings))
 
 
 def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:
@@ -56,6 +57,11 @@ def _kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> Wo
     held = EngineSettings.of(replace(options, context_tokens=0), kv_tokens)
     longest = min(options.context_tokens or held.context_tokens, held.total_blocks * held.block_tokens)
     return WorkerKind(timing.sped_up(options.speedup_ratio), replace(held, context_tokens=longest))
+
+
+def _origin(settings: PlannerSettings) -> str:
+    name = settings.profile_results_dir
+    return "" if name in WITHOUT_POINTS else open_profile(name, settings.decode_engine_num_gpu).origin
 
 
 def _overridden(

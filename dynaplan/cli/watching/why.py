@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.cli.watching.removals import removal_lines, removals
 from dynaplan.foundation import screen
 from dynaplan.foundation.tables import folded
 
@@ -26,6 +29,8 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
+    for line in removal_lines(asyncio.run(removals(found.namespace))):
+        click.echo(folded(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"
         click.echo(

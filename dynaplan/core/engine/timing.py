@@ -77,6 +77,7 @@ class MeasuredProfile:
 
     Prompt lengths and contexts in tokens, TTFT and ITL in ms, throughput in tokens/s per GPU,
     ``x_kv_usage`` as a fraction of ``max_kv_tokens``. The decode points are scattered, not a grid.
+    ``origin`` is empty for measurements; of an estimate it says that it is one, and how far to believe it.
     """
 
     prefill_isl: tuple[float, ...]
@@ -87,13 +88,15 @@ class MeasuredProfile:
     z_itl: tuple[float, ...]
     z_thpt_per_gpu: tuple[float, ...]
     max_kv_tokens: int
+    origin: str = ""
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], name: str) -> MeasuredProfile:
         """Read a profile's JSON; raises ConfigError, naming the profile, when it is not one."""
         try:
             arrays = {key: tuple(float(value) for value in document[key]) for key in _ARRAYS}
-            profile = cls(max_kv_tokens=int(document["max_kv_tokens"]), **arrays)
+            kv_tokens, origin = int(document["max_kv_tokens"]), str(document.get("origin") or "")
+            profile = cls(max_kv_tokens=kv_tokens, origin=origin, **arrays)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"profile '{name}' is not a measured profile: {shown(error)}",

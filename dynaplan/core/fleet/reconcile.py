@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from dynaplan.core.fleet.allocation import choose_gpus
 from dynaplan.core.fleet.busy_gpus import by_reason
@@ -27,7 +28,13 @@ _FIRST_TO_LEAVE = {
     WorkerState.STARTING: 2,
     WorkerState.READY: 3,
 }
-"""The order in which surplus workers leave: workers without requests first, then the highest index."""
+"""The order in which surplus workers leave: workers without requests first, then those whose caches have
+served least, then the highest index."""
+
+NO_WORTH: Mapping[str, int] = MappingProxyType({})
+"""The worth of caches where no frontend routes by them."""
+
+_IN_THOUSANDS = 10_000
 
 _WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
 
@@ -69,6 +76,7 @@ def reconcile(
     unusable: Mapping[int, str],
     now_s: float,
     retry_failed: bool = False,
+    worth: Mapping[str, int] = NO_WORTH,
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -76,11 +84,12 @@ def reconcile(
     the number in the graph; a component that the graph lacks gets none. ``unusable`` are the GPUs that
     somebody else has: index -> the holder, in words. A failed worker counts as one of the desired ones, so
     that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
-    come, or, by ``retry_failed``, when the desired counts are written anew.
+    come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
+    workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    leaving = _leaving(fleet, wanted, now_s, retry_failed)
+    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth)
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
@@ -119,7 +128,7 @@ def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
 
 
 def _leaving(
-    fleet: Fleet, wanted: Mapping[str, int], now_s: float, retry_failed: bool
+    fleet: Fleet, wanted: Mapping[str, int], now_s: float, retry_failed: bool, worth: Mapping[str, int]
 ) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
@@ -133,12 +142,31 @@ def _leaving(
     counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in leaving]
     for component in dict.fromkeys(worker.component for worker in counted):
         workers = [worker for worker in counted if worker.component == component]
-        workers.sort(key=lambda worker: (_FIRST_TO_LEAVE[worker.state], -worker.index))
+        workers.sort(
+            key=lambda worker: (_FIRST_TO_LEAVE[worker.state], _worth_of(worker, worth), -worker.index)
+        )
         number = wanted.get(component, 0)
-        why = f"{number} of {len(workers)} {component} wanted"
         surplus = workers[: max(0, len(workers) - number)]
-        leaving |= {worker.name: (worker, why) for worker in surplus}
+        why = f"{number} of {len(workers)} {component} wanted"
+        is_by_worth = any(_worth_of(worker, worth) for worker in workers)
+        leaving |= {
+            worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
+            for worker in surplus
+        }
     return leaving
+
+
+def _worth_of(worker: Worker, worth: Mapping[str, int]) -> int:
+    """The tokens that the cache of a ready worker has lately served; 0 for any other worker."""
+    return worth.get(worker.name, 0) if worker.state is WorkerState.READY else 0
+
+
+def _least_served(worker: Worker, worth: Mapping[str, int]) -> str:
+    if worker.state is not WorkerState.READY:
+        return ""
+    tokens = _worth_of(worker, worth)
+    told = f"{tokens / 1000:,.0f} k" if tokens >= _IN_THOUSANDS else f"{tokens}"
+    return f"; its cache served the least, {told} tokens in about 10 minutes"
 
 
 def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:

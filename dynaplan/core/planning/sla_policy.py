@@ -44,10 +44,14 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 @dataclass(frozen=True)
 class SlaModel:
-    """The model of the engines: for queueing, and, with ``sizing: formula``, the formulas."""
+    """The model of the engines: for queueing, and, with ``sizing: formula``, the formulas.
+
+    ``origin`` says of an estimated profile that it is one; it is empty for a measured one.
+    """
 
     service: ServiceModel
     formula: Formula | None = None
+    origin: str = ""
 
     def service_for(self, current: Targets) -> ServiceModel:
         """Return the service, aggregated where there is no prefill pool."""
@@ -70,6 +74,8 @@ def plan_for_targets(
     current = together(current, alone)
     state = _spend_error_budget(model, settings, state, observation, current)
     state, notes = _update_corrections(model, settings, state, observation, current)
+    if model.origin:
+        notes = [Step("profile", current, current, model.origin), *notes]
     foresight, traffic = observation.foresight, observation.traffic
     is_measured = traffic is None or traffic.requests is not None
     if foresight is None or not foresight.expected or not is_measured:

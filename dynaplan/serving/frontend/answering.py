@@ -108,6 +108,16 @@ class Exchange:
         stated = usage_in(self.usage)
         return replace(stated, cached_tokens=self.prefilled.cached_tokens) if self.prefilled else stated
 
+    def reused(self, instance_id: int) -> tuple[int, int]:
+        """Return the instance whose cache the prompt had use of, and the tokens of it that were there.
+
+        ``instance_id`` is the decode worker's, of whose cache the booking says what the router knows.
+        """
+        if self.prefilled:
+            return self.prefilled.instance_id, self.prefilled.cached_tokens or 0
+        booking = self.booking
+        return instance_id, booking.overlap_blocks * booking.block_tokens if booking else 0
+
     def let_go(self) -> None:
         """Release the hand-off: the engine has taken it over, or no engine will."""
         if self.hand_off:

@@ -37,7 +37,8 @@ class Forwarder:
 
     ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure;
     ``forgive`` is told the dead instances of whose deaths requests are the cause; ``engine_api`` describes
-    the API of the engine of that name.
+    the API of the engine of that name. ``served`` is told, of each answered request, the instance that had
+    its prompt and the tokens of it that were cached there.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Forwarder:
         worker_wait_s: float,
         forgive: Callable[[frozenset[int]], None] = lambda dead: None,
         engine_api: Callable[[str], EngineApi] = lambda name: NO_BOUNDS,
+        served: Callable[[int, int], None] = lambda instance_id, tokens: None,
     ) -> None:
         self._upstream = upstream
         self._router = router
@@ -58,6 +60,7 @@ class Forwarder:
         self._worker_wait_s = worker_wait_s
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
         self._engine_api = engine_api
+        self._served = served
         self._apis: dict[str, EngineApi] = {}
         self._trials = Trials(self._now_s, forgive)
         self.fell_asleep = self._trials.fell_asleep
@@ -105,6 +108,7 @@ class Forwarder:
                     response = await self._attempt(exchange, booking, is_first=deaths == 0)
                     if not exchange.failure:
                         exchange.trial.answered()
+                        self._served(*exchange.reused(booking.instance.instance_id))
                     return response
                 except WorkerRefused as reason:
                     log.debug("%s refused a request: %s", booking.instance.worker, reason)

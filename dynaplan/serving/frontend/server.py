@@ -121,6 +121,7 @@ class FrontendServer:
                 runtime.store, runtime.leases, runtime.namespace, self._background
             ).forgive,
             engine_api=wiring.engines.engine_api,
+            served=self._knowledge.served,
         )
         self._sleepers.on_change(forwarder.fell_asleep)
         self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)

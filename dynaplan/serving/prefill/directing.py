@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,9 @@ class PrefillDirector:
         self._told = told
         self._lanes: dict[str, WorkQueue] = {}
         self._waiting_blocks: dict[int, int] = {}
+        self._heard_s: dict[str, float] = {}
+        self._silent: set[str] = set()
+        self._now_s: Callable[[], float] = asyncio.get_running_loop().time
 
     async def direct(self, blocks: PromptBlocks, instances: Sequence[Instance]) -> Direction | None:
         """Return a place in the lane of one of the workers, until ``close``; None for the shared queue."""
@@ -55,7 +59,9 @@ class PrefillDirector:
         known = {
             each.instance_id: each
             for each in instances
-            if each.card.get(PREFILL_LANE) and told.is_current(each.instance_id)
+            if each.card.get(PREFILL_LANE)
+            and told.is_current(each.instance_id)
+            and each.worker not in self._silent
         }
         overlaps = {each: count for each, count in told.overlaps(blocks.hashes).items() if each in known}
         workers = [each.instance_id for each in instances]
@@ -71,6 +77,19 @@ class PrefillDirector:
         self._waiting_blocks[chosen] = self._waiting_blocks.get(chosen, 0) + left
         return Direction(known[chosen], queue, left)
 
+    def heard(self, worker: str) -> None:
+        """Note an answer of this worker: prompts are directed to it, again if it was silent."""
+        self._heard_s[worker] = self._now_s()
+        self._silent.discard(worker)
+
+    def is_silent(self, direction: Direction, patience_s: float) -> bool:
+        """Tell whether the worker has answered nothing for that time; then it gets no more until it does."""
+        worker = direction.instance.worker
+        if self._heard_s.get(worker, -math.inf) > self._now_s() - patience_s:
+            return False
+        self._silent.add(worker)
+        return True
+
     def close(self, direction: Direction) -> None:
         """Note that the prompt is not in the lane any more."""
         instance_id = direction.instance.instance_id
@@ -82,6 +101,8 @@ class PrefillDirector:
     async def clear(self, gone: Instance, present: Callable[[], Mapping[str, object]]) -> None:
         """Clear the lane of a worker that has gone, after a while, unless another has the lane by then."""
         name = str(gone.card[PREFILL_LANE])
+        self._silent.discard(gone.worker)
+        self._heard_s.pop(gone.worker, None)
         await asyncio.sleep(CLEARED_AFTER_S)
         if name in present():
             return

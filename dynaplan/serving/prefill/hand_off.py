@@ -21,11 +21,13 @@ class HandOff:
 
     ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
     ``cached_tokens`` of the prompt came out of the prefill worker's cache; None where it does not say.
+    ``instance_id`` is that worker's, 0 where it is not known.
     """
 
     fields: Mapping[str, Any]
     release: Callable[[], None]
     cached_tokens: int | None = None
+    instance_id: int = 0
 
 
 class HandOffs:
@@ -41,9 +43,11 @@ class HandOffs:
         if answer.release_to and not answer.error:
             self._held[answer.request_id] = answer.release_to
 
-    def of(self, answer: PrefillAnswer) -> HandOff:
-        """Return the hand-off that the answer brings."""
-        return HandOff(answer.hand_off, lambda: self.release(answer.request_id), answer.cached_tokens)
+    def of(self, answer: PrefillAnswer, instance_id: int = 0) -> HandOff:
+        """Return the hand-off that the answer of this instance brings."""
+        return HandOff(
+            answer.hand_off, lambda: self.release(answer.request_id), answer.cached_tokens, instance_id
+        )
 
     def release(self, request_id: str) -> None:
         """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""

@@ -49,6 +49,10 @@ QUEUE_TIMEOUT_S = 1.0
 After a failure no request tries the queue again for the same time.
 """
 
+PART_IN_LANE = 0.25
+"""Part of the wait for a remote prefill after which a directed prompt goes to the others, if its worker has
+answered nothing meanwhile: long enough for nearly any prompt, and it leaves the others most of the wait."""
+
 _BETTER_LOCAL = (PrefillPlace.SHORT, PrefillPlace.QUEUE_FULL)
 """Places that make a remote prefill slower than a local one, but not impossible."""
 
@@ -62,6 +66,7 @@ class _Pending:
     direction: Direction | None = None
     sequence: int = 0
     put_s: float = float("inf")
+    look: asyncio.TimerHandle | None = None
 
 
 class RemotePrefill:
@@ -91,6 +96,7 @@ class RemotePrefill:
         self._namespace = namespace
         self._component = component
         self._wait_s = wait_s
+        self._lane_patience_s = wait_s * PART_IN_LANE
         self._connect = connect
         self._placed = placed
         self._loop = asyncio.get_running_loop()
@@ -178,7 +184,7 @@ class RemotePrefill:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
         self._placed(call.model, "remote")
-        return self._hand_offs.of(answer)
+        return self._hand_offs.of(answer, self._instance_of(answer.worker))
 
     async def close(self) -> None:
         """Let the requests that still wait be computed locally, and stop reading the queue's depth."""
@@ -217,6 +223,8 @@ class RemotePrefill:
         timer = self._loop.call_later(self._wait_s, _give_up, pending.answer)
         try:
             pending.direction = await self._director.direct(blocks, self._awake())
+            if pending.direction:
+                pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
             if not await self._enqueued(pending):
                 return None
             return await pending.answer
@@ -225,6 +233,8 @@ class RemotePrefill:
             raise
         finally:
             timer.cancel()
+            if pending.look:
+                pending.look.cancel()
             del self._pending[request_id]
             if pending.direction:
                 self._director.close(pending.direction)
@@ -263,6 +273,8 @@ class RemotePrefill:
         except ValueError as error:
             log.warning("ignoring a message on %s: it is no prefill answer (%s)", subject, error)
             return
+        if self._instance_of(answer.worker):
+            self._director.heard(answer.worker)
         pending = self._pending.get(answer.request_id)
         if pending and not pending.answer.done():
             self._hand_offs.hold(answer)
@@ -279,6 +291,10 @@ class RemotePrefill:
             log.debug("every prefill worker sleeps: %s", reason)
         return True
 
+    def _instance_of(self, worker: str) -> int:
+        instances = self._discovery.instances(self._component)
+        return next((each.instance_id for each in instances if each.worker == worker), 0)
+
     def _awake(self) -> list[Instance]:
         """Return the prefill workers that do not sleep."""
         instances = self._discovery.instances(self._component)
@@ -291,21 +307,31 @@ class RemotePrefill:
         self._workers = present
         for pending in self._pending.values():
             if pending.direction and pending.direction.instance.instance_id not in present:
-                self._background.spawn(self._put_back(pending))
+                self._background.spawn(self._put_back(pending, "has gone"))
         for each in gone:
             if each.card.get(PREFILL_LANE):
                 self._background.spawn(self._director.clear(each, self._lanes))
+
+    def _look_at_lane(self, pending: _Pending) -> None:
+        """Put a directed prompt on the shared queue if its worker has answered nothing for a while."""
+        if pending.direction is None or pending.answer.done():
+            return
+        others = (each for each in self._awake() if each.worker != pending.direction.instance.worker)
+        if any(others) and self._director.is_silent(pending.direction, self._lane_patience_s):
+            self._background.spawn(self._put_back(pending, "answers nothing"))
+        else:
+            pending.look = self._loop.call_later(self._lane_patience_s, self._look_at_lane, pending)
 
     def _lanes(self) -> dict[str, Instance]:
         instances = self._discovery.instances(self._component)
         return {str(each.card.get(PREFILL_LANE)): each for each in instances}
 
-    async def _put_back(self, pending: _Pending) -> None:
+    async def _put_back(self, pending: _Pending, why: str) -> None:
         direction, pending.direction = pending.direction, None
         if direction is None or pending.answer.done():
             return
         self._director.close(direction)
-        log.info("%s has gone: a prompt directed to it goes to the others", direction.instance.worker)
+        log.info("%s %s: a prompt directed to it goes to the others", direction.instance.worker, why)
         if pending.sequence:
             await self._withdraw(pending.sequence)
         if not await self._enqueued(pending):

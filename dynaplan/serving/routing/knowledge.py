@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dynaplan.core.routing.booking import WorkerBook
 from dynaplan.domain.settings.routing import RoutingSettings
 from dynaplan.domain.wire.kv_events import FOLLOWS
+from dynaplan.serving.routing.cache_worth_notice import CacheWorthNotice
 from dynaplan.serving.routing.cached_prefixes import BY_PREFIX, CachedPrefixes, ToldBlocks
 from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
 from dynaplan.serving.routing.replica_sync import ReplicaSync, shares
@@ -34,6 +35,7 @@ class RouterKnowledge:
         self._books: Callable[[], Mapping[int, WorkerBook]] = dict
         self.tokenizers = ModelTokenizers() if is_by_prefix else None
         self.prefixes = CachedPrefixes(settings, self._follower, self._tell_sent) if is_by_prefix else None
+        self._worth = CacheWorthNotice(runtime) if is_by_prefix else None
         self.others: Mapping[int, WorkerBook] = self._sync.others if self._sync else {}
 
     def start(self, books: Callable[[], Mapping[int, WorkerBook]]) -> None:
@@ -43,6 +45,8 @@ class RouterKnowledge:
             self._follower.start()
             self._runtime.describe(**{FOLLOWS: True})
             self._runtime.add_metrics(self._follower.metrics)
+        if self._worth:
+            self._runtime.spawn(self._worth.run(), "tell the worth of caches")
         if self._sync:
             self._sync.start()
             self._runtime.discovery.on_change(self._take_registrations)
@@ -51,6 +55,11 @@ class RouterKnowledge:
     def told(self) -> ToldBlocks | None:
         """The blocks that engines tell of; None where none are heard."""
         return self._follower
+
+    def served(self, instance_id: int, tokens: int) -> None:
+        """Note tokens of a prompt that came out of the cache of this instance."""
+        if self._worth:
+            self._worth.served(instance_id, tokens)
 
     def changed(self) -> None:
         """Note that a book has changed."""

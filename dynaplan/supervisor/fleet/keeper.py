@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from dynaplan.core.fleet.observing import (
     own_instances,
 )
 from dynaplan.core.fleet.reconcile import Reconciled, reconcile, replaced
+from dynaplan.core.fleet.removals import MOST_REMOVALS, REMOVALS, Removal
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
@@ -97,6 +99,7 @@ class FleetKeeper:
         self._wake = wake
         self._crashes = CrashLedger()
         self._waits = Waits()
+        self._removals: deque[Removal] = deque(maxlen=MOST_REMOVALS)
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
@@ -192,6 +195,8 @@ class FleetKeeper:
         for step, worker in after.steps(before):
             why = after.removed.get(worker.name) or worker.reason or "so many are asked for"
             log.info("%s %s: %s", step, worker.name, why)
+            if step == "drain":
+                self._removals.append(Removal(worker.name, time.time(), worker.reason))
         hindered = self._gpus.hindered(after.fleet)
         for line in self._waits.news(after.waiting, hindered, self._clock.now_s()):
             self._say(line)
@@ -205,10 +210,14 @@ class FleetKeeper:
         self._decision_id = decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
         unusable = self._gpus.unusable(fleet)
+        served = self._link.cache_worth
+        worth = {worker.name: served.get(worker.instance_id, 0) for worker in fleet} if served else {}
         fleet = self._gpus.moved(fleet, self._waits.overdue(self._clock.now_s()), unusable)
         while True:
             now_s = self._clock.now_s()
-            after = reconcile(launch.graph, fleet, desired, launch.gpus, unusable, now_s, retry_failed=is_new)
+            after = reconcile(
+                launch.graph, fleet, desired, launch.gpus, unusable, now_s, retry_failed=is_new, worth=worth
+            )
             missed = self._gpus.claim_for(after.fleet)
             if missed.keys() <= unusable.keys():
                 return after
@@ -297,6 +306,7 @@ class FleetKeeper:
         document = fleet_document(graph, self._workers, self._gpus.total(workers), instances, link.asleep)
         document |= {"waiting": self._waits.reasons, GPUS_LEFT_OUT: self._gpus.left_out(workers)}
         document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
+        document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._departures.killed
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)

@@ -15,6 +15,7 @@ from dynaplan import wiring
 from dynaplan.core.fleet.kept_keys import KeptKeys
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.wire.cache_worth import CACHE_WORTH, worth_in
 from dynaplan.domain.wire.instance_keys import ASLEEP, FORGIVEN_CRASHES
 from dynaplan.domain.wire.live_settings import live_settings_prefix
 from dynaplan.domain.wire.store import KeyValue, Transaction
@@ -48,6 +49,7 @@ class StoreLink:
         )
         self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
         self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
+        self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
         self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace, wiring.box.network())
         self._is_following = False
@@ -72,6 +74,7 @@ class StoreLink:
         self._tasks.spawn(self._counts.run(), "desired counts")
         self._tasks.spawn(self._forgiven.run(), "forgiven crashes")
         self._tasks.spawn(self._asleep.run(), "sleeping engines")
+        self._tasks.spawn(self._worth.run(), "the worth of caches")
         self._tasks.spawn(self._live.run(), "live settings")
         self._tasks.spawn(self._write(), "store writer")
 
@@ -90,6 +93,11 @@ class StoreLink:
     def asleep(self) -> frozenset[int]:
         """The instances whose engines sleep, as their workers say."""
         return ASLEEP.instances(self._namespace, self._asleep.current)
+
+    @property
+    def cache_worth(self) -> dict[int, int]:
+        """The tokens that workers' caches have lately served, by instance id, as frontends say."""
+        return worth_in(self._worth.current.values())
 
     @property
     def kept(self) -> KeptKeys | None:

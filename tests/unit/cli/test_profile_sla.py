@@ -56,3 +56,10 @@ def test_a_wrong_option_is_told_with_the_service_that_has_it(service: str) -> No
     options: Any = SimpleNamespace(graph="graphs.agg:Frontend", config=sections)
     with pytest.raises(ConfigError, match=rf"^{service}\.jitter = 'much': expected a number"):
         profile_sla._check_names(options)
+
+
+def test_options_of_an_estimate_without_one_are_refused() -> None:
+    options: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match="--gpu-type is 'l4'") as caught:
+        profile_sla._measured(options, {"gpu_type": "l4", "model_config": None})
+    assert caught.value.hint == "--gpu-type is for --estimate."

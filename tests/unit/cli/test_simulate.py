@@ -6,6 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from dynaplan.adapters.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
 from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
 from dynaplan.domain.errors import ConfigError
@@ -227,3 +228,11 @@ def test_gpus_that_the_profile_does_not_time_are_warned_about(arguments, warned)
 
     assert bool(result.stderr) == bool(warned)
     assert warned in result.stderr
+
+
+def test_an_estimated_profile_is_told_below_the_table(tmp_path):
+    shipped = json.loads((SHIPPED_DIR / f"{DEFAULT_PROFILE}.json").read_text())
+    profile = tmp_path / "estimated.json"
+    profile.write_text(json.dumps({**shipped, "origin": "estimated, not measured: by hand"}))
+    text = simulate("--policy", "static:1,2", "--profile", str(profile))
+    assert text.splitlines()[-1] == "The profile is estimated, not measured: by hand."

@@ -41,6 +41,13 @@ def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
     return profile.timing(), profile.max_kv_tokens
 
 
+def timing_origin(options: SimOptions) -> str:
+    """The words that go with an estimated profile; empty for a measured one. Raises ConfigError."""
+    name = profile_name(options)
+    formula = name == "mocker" or name in FITTED
+    return "" if formula else load_profile(name, options.tensor_parallel_size).origin
+
+
 def profile_name(options: SimOptions) -> str:
     """The profile that the options name, or else the one that is nearest to their model."""
     return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
@@ -126,6 +133,8 @@ def _read_npz(path: Path, keys: tuple[str, ...], tensor_parallel_size: int) -> d
                     )
                 row = sizes.index(tensor_parallel_size)
             document = {key: archive[key][row] if archive[key].ndim == 2 else archive[key] for key in keys}
+            if "origin" in archive.files:
+                document["origin"] = str(archive["origin"].reshape(-1)[0])
         if "max_kv_tokens" in document:
             document["max_kv_tokens"] = int(document["max_kv_tokens"].reshape(-1)[0])
     except UNREADABLE_ARCHIVE as error:

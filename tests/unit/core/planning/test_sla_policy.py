@@ -6,14 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.planning.sla_policy import demand_of, effective_correction, limits_of
+from dynaplan.core.planning.sla_policy import (
+    demand_of,
+    effective_correction,
+    limits_of,
+    plan_for_targets,
+)
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, Observation, WorkerCounts
 from dynaplan.domain.planning.sizing import Corrections
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths, Traffic
 from tests.unit.core.planning.targets import SETTINGS, foreseen, traffic
-from tests.unit.core.sizing.decisions import INTERVALS, MANY, ONE_EACH, decided, remembering, seen, why
+from tests.unit.core.sizing.decisions import (
+    INTERVALS,
+    MANY,
+    MODEL,
+    ONE_EACH,
+    decided,
+    remembering,
+    seen,
+    why,
+)
 
 # -- headroom ------------------------------------------------------------------------------------------------
 
@@ -186,3 +200,11 @@ def test_no_measured_hits_leave_everything_to_compute() -> None:
     assert demand_of(SETTINGS, unknown, Expected(20.0)).prefix_hit_rate == 0.0
     known = replace(unknown, prefix_hit_rate=0.7)
     assert demand_of(SETTINGS, known, Expected(20.0)).prefix_hit_rate == 0.7
+
+
+def test_every_decision_by_an_estimated_profile_says_that_it_is_one() -> None:
+    words = "estimated, not measured: a roofline"
+    model = replace(MODEL, origin=words)
+    sizing = plan_for_targets(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
+    assert why(sizing, "profile") == words
+    assert why(decided(seen(ONE_EACH, [2.0]), ONE_EACH)[1], "profile") == ""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
 from dynaplan.runtime.discovery import Discovery
 from dynaplan.serving.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
 from dynaplan.serving.prefill import directing, remote_prefill
+from dynaplan.serving.prefill.directing import Direction, PrefillDirector
 from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.cached_prefixes import ToldBlocks
@@ -461,6 +463,66 @@ async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_t
         assert await lane.depth() == 0
         await here.answer(request, hand_off={"remote_port": 1})
         assert fields(await hand_off) == {"remote_port": 1}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_others_and_so_do_later_ones(
+    monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.005)
+    async with near() as (here, lane):
+        taking = asyncio.create_task(lane.get(PATIENCE_S)) if is_taken else None
+        for _ in range(2):
+            hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+            _, request = await here.take()
+            assert await lane.depth() == 0
+            await here.answer(request, worker=PREFILL_WORKER.worker, hand_off={"remote_port": 1})
+            assert fields(await hand_off) == {"remote_port": 1}
+        if taking:
+            assert await taking
+        await here.answer(request, worker=WITH_LANE.worker, hand_off={"remote_port": 2})
+        again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        item = await lane.get(PATIENCE_S)
+        assert item, "it has answered, and gets prompts again"
+        await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 3})
+        assert fields(await again) == {"remote_port": 3}
+
+
+async def test_a_worker_that_answers_is_waited_for_and_one_that_is_alone_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.002)
+    looks: list[bool] = []
+
+    def is_silent(director: PrefillDirector, direction: Direction, patience_s: float) -> bool:
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(PrefillDirector, "is_silent", is_silent)
+    async with near() as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: len(looks) > 1)
+        assert await lane.depth() == 1
+        await here.store.delete(PREFILL_WORKER.key)
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 1)
+        monkeypatch.undo()
+        item = await lane.get(PATIENCE_S)
+        assert item
+        await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+async def test_a_worker_is_silent_while_it_answers_nothing() -> None:
+    director = PrefillDirector("ns", not_connected, None)
+    direction = Direction(WITH_LANE, cast(WorkQueue, None), 1)
+    assert director.is_silent(direction, 5.0), "it was never heard"
+    director.heard(WITH_LANE.worker)
+    assert not director.is_silent(direction, 5.0)
+    assert director.is_silent(direction, -1.0)
+
+
+async def not_connected() -> Messenger:
+    raise NotImplementedError
 
 
 async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(

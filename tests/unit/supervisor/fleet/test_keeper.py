@@ -314,3 +314,19 @@ async def test_crashes_that_requests_have_caused_never_make_a_worker_failed(
         await box.settle(3)
     assert box.states()["ns_VllmWorker"] == ("ready" if is_forgiven else "failed")
     assert any("kills workers" in line for line in box.said) == is_forgiven
+
+
+async def test_the_worker_whose_cache_served_least_leaves_and_the_published_fleet_says_why(
+    tmp_path: Path,
+) -> None:
+    box = await Box(tmp_path).started(decode=3)
+    ids = {name: worker.instance_id for name, worker in box.keeper.workers.items()}
+    box.link.cache_worth = {ids["ns_VllmWorker"]: 900, ids["ns_VllmWorker_2"]: 5000, 4711: 1}
+    box.link.counts = DesiredCounts(1, 2, 7, 0)
+    await box.keeper.one_pass()
+    assert box.states()["ns_VllmWorker_1"] == "draining"
+    [removal] = box.link.fleet["removals"]
+    assert removal["worker"] == "ns_VllmWorker_1"
+    assert (
+        removal["why"] == "2 of 3 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
+    )
