@@ -42,6 +42,17 @@ class GpuUse:
     processes: tuple[GpuProcess, ...] = ()
 
 
+@dataclass(frozen=True)
+class GpuActivity:
+    """The work of one GPU at one moment: ``utilisation`` from 0 to 1, and its power draw in watts.
+
+    None where the driver does not tell it, as of a MIG slice.
+    """
+
+    utilisation: float | None = None
+    watts: float | None = None
+
+
 def check_gpu_request(gpus: float, service: str) -> None:
     """Raise ConfigError unless a worker may ask for that many GPUs: 0, 1, 2 ... or a fraction below one."""
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):

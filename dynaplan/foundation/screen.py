@@ -27,12 +27,27 @@ COLOURS: Mapping[str, str] = {
 }
 """The colours of the states of a worker, by the first word of what is shown."""
 
+HOME, ERASE_LINE, ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+"""Sequences of a terminal: to the upper left, erase to the line's end, erase to the screen's end."""
+
 
 def width() -> int:
     """Return the columns of the terminal that standard output is; 0 for a pipe or a file: no limit."""
     import shutil  # it costs as much as the rest of the help page
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def repaint(text: str) -> None:
+    """Write a page over the last one on a terminal; elsewhere below it, with an empty line between."""
+    if not sys.stdout.isatty():
+        click.echo(f"{text}\n")
+        return
+    import shutil
+
+    height = shutil.get_terminal_size().lines - 1
+    lines = (f"{line}{ERASE_LINE}" for line in text.split("\n")[:height])
+    click.echo(HOME + "\n".join(lines) + f"\n{ERASE_BELOW}", nl=False)
 
 
 def colours_wanted(environ: Mapping[str, str] = os.environ) -> bool | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from dynaplan.domain.gpus import Gpu, GpuUse
+    from dynaplan.domain.gpus import Gpu, GpuActivity, GpuUse
     from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
     from dynaplan.domain.wire.pulse import Heartbeats
     from dynaplan.ports.box import Claims, DocumentStore, Processes, ProcessWatch, StartupTimes
@@ -72,6 +72,14 @@ def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
     from dynaplan.adapters.local.gpu_uses import uses_reader
 
     return uses_reader(gpus, node_dir(os.environ))
+
+
+def gpu_activity(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuActivity]]:
+    """Return the reader of these GPUs' utilisation and watts; it may block, and never raises."""
+    from dynaplan.adapters.local.claims import node_dir
+    from dynaplan.adapters.local.gpu_uses import activity_reader
+
+    return activity_reader(gpus, node_dir(os.environ))
 
 
 def gpu_claims(arbiter: ProcessIdentity, namespace: str, worker: str = "") -> Claims:

@@ -205,6 +205,16 @@ def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSourc
     return PrometheusTraffic(endpoint, settings.namespace, model=model, prefix=_metrics_prefix())
 
 
+def frontend_times(namespace: str) -> Callable[[bytes], Mapping[tuple[str, str], float]]:
+    """Return the reader of a frontend's ``/metrics``: counts, and the buckets of TTFT and ITL.
+
+    It raises ValueError for a text without them.
+    """
+    from dynaplan.adapters.metrics.exposition import ITL, TTFT, Exposition
+
+    return Exposition(_metrics_prefix(), namespace, buckets=(TTFT, ITL)).read
+
+
 def _metrics_prefix() -> str:
     """Return the prefix of the names of the frontends' metrics."""
     from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX

@@ -84,6 +84,7 @@ class FakeLink:
         self.instances: tuple[Instance, ...] | None = None
         self.unanswered: set[int] = set()
         self.forgiven: frozenset[int] = frozenset()
+        self.leave_first = ""
         self.asleep: frozenset[int] = frozenset()
         self.cache_worth: dict[int, int] = {}
         self.revoked: list[int] = []

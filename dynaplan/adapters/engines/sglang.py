@@ -83,6 +83,7 @@ SIGNALS = SignalNames(
     kv_total=("sglang:max_total_num_tokens",),
     prefix_hit_rate=("sglang:cache_hit_rate",),
     # the first moves with every step, the other only when a request ends
+    generated=("sglang:generation_tokens_total",),
     progress=(("sglang:realtime_tokens_total",), ("sglang:generation_tokens_total",)),
     samples=(
         *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:cache_hit_rate"),

@@ -84,6 +84,7 @@ SIGNALS = SignalNames(
     kv_active=("trtllm_kv_cache_used_blocks",),
     kv_total=("trtllm_kv_cache_max_blocks",),
     prefix_hit_rate=("trtllm_kv_cache_hit_rate", "kv_cache_hit_rate"),
+    generated=("trtllm_generation_tokens_total",),
     samples=(
         *("trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization"),
         *("trtllm_kv_cache_used_blocks", "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_hit_rate"),

@@ -61,6 +61,7 @@ SIGNALS = SignalNames(
     kv_info=("vllm:cache_config_info",),
     prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
     prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    generated=("vllm:generation_tokens_total",),
     progress=(
         ("vllm:generation_tokens_total",),
         ("vllm:prompt_tokens_total",),

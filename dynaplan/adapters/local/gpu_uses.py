@@ -1,9 +1,9 @@
-"""The memory of GPUs in use: of real ones through NVML, of simulated ones from files written by hand.
+"""The memory of GPUs in use, and their activity: of real ones through NVML, of simulated ones from files.
 
-The file of simulated GPU 2 is ``gpu-2.json`` in the node directory (``DYNAPLAN_NODE_DIR``), read anew each
-time; without it the GPU is empty::
+Those are written by hand. The file of simulated GPU 2 is ``gpu-2.json`` in the node directory
+(``DYNAPLAN_NODE_DIR``), read anew each time; without it the GPU is empty::
 
-    {"used_bytes": 76000000000, "pids": [4711]}
+    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642}
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from dynaplan.adapters.local.gpus import SIMULATED_UUID
 from dynaplan.core.fleet.busy_gpus import busy_gpus
-from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
+from dynaplan.domain.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
+
+T = TypeVar("T")
 
 LONGEST_FILE_BYTES = 4096
 """The most that is read of a simulated GPU's file, in bytes."""
@@ -31,6 +33,14 @@ def uses_reader(gpus: Sequence[Gpu], directory: Path) -> Callable[[], Mapping[in
         return lambda: simulated_uses(gpus, directory)
     uses = NvmlUses()
     return lambda: uses.of(gpus)
+
+
+def activity_reader(gpus: Sequence[Gpu], directory: Path) -> Callable[[], Mapping[int, GpuActivity]]:
+    """Return the reader of the activity of these GPUs; ``directory`` is the node directory."""
+    if all(gpu.uuid.startswith(SIMULATED_UUID) for gpu in gpus):
+        return lambda: {gpu.index: _simulated_activity(directory, gpu) for gpu in gpus}
+    uses = NvmlUses()
+    return lambda: uses.activity_of(gpus)
 
 
 def busy_now(gpus: Sequence[Gpu]) -> set[int]:
@@ -50,17 +60,24 @@ class NvmlUses:
 
     def of(self, gpus: Iterable[Gpu]) -> dict[int, GpuUse]:
         """Return index -> use. Blocks while the driver does not answer."""
+        uses = self._read(gpus, _nvml_use)
+        return {index: use for index, use in uses.items() if use is not None}
+
+    def activity_of(self, gpus: Iterable[Gpu]) -> dict[int, GpuActivity]:
+        """Return index -> activity. Blocks while the driver does not answer."""
+        return self._read(gpus, _nvml_activity)
+
+    def _read(self, gpus: Iterable[Gpu], read: Callable[[Any, Gpu], T]) -> dict[int, T]:
         import pynvml
 
         try:
             if not self._is_open:
                 pynvml.nvmlInit()
                 self._is_open = True
-            uses = {gpu.index: _nvml_use(pynvml, gpu) for gpu in gpus}
+            return {gpu.index: read(pynvml, gpu) for gpu in gpus}
         except pynvml.NVMLError:
             self._is_open = False
             return {}
-        return {index: use for index, use in uses.items() if use is not None}
 
 
 def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:
@@ -78,6 +95,20 @@ def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:
             continue
     pids = sorted(held_bytes, key=lambda pid: (-held_bytes[pid], pid))
     return GpuUse(used_bytes, tuple(map(process_of, pids)))
+
+
+def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    utilisation = watts = None
+    try:
+        utilisation = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    except pynvml.NVMLError:
+        pass  # a MIG slice has none
+    try:
+        watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    except pynvml.NVMLError:
+        pass
+    return GpuActivity(utilisation, watts)
 
 
 def process_of(pid: int) -> GpuProcess:
@@ -100,6 +131,15 @@ def simulated_uses(gpus: Sequence[Gpu], directory: Path) -> dict[int, GpuUse]:
             numbers = [pid for pid in pids if isinstance(pid, int)] if isinstance(pids, list) else []
             uses[gpu.index] = GpuUse(int(used_bytes), tuple(map(process_of, numbers)))
     return uses
+
+
+def _simulated_activity(directory: Path, gpu: Gpu) -> GpuActivity:
+    document = _read(directory / f"gpu-{gpu.index}.json")
+    utilisation, watts = document.get("utilisation"), document.get("watts")
+    return GpuActivity(
+        float(utilisation) if isinstance(utilisation, int | float) else None,
+        float(watts) if isinstance(watts, int | float) else None,
+    )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

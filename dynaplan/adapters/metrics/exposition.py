@@ -61,12 +61,14 @@ class Exposition:
 
     With a ``model`` only its samples are read, whatever the case of its name: some frontends write it in
     lower case. Samples without the label ``dynamo_namespace`` or ``model`` are taken: Dynamo's own frontends
-    have no namespace.
+    have no namespace. ``buckets`` are the histograms whose buckets are read.
     """
 
-    def __init__(self, prefix: str, namespace: str, model: str = "") -> None:
+    def __init__(
+        self, prefix: str, namespace: str, model: str = "", *, buckets: Sequence[str] = LENGTHS
+    ) -> None:
         self._prefix = f"{prefix}_".encode()
-        histograms, lengths = "|".join(HISTOGRAMS), "|".join(LENGTHS)
+        histograms, lengths = "|".join(HISTOGRAMS), "|".join(buckets)
         wanted = f"{STARTED}|{ENDED}|(?:{histograms})_(?:sum|count)|(?:{lengths})_bucket"
         pattern = rf"^{re.escape(prefix)}_({wanted})(\{{.*\}})? +(\S+)"
         self._sample = re.compile(pattern.encode(), re.MULTILINE)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
-from dynaplan.domain.errors import CapacityError, ConfigError
-from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.errors import CapacityError, ConfigError, nearest
+from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.holds import MOST_WORKERS, Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
@@ -80,6 +80,18 @@ def check_options(asked: Sequence[AskedCount], hold: AskedHold | None) -> None:
                 f"scale {name}: how many workers?",
                 hint=f"For example: {name}=2, {name}=+1, or {name} --at-least 2.",
             )
+
+
+def check_leaving(name: str, asked: Sequence[AskedCount], workers: Sequence[Worker]) -> None:
+    """Raise ConfigError unless that is a worker of a role whose number is asked for."""
+    roles = {each.role for each in asked}
+    known = [worker.name for worker in workers if worker.role in roles]
+    if name not in known:
+        named = "/".join(role.value for role in roles)
+        raise ConfigError(
+            f"--leaving {name}: no {named} worker of that name",
+            hint=nearest(name, known) or f"There is {', '.join(known) or 'none'}.",
+        )
 
 
 def settled(

@@ -15,6 +15,7 @@ from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import (
     COUNT_KEYS,
     GPUS_LEFT_OUT,
+    LEAVE_FIRST,
     DesiredCounts,
     fleet_key,
     planner_prefix,
@@ -47,8 +48,12 @@ Change = Callable[[DesiredCounts, RoleHolds], tuple[dict[Role, int], RoleHolds]]
 """Returns the counts to ask for and the holds from then on; it may raise UserError."""
 
 
-async def write_counts(store: KeyValueStore, namespace: str, change: Change) -> WrittenCounts:
+async def write_counts(
+    store: KeyValueStore, namespace: str, change: Change, leave_first: str = ""
+) -> WrittenCounts:
     """Write the changed counts and holds; without counts only the holds, without a new decision.
+
+    When a worker leaves by the decision, the one named ``leave_first`` does, before any other.
 
     The decision id is above every id in use. The transaction fails, and is tried again on what there is
     then, when a key has changed since it was read. Holds that are over, or cannot be read, count as none.
@@ -64,6 +69,8 @@ async def write_counts(store: KeyValueStore, namespace: str, change: Change) -> 
         decision_id = now.next_decision_id if asked else now.decision_id
         if asked:
             puts[prefix + "decision_id"] = str(decision_id)
+            if leave_first:
+                puts[prefix + LEAVE_FIRST] = f"{decision_id} {leave_first}"
         if holds.to_text() != text:
             puts[prefix + HOLDS] = holds.to_text()
         expected = dict.fromkeys((*puts, prefix + HOLDS), 0)

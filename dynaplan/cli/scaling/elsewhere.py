@@ -48,6 +48,7 @@ async def scale_elsewhere(
     asked: Sequence[AskedCount],
     hold: AskedHold | None,
     timeout_s: float | None,
+    leave_first: str = "",
     *,
     is_confirmed: bool,
 ) -> None:
@@ -74,7 +75,7 @@ async def scale_elsewhere(
             check_gpus(fleet, wanted, left_out)
             return wanted, after
 
-        written = await write_counts(store, namespace, change)
+        written = await write_counts(store, namespace, change, leave_first)
         said = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
         click.echo(f"asked for {said} (decision {written.decision_id})")
         if timeout_s != 0.0:

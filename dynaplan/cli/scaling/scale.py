@@ -17,6 +17,7 @@ from dynaplan.cli.scaling.asking import (
     check_answered,
     check_budget,
     check_gpus,
+    check_leaving,
     check_options,
     parse_count,
     settled,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     show_default="three usual starts, and a drain; 120 at least",
     help="Seconds to wait.",
 )
+@click.option("--leaving", metavar="WORKER", help="Where a worker leaves, this one does.")
 @click.option("--yes", is_flag=True, help="Allow decode=0, with which no request is answered.")
 def command(
     counts: Sequence[str],
@@ -63,6 +65,7 @@ def command(
     at_most: int | None,
     wait: bool,
     timeout: float | None,
+    leaving: str | None,
     yes: bool,
 ) -> None:
     """Set the number of workers of a role: decode or prefill. The planner goes on from there.
@@ -82,11 +85,13 @@ def command(
     hold = asked_hold(is_held, duration, at_least, at_most)
     check_options(asked, hold)
     timeout_s = timeout if wait else 0.0
+    if leaving and found:
+        check_leaving(leaving, asked, found.workers)
     if found is None:
         name = namespace or DEFAULT_NAMESPACE
-        asyncio.run(scale_elsewhere(name, asked, hold, timeout_s, is_confirmed=yes))
+        asyncio.run(scale_elsewhere(name, asked, hold, timeout_s, leaving or "", is_confirmed=yes))
     else:
-        asyncio.run(_scale(found, asked, hold, timeout_s, is_confirmed=yes))
+        asyncio.run(_scale(found, asked, hold, timeout_s, leaving or "", is_confirmed=yes))
 
 
 def _roles(found: RunningDeployment | None) -> dict[str, Role]:
@@ -106,6 +111,7 @@ async def _scale(
     asked: Sequence[AskedCount],
     hold: AskedHold | None,
     timeout_s: float | None,
+    leave_first: str,
     *,
     is_confirmed: bool,
 ) -> None:
@@ -129,7 +135,7 @@ async def _scale(
             return wanted, after
 
         check_alive(found)
-        written = await write_counts(store, found.namespace, change)
+        written = await write_counts(store, found.namespace, change, leave_first)
         _say(found, settings, written)
         if timeout_s != 0.0:
             is_for_others = bool(settings and settings.is_carried_out_elsewhere)

@@ -1,15 +1,55 @@
-"""Rows of ``dynaplan status`` for components that no ``serve`` has started."""
+"""Rows of ``dynaplan status``: the JSON form of each worker, whoever started it."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dynaplan.domain.lifecycle import Worker
     from dynaplan.domain.wire.discovery import Instance
     from dynaplan.domain.wire.worker_load import WorkerLoad
+
+ENGINE_ROLES = ("decode", "prefill")
+
+
+def worker_row(
+    worker: Worker, load: WorkerLoad | None, usually_s: float | None, waits: str = ""
+) -> dict[str, Any]:
+    """Return the JSON form of one worker; ``waits`` says why it does not start yet.
+
+    A worker without a registration is loading its engine, unless it has been registered before: its URL is
+    known then.
+    """
+    since_s = round(time.monotonic() - worker.since_s, 3)
+    is_loading = (
+        not waits
+        and worker.state.value == "starting"
+        and worker.role.value in ENGINE_ROLES
+        and not worker.url
+    )
+    return {
+        "worker": worker.name,
+        "component": worker.component,
+        "role": worker.role.value,
+        "state": "asleep" if load and load.is_asleep else worker.state.value,
+        "loading_s": since_s if is_loading else None,
+        "usually_s": usually_s if is_loading else None,
+        "draining_s": since_s if worker.state.value == "draining" else None,
+        "gpus": list(worker.gpus),
+        "pid": worker.pid,
+        "is_alive": _is_alive(worker),
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+        "uptime_s": uptime_s(worker.started_at),
+        "restarts": len(worker.restarts_s),
+        "waits": waits,
+        "reason": worker.reason,
+        "is_managed": True,
+    }
 
 
 def alone_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
@@ -21,6 +61,7 @@ def alone_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]:
         "state": "asleep" if load and load.is_asleep else "ready",
         "loading_s": None,
         "usually_s": None,
+        "draining_s": None,
         "gpus": list(instance.card.get("gpus", ())),
         "pid": instance.pid,
         "is_alive": None,
@@ -59,6 +100,19 @@ def uptime_s(started_at: int) -> float | None:
     if not started_at:
         return None
     return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_at / os.sysconf("SC_CLK_TCK"))
+
+
+def is_lost(row: Mapping[str, Any]) -> bool:
+    """Tell whether the worker was registered once and has lost its registration."""
+    is_starting = row["state"] == "starting" and not row["waits"]
+    return is_starting and row["role"] in ENGINE_ROLES and row["loading_s"] is None
+
+
+def _is_alive(worker: Worker) -> bool | None:
+    """Tell whether the worker's process runs; None for a worker that has none."""
+    from dynaplan import wiring
+
+    return wiring.box.processes().identify(worker.pid) == worker.started_at if worker.pid else None
 
 
 def _uptime_of(instance: Instance) -> float | None:

@@ -116,6 +116,7 @@ class EngineModel:
             kv_total_blocks=self.blocks.total,
             kv_usage=self.blocks.used / self.blocks.total,
             prefix_hit_rate=totals.cached / totals.prefix_queries if totals.prefix_queries else 0.0,
+            generated_tokens=totals.generated,
         )
 
     def step(self, horizon_s: float = 0.0) -> StepResult:

@@ -77,6 +77,7 @@ def reconcile(
     now_s: float,
     retry_failed: bool = False,
     worth: Mapping[str, int] = NO_WORTH,
+    leave_first: str = "",
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -86,10 +87,11 @@ def reconcile(
     that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
     come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
+    Before any other the one named ``leave_first`` leaves.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
-    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth)
+    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first)
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
@@ -128,7 +130,12 @@ def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
 
 
 def _leaving(
-    fleet: Fleet, wanted: Mapping[str, int], now_s: float, retry_failed: bool, worth: Mapping[str, int]
+    fleet: Fleet,
+    wanted: Mapping[str, int],
+    now_s: float,
+    retry_failed: bool,
+    worth: Mapping[str, int],
+    leave_first: str,
 ) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
@@ -143,12 +150,17 @@ def _leaving(
     for component in dict.fromkeys(worker.component for worker in counted):
         workers = [worker for worker in counted if worker.component == component]
         workers.sort(
-            key=lambda worker: (_FIRST_TO_LEAVE[worker.state], _worth_of(worker, worth), -worker.index)
+            key=lambda worker: (
+                worker.name != leave_first,
+                _FIRST_TO_LEAVE[worker.state],
+                _worth_of(worker, worth),
+                -worker.index,
+            )
         )
         number = wanted.get(component, 0)
         surplus = workers[: max(0, len(workers) - number)]
         why = f"{number} of {len(workers)} {component} wanted"
-        is_by_worth = any(_worth_of(worker, worth) for worker in workers)
+        is_by_worth = any(_worth_of(worker, worth) for worker in workers) and workers[0].name != leave_first
         leaving |= {
             worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
             for worker in surplus

@@ -27,6 +27,15 @@ def explain(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def in_one_line(document: Mapping[str, Any]) -> str:
+    """Return a record as its time, the decision and its reason; empty for one that cannot be read."""
+    try:
+        record = DecisionRecord.from_json(document)
+    except (KeyError, TypeError, ValueError, AttributeError, UserError):
+        return ""
+    return f"{record.wall_time[11:19]}  {_verdict(record)}: {record.decision.reason}"
+
+
 def is_change(document: Mapping[str, Any]) -> bool:
     """Tell whether a line of ``decisions.jsonl`` records a change; False when it cannot be read."""
     try:

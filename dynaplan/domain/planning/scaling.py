@@ -33,6 +33,21 @@ def fleet_key(namespace: str) -> str:
 GPUS_LEFT_OUT = "gpus_left_out"
 """The field of the published fleet with a line for each reason for which GPUs are not among its total."""
 
+LEAVE_FIRST = "leave_first"
+"""The key below the planner's prefix that names the worker that leaves first when a decision removes one.
+
+Its text is ``DECISION_ID NAME``: it counts for that decision alone."""
+
+
+def first_to_leave(namespace: str, keys: Mapping[str, str], decision_id: int) -> str:
+    """Return the name of the worker that leaves first by that decision; empty when none is named."""
+    written, _, name = keys.get(planner_prefix(namespace) + LEAVE_FIRST, "").partition(" ")
+    return name if whole_number(written) == decision_id else ""
+
+
+FREE_GPUS = "free_gpus"
+"""The field of the published fleet with the indices of the GPUs that a further worker may get."""
+
 
 @dataclass(frozen=True)
 class DesiredCounts:

@@ -13,7 +13,8 @@ from dynaplan.domain.wire.documents import flag_field, number_field, object_fiel
 class WorkerLoad:
     """The load of one worker at one moment; an engine that ``is_asleep`` takes no request.
 
-    ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1; the rest are counts. The wire
+    ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1; the rest are counts, ``generated_tokens``
+    since the engine's start, 0 where it does not tell them. The wire
     form is the nested ``worker_stats``/``kv_stats`` JSON of Dynamo 0.3.2; the flat form of 0.2.0 is read too.
     """
 
@@ -25,6 +26,7 @@ class WorkerLoad:
     kv_usage: float = 0.0
     prefix_hit_rate: float = 0.0
     is_asleep: bool = False
+    generated_tokens: int = 0
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """Return the nested JSON of ``/load_metrics``."""
@@ -34,6 +36,7 @@ class WorkerLoad:
                 "request_total_slots": self.request_slots,
                 "num_requests_waiting": self.waiting_requests,
                 **({"is_asleep": True} if self.is_asleep else {}),
+                **({"generated_tokens": self.generated_tokens} if self.generated_tokens else {}),
             },
             "kv_stats": {
                 "kv_active_blocks": self.kv_active_blocks,
@@ -61,4 +64,5 @@ class WorkerLoad:
             kv_usage=number("gpu_cache_usage_perc"),
             prefix_hit_rate=number("gpu_prefix_cache_hit_rate"),
             is_asleep=flag_field(flat, "is_asleep", False),
+            generated_tokens=int(number("generated_tokens")),
         )

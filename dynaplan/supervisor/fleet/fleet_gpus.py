@@ -67,6 +67,12 @@ class FleetGpus:
         """
         return len(self._inventory) - len(self._left_out(fleet))
 
+    def free(self, fleet: Sequence[Worker]) -> list[int]:
+        """Return the indices of the GPUs that a further worker may get now."""
+        held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
+        taken = held | self._busy(fleet).keys() | self._claimed.keys()
+        return [gpu.index for gpu in self._inventory if gpu.index not in taken]
+
     def left_out(self, fleet: Sequence[Worker]) -> list[str]:
         """Return a line for each reason for which GPUs are left out of ``total``."""
         return by_reason(self._left_out(fleet), self._inventory)

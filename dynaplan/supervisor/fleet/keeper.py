@@ -32,7 +32,7 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
-from dynaplan.domain.planning.scaling import GPUS_LEFT_OUT, DesiredCounts
+from dynaplan.domain.planning.scaling import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
@@ -216,7 +216,10 @@ class FleetKeeper:
         while True:
             now_s = self._clock.now_s()
             after = reconcile(
-                launch.graph, fleet, desired, launch.gpus, unusable, now_s, retry_failed=is_new, worth=worth
+                *(launch.graph, fleet, desired, launch.gpus, unusable, now_s),
+                retry_failed=is_new,
+                worth=worth,
+                leave_first=self._link.leave_first,
             )
             missed = self._gpus.claim_for(after.fleet)
             if missed.keys() <= unusable.keys():
@@ -305,6 +308,7 @@ class FleetKeeper:
         workers, instances = tuple(self._workers.values()), link.instances or ()
         document = fleet_document(graph, self._workers, self._gpus.total(workers), instances, link.asleep)
         document |= {"waiting": self._waits.reasons, GPUS_LEFT_OUT: self._gpus.left_out(workers)}
+        document |= {FREE_GPUS: self._gpus.free(workers)}
         document |= hopeless.published(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._departures.killed

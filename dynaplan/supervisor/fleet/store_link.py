@@ -14,7 +14,7 @@ from typing import Any
 from dynaplan import wiring
 from dynaplan.core.fleet.kept_keys import KeptKeys
 from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.scaling import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 from dynaplan.domain.wire.cache_worth import CACHE_WORTH, worth_in
 from dynaplan.domain.wire.instance_keys import ASLEEP, FORGIVEN_CRASHES
 from dynaplan.domain.wire.live_settings import live_settings_prefix
@@ -83,6 +83,12 @@ class StoreLink:
         """The decision in force; None until the store has answered."""
         keys = self._keys
         return None if keys is None else DesiredCounts.from_keys(self._namespace, keys)
+
+    @property
+    def leave_first(self) -> str:
+        """The worker that leaves before any other by the decision in force; empty when none is named."""
+        counts = self.counts
+        return first_to_leave(self._namespace, self._keys or {}, counts.decision_id) if counts else ""
 
     @property
     def forgiven(self) -> frozenset[int]:

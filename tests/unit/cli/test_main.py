@@ -25,7 +25,6 @@ def run(*arguments: str) -> str:
         ("serv", "serve"),
         ("stauts", "status"),
         ("ps", "status"),
-        ("top", "status"),
         ("run", "serve"),
         ("down", "stop"),
         ("explain", "why"),

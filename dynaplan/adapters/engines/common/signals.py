@@ -22,8 +22,9 @@ class SignalNames:
     and ``kv_total`` are blocks, or tokens where the engine counts tokens. ``kv_info`` is a metric whose
     *labels* hold the size of the KV cache: ``info_blocks``, or ``info_tokens`` divided by
     ``info_block_tokens``. ``prefix_hits`` and ``prefix_queries`` are tokens since the start,
-    ``prefix_hit_rate`` is a gauge from 0 to 1. At least one ``progress`` counter moves with every step of a
-    busy engine; each has its own names over versions. ``samples`` are passed on as they are, summed over
+    ``prefix_hit_rate`` is a gauge from 0 to 1, ``generated`` counts tokens since the start. At least one
+    ``progress`` counter moves with every step of a busy engine; each has its own names over versions.
+    ``samples`` are passed on as they are, summed over
     label sets. ``sleep_state`` is a gauge with a label of that name; the one of ``awake`` is 0 while the
     engine sleeps, the one of ``discard_all`` is 1 while it sleeps without its weights.
     """
@@ -41,6 +42,7 @@ class SignalNames:
     prefix_hits: Names = ()
     prefix_queries: Names = ()
     prefix_hit_rate: Names = ()
+    generated: Names = ()
     progress: tuple[Names, ...] = ()
     samples: Names = ()
     sleep_state: Names = ()
@@ -51,7 +53,7 @@ class SignalNames:
         single = (
             *(self.running, self.waiting, self.waiting_besides, self.kv_usage, self.kv_active, self.kv_total),
             *(self.kv_info, self.prefix_hits, self.prefix_queries, self.prefix_hit_rate, self.samples),
-            self.sleep_state,
+            *(self.sleep_state, self.generated),
         )
         return frozenset(name for names in (*single, *self.progress) for name in names)
 
@@ -75,6 +77,7 @@ class Signals:
     kv_total: int = 0
     block_tokens: int = 0
     prefix_hit_rate: float = 0.0
+    generated: int = 0
     progress: tuple[float, ...] = ()
     samples: Mapping[str, float] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ class Signals:
             kv_usage=self.kv_usage,
             prefix_hit_rate=self.prefix_hit_rate,
             is_asleep=self.is_asleep,
+            generated_tokens=self.generated,
         )
 
 
@@ -116,6 +120,7 @@ def read_signals(text: str, names: SignalNames) -> Signals:
     kv_total = int(_sum(first("kv_total", names.kv_total))) or blocks
     kv_active = int(_sum(first("kv_active", names.kv_active))) or round(kv_usage * kv_total)
     states = [sample for name in names.sleep_state for sample in found.get(name, ())]
+    generated = next((_sum(found[name]) for name in names.generated if name in found), 0.0)
     besides = sum(_sum(found.get(name, ())) for name in names.waiting_besides)
     return Signals(
         running=int(_sum(first("running", names.running))),
@@ -129,6 +134,7 @@ def read_signals(text: str, names: SignalNames) -> Signals:
             _sum(first("prefix_queries", names.prefix_queries)),
             max(_values(first("prefix_hit_rate", names.prefix_hit_rate)), default=0.0),
         ),
+        generated=int(generated),
         progress=tuple(_sum(each) for tried in names.progress if (each := first("progress", tried))),
         samples={name: _sum(found[name]) for name in names.samples if name in found},
         missing=tuple(missing),

@@ -28,6 +28,7 @@ VERBOSITY = 1
 SIGNALS = SignalNames(
     running=("llamacpp:requests_processing",),
     waiting=("llamacpp:requests_deferred",),
+    generated=("llamacpp:tokens_predicted_total",),
     progress=(
         ("llamacpp:n_decode_total",),  # moves with every step, so within a long prompt too
         ("llamacpp:tokens_predicted_total",),

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.local.gpu_uses import NvmlUses, busy_now, process_of, simulated_uses
+from dynaplan.adapters.local.gpu_uses import NvmlUses, activity_reader, busy_now, process_of, simulated_uses
 from dynaplan.adapters.local.gpus import nvml, simulated
-from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
+from dynaplan.domain.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
 
 GPUS = (Gpu(0, "GPU-a", "H100", 80), Gpu(1, "MIG-b", "H100", 40), Gpu(2, "GPU-c", "GB10", 0))
 
@@ -26,11 +26,12 @@ class FakeNvmlError(Exception):
 
 
 class FakeDriver:
-    """The part of pynvml that is asked for memory and processes.
+    """The part of pynvml that is asked for memory, processes and activity.
 
     Copies: every call but ``nvmlInit`` fails before it; a GPU that shares the machine's memory raises
     NVMLError_NotSupported; a process of another container has the pid 0 or is not told; ``usedGpuMemory`` is
-    None where it is not known, as in MIG mode without permission; a lost GPU fails in every call.
+    None where it is not known, as in MIG mode without permission; a MIG slice has no utilisation and no power
+    of its own; a lost GPU fails in every call.
     """
 
     NVMLError = FakeNvmlError
@@ -55,6 +56,16 @@ class FakeDriver:
         if handle == "GPU-c":
             raise FakeNvmlError("Not Supported")
         return SimpleNamespace(total=80, used=71 if handle == "GPU-a" else 3)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return 641_700
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         if handle == "MIG-b":
@@ -148,3 +159,14 @@ def test_the_real_gpus_tell_their_use() -> None:
     uses = NvmlUses().of(gpus)
     assert uses.keys() == {gpu.index for gpu in gpus if gpu.memory_bytes}
     assert all(0 <= uses[gpu.index].used_bytes <= gpu.memory_bytes for gpu in gpus if gpu.index in uses)
+
+
+def test_the_activity_is_read_and_what_a_slice_does_not_tell_is_none(driver: FakeDriver) -> None:
+    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7), 1: GpuActivity()}
+
+
+def test_the_activity_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "gpu-0.json").write_text('{"utilisation": 0.5, "watts": 300}')
+    (tmp_path / "gpu-1.json").write_text('{"utilisation": "much", "watts": null}')
+    read = activity_reader(simulated(2), tmp_path)
+    assert read() == {0: GpuActivity(0.5, 300.0), 1: GpuActivity()}

@@ -10,12 +10,13 @@ from dynaplan.cli.scaling.asking import (
     check_answered,
     check_budget,
     check_gpus,
+    check_leaving,
     check_options,
     parse_count,
     settled,
 )
 from dynaplan.domain.errors import CapacityError, ConfigError
-from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
@@ -136,3 +137,13 @@ def test_a_hold_above_the_planners_gpu_budget_is_refused_with_the_option() -> No
     aggregated = FleetCounts(decode=WorkerCounts(ready=2, gpus=2))
     with pytest.raises(ConfigError, match="takes 6 GPUs"):
         check_budget(settings, aggregated, RoleHolds(decode=Hold(3, 3)))
+
+
+def test_the_worker_that_is_to_leave_is_one_of_the_role_that_is_scaled() -> None:
+    workers = [Worker("ns_VllmWorker", "VllmWorker", Role.DECODE), Worker("ns_P", "P", Role.PREFILL)]
+    asked = [AskedCount(Role.DECODE, 1)]
+    check_leaving("ns_VllmWorker", asked, workers)
+    with pytest.raises(ConfigError, match=r"(?s)--leaving ns_P: no decode worker.*ns_VllmWorker"):
+        check_leaving("ns_P", asked, workers)
+    with pytest.raises(ConfigError, match="There is none"):
+        check_leaving("ns_P", asked, [])

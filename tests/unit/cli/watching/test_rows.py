@@ -6,11 +6,10 @@ import os
 from dataclasses import replace
 
 from dynaplan import wiring
-from dynaplan.cli.watching import status
-from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s
+from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s, worker_row
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.worker_load import WorkerLoad
-from tests.unit.cli.watching.test_status import worker
+from tests.unit.cli.watching.test_status import table, worker
 
 
 def unmanaged(network: str) -> Instance:
@@ -28,12 +27,12 @@ def unmanaged(network: str) -> Instance:
 
 def test_a_row_has_the_keys_of_a_managed_workers() -> None:
     row = alone_row(unmanaged(wiring.box.network()), WorkerLoad())
-    managed = status._row(worker("VllmWorker"), None, None)
+    managed = worker_row(worker("VllmWorker"), None, None)
     assert managed.keys() <= row.keys()
     assert (row["role"], row["state"], row["gpus"], row["is_managed"]) == ("decode", "ready", [3], False)
     assert (row["running"], row["host"]) == (0, "gpu1")
     assert row["uptime_s"] > 0
-    assert "box_VllmWorker_gpu1_77" in status.table([row])
+    assert "box_VllmWorker_gpu1_77" in table([row])
 
 
 def test_the_age_of_a_process_of_another_host_is_not_known() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from dynaplan.cli.watching import status
+from dynaplan.cli.watching import gathering, rows
+from dynaplan.cli.watching.page import worker_table
+from dynaplan.cli.watching.rows import is_lost, worker_row
+from dynaplan.cli.watching.view import COLUMNS, table_rows
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.wire.pulse import Pulse
@@ -19,15 +22,19 @@ from tests.unit.core.fleet.graphs import DRAINING, READY, STARTING, worker
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status.time, "monotonic", lambda: 123.0)
+    monkeypatch.setattr(rows.time, "monotonic", lambda: 123.0)
+
+
+def table(of: list[dict[str, Any]], width: int = 0) -> str:
+    return worker_table(table_rows(of), table_rows(of, is_short=True), width)
 
 
 def row(of: Worker, usually_s: float | None = None, load: WorkerLoad | None = None) -> dict[str, Any]:
-    return status._row(of, load, usually_s)
+    return worker_row(of, load, usually_s)
 
 
 def state_shown(of: dict[str, Any]) -> str:
-    _, line = click.unstyle(status.table([of])).splitlines()
+    _, line = click.unstyle(table([of])).splitlines()
     return line.removeprefix(f"{of['worker']}  {of['role']}").strip().partition("   ")[0].partition("  -")[0]
 
 
@@ -39,11 +46,11 @@ def test_a_worker_whose_engine_starts_is_loading() -> None:
     assert (document["state"], document["loading_s"], document["usually_s"]) == ("starting", 23.0, 41.2)
 
 
-@pytest.mark.parametrize("state", [READY, DRAINING])
-def test_no_other_worker_is(state: Any) -> None:
+@pytest.mark.parametrize(("state", "shown"), [(READY, "ready"), (DRAINING, "draining 00:23")])
+def test_no_other_worker_is(state: Any, shown: str) -> None:
     document = row(replace(worker("VllmWorker", state), since_s=100.0), 41.2)
     assert (document["loading_s"], document["usually_s"]) == (None, None)
-    assert state_shown(document) == state.value
+    assert state_shown(document) == shown
 
 
 def test_a_worker_that_lost_its_registration_is_not_loading_but_says_so() -> None:
@@ -51,19 +58,19 @@ def test_a_worker_that_lost_its_registration_is_not_loading_but_says_so() -> Non
     lost = row(ready.moved(STARTING, 100.0, "its registration is gone"), 41.2)
     assert (lost["loading_s"], lost["reason"]) == (None, "its registration is gone")
     assert state_shown(lost) == "starting"
-    assert status._is_lost(lost)
+    assert is_lost(lost)
 
 
 def test_a_frontend_loads_nothing() -> None:
     frontend = row(Worker("ns_Frontend", "Frontend", Role.FRONTEND, since_s=100.0))
     assert frontend["loading_s"] is None
-    assert not status._is_lost(frontend)
+    assert not is_lost(frontend)
 
 
 def test_an_engine_that_does_not_tell_its_blocks_still_shows_its_requests() -> None:
     load = WorkerLoad(running_requests=3, waiting_requests=1, kv_usage=0.25)
-    line = status.table([row(worker("VllmWorker"), load=load)]).splitlines()[1]
-    assert line.split()[-4:] == ["3", "1", "25.0%", "-"]
+    line = table([row(worker("VllmWorker"), load=load)]).splitlines()[1]
+    assert line.split()[-5:] == ["3", "1", "25.0%", "-", "0"]
 
 
 def test_a_worker_whose_process_is_gone_is_dead_whatever_the_statefile_says() -> None:
@@ -83,7 +90,7 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wiring.box, "heartbeats", lambda _: SimpleNamespace(read=pulses.get))
     planner = Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)
     found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,))
-    assert [each.partition(".")[0] for each in status._troubles(found)] == [
+    assert [each.partition(".")[0] for each in gathering._troubles(found)] == [
         "the fleet plugin (pid 7) has not answered for 40 s",
         "the planner ns_Planner (pid 7) has ended",
     ]
@@ -91,13 +98,13 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
 
 def test_a_narrow_screen_does_without_the_usual_time_first_and_then_without_columns() -> None:
     loading = row(replace(worker("VllmWorker", STARTING), since_s=100.0), 41.2)
-    whole = click.unstyle(status.table([loading]))
-    wide = click.unstyle(status.table([loading], 200))
-    narrow = click.unstyle(status.table([loading], len(whole.splitlines()[1]) - 1))
+    whole = click.unstyle(table([loading]))
+    wide = click.unstyle(table([loading], 200))
+    narrow = click.unstyle(table([loading], len(whole.splitlines()[1]) - 1))
     assert wide == whole
     assert "usually" not in narrow
-    assert narrow.splitlines()[0].split() == list(status.COLUMNS)
-    narrower = click.unstyle(status.table([loading], 60))
+    assert narrow.splitlines()[0].split() == list(COLUMNS)
+    narrower = click.unstyle(table([loading], 60))
     assert "PID" not in narrower.splitlines()[0]
     assert "--json" in narrower
     assert max(map(len, narrower.splitlines())) <= 60
@@ -105,4 +112,5 @@ def test_a_narrow_screen_does_without_the_usual_time_first_and_then_without_colu
 
 @pytest.mark.parametrize(("state", "colour"), [(READY, "green"), (DRAINING, "yellow")])
 def test_a_state_has_its_colour(state: Any, colour: str) -> None:
-    assert click.style(state.value, fg=colour) in status.table([row(worker("VllmWorker", state))])
+    begun = click.style(state.value, fg=colour, reset=False)
+    assert begun in table([row(worker("VllmWorker", state))])

@@ -214,3 +214,15 @@ def test_a_failed_worker_to_replace_is_tried_again_and_one_that_is_leaving_is_as
     fleet = (worker("VllmWorker", FAILED), worker("VllmWorker_1", DRAINING), worker("VllmWorker_2", BACKOFF))
     names = {each.name for each in fleet}
     assert [each.state for each in replaced(fleet, names, 5.0)] == [STOPPED, DRAINING, BACKOFF]
+
+
+def test_the_worker_that_is_named_leaves_first_and_only_where_one_is_too_many() -> None:
+    fleet = (
+        worker("VllmWorker", gpus=(0,)),
+        worker("VllmWorker_1", gpus=(1,)),
+        worker("PrefillWorker", gpus=(2,)),
+    )
+    first = {"leave_first": "dynamo_VllmWorker"}
+    assert steps(fleet, {"VllmWorker": 1}, **first) == [("drain", "VllmWorker")]
+    assert steps(fleet, {"VllmWorker": 2}, **first) == []
+    assert steps(fleet, {"VllmWorker": 1}, leave_first="dynamo_gone") == [("drain", "VllmWorker_1")]

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.explaining import explain, is_change
+from dynaplan.core.planning.explaining import explain, in_one_line, is_change
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.traffic import Expected, Foresight, Traffic
@@ -108,3 +108,16 @@ def test_what_caches_save_is_told():
     assert "ISL 3000, 80% of the prompts cached on average" in text
     assert "25% of the prompts' tokens expected to be computed" in text
     assert "cached" not in told(replace(interval(1, 1), traffic=Traffic(10.0, 20.0, prefix_hit_rate=0.0)))
+
+
+def test_one_line_has_the_time_the_decision_and_its_reason():
+    settings, observation = PlannerSettings(), interval(1, 1, 0.95, (0.3,))
+    next_state, decision = decide(settings, PlannerState(), observation)
+    record = DecisionRecord(
+        "2026-01-01T12:34:56+00:00", settings, PlannerState(), observation, decision, next_state
+    )
+    assert in_one_line(json.loads(json.dumps(record.to_json()))) == (
+        "12:34:56  changed prefill 1, decode 1 -> prefill 1, decode 2: "
+        "the mean KV usage 0.95 is above 0.9: one decode worker more"
+    )
+    assert in_one_line({"wall_time": "12"}) == ""

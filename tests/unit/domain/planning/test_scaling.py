@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.planning.scaling import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 
 
 def keys(**values: str) -> dict[str, str]:
@@ -37,3 +37,11 @@ def test_the_next_decision_is_above_every_id_and_a_decision_is_pending_until_ack
 ) -> None:
     counts = DesiredCounts(1, 1, decision_id, scaled_decision_id)
     assert (counts.is_pending, counts.next_decision_id) == (is_pending, next_id)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("7 ns_Worker_1", "ns_Worker_1"), ("6 ns_Worker_1", ""), ("x", ""), ("", "")]
+)
+def test_the_worker_that_leaves_first_is_named_for_one_decision(text: str, name: str) -> None:
+    assert first_to_leave("ns", keys(leave_first=text), 7) == name
+    assert first_to_leave("ns", {}, 7) == ""

@@ -29,3 +29,9 @@ def test_sleep_travels_only_where_there_is_some() -> None:
     awake, asleep = WorkerLoad(), WorkerLoad(is_asleep=True)
     assert "is_asleep" not in awake.to_json()["worker_stats"]
     assert WorkerLoad.from_json(asleep.to_json()) == asleep
+
+
+def test_generated_tokens_travel_only_where_the_engine_tells_them() -> None:
+    assert "generated_tokens" not in LOAD.to_json()["worker_stats"]
+    told = WorkerLoad(generated_tokens=12)
+    assert WorkerLoad.from_json(told.to_json()) == told

@@ -1,0 +1,245 @@
+"""Gathers the state of a deployment, once for ``status``, again and again for ``top``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dynaplan.cli.scaling.afterwards import planner_settings
+from dynaplan.cli.scaling.counts import held_in, readable_holds
+from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
+from dynaplan.domain.lifecycle import HOLDS_GPUS
+from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.domain.planning.scaling import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance, public_urls
+from dynaplan.domain.wire.documents import parse_object
+
+if TYPE_CHECKING:
+    from dynaplan.domain.wire.worker_load import WorkerLoad
+    from dynaplan.ports.planning import MetricsSource
+    from dynaplan.ports.stores import Store
+    from dynaplan.supervisor.deployments import RunningDeployment
+
+ANSWER_S = 1.0
+"""Half of the time in which the store must list the workers."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of the store and of the workers; all are empty when the store ``is_silent``.
+
+    ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses
+    of instances that cannot be called, by key. ``fleet`` is what the fleet plugin publishes.
+    """
+
+    loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    not_callable: Mapping[str, str] = field(default_factory=dict)
+    registered: tuple[Instance, ...] = ()
+    holds: RoleHolds | None = None
+    desired: DesiredCounts = field(default_factory=DesiredCounts)
+    fleet: Mapping[str, Any] = field(default_factory=dict)
+    is_silent: bool = False
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each thing that is wrong, by what was answered and what was not."""
+        if self.is_silent:
+            return ["The key-value store does not answer: loads are not known."]
+        return out_of_reach(self.registered)
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why workers wait for GPUs, by the worker's or the service's name."""
+        waiting = self.fleet.get("waiting")
+        return {str(name): str(why) for name, why in waiting.items()} if isinstance(waiting, dict) else {}
+
+
+class Gathering:
+    """Keeps the connections between one look and the next; ``close`` ends them.
+
+    The environment names the store, as ``connect`` leaves it.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        from dynaplan import wiring
+
+        self._namespace = namespace
+        self._store: Store = wiring.connections.connect_store()
+        self._metrics: MetricsSource = wiring.planning.worker_metrics()
+
+    async def answers(self) -> Answers:
+        """Ask the store and the workers."""
+        listed = await self.listed()
+        return replace(listed, loads=await self.loads(listed.registered))
+
+    async def listed(self) -> Answers:
+        """Ask the store, and no worker."""
+        from dynaplan.domain.errors import StoreUnavailable
+        from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
+
+        namespace = self._namespace
+        try:
+            async with asyncio.timeout(2 * ANSWER_S):
+                lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
+        except (StoreUnavailable, TimeoutError):
+            return Answers(is_silent=True)
+        items = [item for found in lists for item in found]
+        ignored, foreign = unreadable(namespace, items), uncallable(items)
+        registered = tuple(
+            Instance.from_json(item.value)
+            for item in items
+            if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
+        )
+        keys = {item.key: item.value for item in items if item.key not in ignored}
+        holds = keys.get(planner_prefix(namespace) + HOLDS, "")
+        return Answers(
+            ignored=ignored,
+            not_callable=foreign,
+            registered=registered,
+            holds=readable_holds(holds),
+            desired=DesiredCounts.from_keys(namespace, keys),
+            fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
+        )
+
+    async def loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
+        """Ask these workers for their loads; one that has none or does not answer is left out."""
+        urls = {instance.worker: instance.url for instance in registered}
+        loads = await self._metrics.loads(tuple(urls.values()))
+        # A service without engine says zero throughout: it has no load.
+        return {name: load for name, load in zip(urls, loads, strict=True) if load and load != type(load)()}
+
+    async def close(self) -> None:
+        """Close the connections to the store and to the workers."""
+        await self._metrics.close()
+        await self._store.close()
+
+
+def document_of(
+    found: RunningDeployment, answers: Answers, routed: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the JSON form of one deployment."""
+    from dynaplan.core.fleet.observing import unmanaged
+
+    held = (answers.holds or held_in(found.document)).by_role
+    usual, waits, loads = _usual_start_s(found), answers.waits, answers.loads
+    workers = [
+        worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
+        for worker in found.workers
+    ]
+    workers += [alone_row(each, loads.get(each.worker)) for each in unmanaged(answers.registered)]
+    return {
+        "namespace": found.namespace,
+        "frontend_url": found.frontend_url,
+        "metrics_url": f"{found.frontend_url}/metrics",
+        "log_dir": str(found.log_dir),
+        "serve_pid": found.arbiter.pid,
+        **_service(found, answers),
+        "workers": workers,
+        "gpus": _gpus(found),
+        "free_gpus": answers.fleet.get(FREE_GPUS),
+        "waits": waits,
+        "holds": {role.value: asdict(hold) for role, hold in held.items()},
+        "troubles": [*_troubles(found), *answers.troubles],
+        "ignored_keys": dict(answers.ignored),
+        "not_callable": dict(answers.not_callable),
+        "routing": {worker: dict(sources) for worker, sources in routed.items()},
+    }
+
+
+def document_of_store(
+    namespace: str, answers: Answers, routed: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
+    registered = answers.registered
+    components = {each.worker: each for each in registered}
+    holds = answers.holds.by_role if answers.holds else {}
+    return {
+        "namespace": namespace,
+        "frontend_url": ", ".join(public_urls(registered)),
+        "serve_pid": None,
+        "models": _models(answers),
+        "workers": [alone_row(each, answers.loads.get(name)) for name, each in sorted(components.items())],
+        "waits": answers.waits,
+        "holds": {role.value: asdict(hold) for role, hold in holds.items()},
+        "troubles": answers.troubles,
+        "ignored_keys": dict(answers.ignored),
+        "not_callable": dict(answers.not_callable),
+        "routing": {worker: dict(sources) for worker, sources in routed.items()},
+    }
+
+
+def _service(found: RunningDeployment, answers: Answers) -> dict[str, Any]:
+    """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
+    from dynaplan.domain.planning.scaling import SCALED_ROLES
+
+    settings, desired = planner_settings(found), answers.desired
+    promised = settings.targets() if settings and settings.is_by_targets else None
+    return {
+        "models": _models(answers),
+        "policy": settings.policy if settings else None,
+        "targets": asdict(promised) if promised else None,
+        "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
+        "is_pending": desired.is_pending,
+    }
+
+
+def _models(answers: Answers) -> list[str]:
+    """Return the names of the models that the workers serve."""
+    return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
+
+
+def _gpus(found: RunningDeployment) -> list[dict[str, Any]]:
+    """Return the GPUs of the deployment, with the workers that hold them."""
+    from dynaplan.core.fleet.statefile import inventory_of
+
+    holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
+    return [
+        {
+            "index": gpu.index,
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
+        }
+        for gpu in inventory_of(found.document)
+    ]
+
+
+def _troubles(found: RunningDeployment) -> list[str]:
+    """Return a sentence for each process of the deployment's own that is dead or does not answer."""
+    from dynaplan import wiring
+    from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
+
+    hints = {
+        SERVE_PULSE: (
+            "`dynaplan serve`",
+            f"If it was stopped: `kill -CONT {found.arbiter.pid}`",
+        ),
+        PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
+    }
+    for worker in found.workers:
+        if worker.role.value == "planner":
+            hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
+    heartbeats = wiring.box.heartbeats(found.runtime_dir)
+    pulses = {name: heartbeats.read(name) for name in hints}
+    return [
+        f"{trouble}. {hints[name][1]}."
+        for name, pulse in pulses.items()
+        if pulse and (trouble := pulse.trouble(hints[name][0]))
+    ]
+
+
+def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
+    """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
+    from dynaplan import wiring
+    from dynaplan.core.fleet.startup_times import startup_key, usual_s
+    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+
+    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    times = wiring.box.startup_times(found.statefile).read()
+    return {
+        worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
+        for worker in found.workers
+    }

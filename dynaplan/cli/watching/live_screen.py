@@ -1,0 +1,247 @@
+"""The screen of ``dynaplan top``: its pages, its keys, and when it looks again.
+
+Keys do nothing of their own: they run the commands that a user would type, and show what those print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import curses
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from dynaplan.cli.watching import page, painting
+from dynaplan.cli.watching.view import View, view_of
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.foundation.tables import folded
+
+EVERY_S = 1.0
+"""Time between two looks, in seconds."""
+
+LOG_LINES = 500
+"""Lines of a log that can be scrolled through."""
+
+KEYS = "arrows choose  l log  + - scale  h hold  d drain  w why  ? help  q quit"
+
+HELP = """Keys
+  up, down, j, k      choose a worker
+  l                   its log, followed; up, down and the page keys scroll
+  + and -             one worker more, or one less, of its role (`dynaplan scale`)
+  h                   hold the number of its role, or release it (`dynaplan scale --hold`, `release`)
+  d                   drain this worker: one less of its role, and this one leaves, after its requests
+  w                   the planner's last decisions and their reasons (`dynaplan why`)
+  escape, q           back to the workers, or quit; Ctrl-C ends top from anywhere
+
+TTFT and ITL are the mean and a percentile of the last minute, read off the frontends' histograms.
+KV is the part of the KV cache in use."""
+
+UP, DOWN = (curses.KEY_UP, ord("k")), (curses.KEY_DOWN, ord("j"))
+ESCAPE = 27
+
+
+class LiveScreen:
+    """One terminal. ``look`` returns the document, ``call`` runs a command and returns what it wrote.
+
+    ``log`` returns the last lines of a worker's log. ``keyboard`` is the descriptor that keys come from.
+    """
+
+    def __init__(
+        self,
+        window: curses.window,
+        look: Callable[[], Awaitable[dict[str, Any]]],
+        call: Callable[[Sequence[str]], Awaitable[str]],
+        log: Callable[[str, int], Sequence[str]],
+        keyboard: int = 0,
+    ) -> None:
+        self._window = window
+        self._keyboard = keyboard
+        self._look = look
+        self._call = call
+        self._log = log
+        self._document: dict[str, Any] | None = None
+        self._chosen = ""
+        self._shown_log = ""
+        self._text: list[str] | None = None
+        self._scroll = 0
+        self._question: tuple[str, list[str]] | None = None
+        self._said = "looking ..."
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_over = False
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look, draw and take keys until `q`. Raises DeploymentError when the deployment ends."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._keyboard, self._take_keys)
+        try:
+            self._draw()
+            while not self._is_over:
+                self._document = await self._look()
+                self._said = "" if self._said == "looking ..." else self._said
+                self._take_keys()
+                self._draw()
+                await self._pause()
+        finally:
+            loop.remove_reader(self._keyboard)
+            for task in self._calls:
+                task.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _pause(self) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(EVERY_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    # -- keys ------------------------------------------------------------------------------------
+
+    def _take_keys(self) -> None:
+        while (key := self._window.getch()) != -1:
+            if key == curses.KEY_RESIZE:
+                curses.update_lines_cols()
+            elif self._question:
+                self._answer(key)
+            elif self._text is not None or self._shown_log:
+                self._scroll_or_leave(key)
+            else:
+                self._press(key)
+        if not self._is_over:
+            self._draw()
+
+    def _answer(self, key: int) -> None:
+        _, arguments = self._question or ("", [])
+        self._question = None
+        if key in (ord("y"), ord("Y")):
+            self._begin(arguments)
+
+    def _scroll_or_leave(self, key: int) -> None:
+        rows = self._window.getmaxyx()[0] - 2
+        steps = {
+            **dict.fromkeys(UP, -1),
+            **dict.fromkeys(DOWN, 1),
+            curses.KEY_PPAGE: -rows,
+            curses.KEY_NPAGE: rows,
+            ord(" "): rows,
+            curses.KEY_HOME: -(10**6),
+            curses.KEY_END: 10**6,
+        }
+        if key in (ord("q"), ESCAPE):
+            self._text, self._shown_log, self._scroll = None, "", 0
+        elif key in steps:
+            self._scroll += steps[key]
+
+    def _press(self, key: int) -> None:
+        self._said = ""
+        if key in UP or key in DOWN:
+            self._choose(-1 if key in UP else 1)
+        elif key == ord("q"):
+            self._is_over = True
+            self._wake.set()
+        elif key == ord("?"):
+            self._show(HELP)
+        elif key == ord("w"):
+            self._begin(["why"], is_page=True)
+        elif key == ord("l") and self._chosen:
+            self._shown_log, self._scroll = self._chosen, 10**6
+        elif 0 <= key < 128 and chr(key) in "+-hd":
+            self._act(chr(key))
+
+    def _choose(self, step: int) -> None:
+        names = [row["worker"] for row in self._document["workers"]] if self._document else []
+        if names:
+            place = names.index(self._chosen) + step if self._chosen in names else 0
+            self._chosen = names[min(max(place, 0), len(names) - 1)]
+
+    def _act(self, key: str) -> None:
+        """Run the command of that key on the chosen worker, or ask first where it ends something."""
+        row = self._chosen_row()
+        role = row["role"] if row else ""
+        if row is None or role not in {each.value for each in SCALED_ROLES}:
+            self._said = "choose a decode or prefill worker first (up, down)"
+        elif key in "+-":
+            self._begin(["scale", f"{role}={key}1", "--no-wait"])
+        elif key == "h" and self._document and role in self._document["holds"]:
+            self._begin(["release", role])
+        elif key == "h":
+            self._begin(["scale", f"{role}=+0", "--hold", "--no-wait"])
+        else:
+            command = ["scale", f"{role}=-1", "--leaving", self._chosen, "--no-wait"]
+            self._question = f"Drain {self._chosen}, one {role} worker less? y/n", command
+
+    def _chosen_row(self) -> dict[str, Any] | None:
+        rows = self._document["workers"] if self._document else []
+        return next((row for row in rows if row["worker"] == self._chosen), None)
+
+    def _begin(self, arguments: list[str], *, is_page: bool = False) -> None:
+        """Run a command beside the looking; what it says is shown at the bottom, or as a page."""
+        namespace = self._document["namespace"] if self._document else ""
+        self._said = f"dynaplan {' '.join(arguments)} ..."
+        full = [*arguments, *(["--namespace", namespace] if namespace else [])]
+        task = asyncio.get_running_loop().create_task(self._run_command(full, is_page=is_page))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _run_command(self, arguments: list[str], *, is_page: bool) -> None:
+        said = await self._call(arguments)
+        if is_page:
+            self._said = ""
+            self._show(said)
+        else:
+            self._said = " / ".join(line.strip() for line in said.splitlines())
+        self._wake.set()
+
+    def _show(self, text: str) -> None:
+        self._text, self._scroll = text.split("\n"), 0
+
+    # -- drawing ---------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        height, width = self._window.getmaxyx()
+        footer = folded(self._question[0] if self._question else self._said or KEYS, width).split("\n")
+        footer = footer[: max(1, height // 3)]
+        rows = max(1, height - len(footer))
+        lines, marked = self._body(rows, width)
+        lines += [""] * (rows - len(lines))
+        painting.paint(self._window, [*lines, *footer], marked)
+
+    def _body(self, rows: int, width: int) -> tuple[list[str], int | None]:
+        """Return the lines of the page, at most ``rows``, and the place of the chosen worker among them."""
+        if self._shown_log:
+            lines = [line for each in self._log(self._shown_log, LOG_LINES) for line in _wrapped(each, width)]
+            return self._part([f"{self._shown_log}  (escape: back)"], lines, rows), None
+        if self._text is not None:
+            lines = [line for each in self._text for line in folded(each, width, " " * 4).split("\n")]
+            return self._part([], lines, rows), None
+        if self._document is None:
+            return [], None
+        view = view_of(self._document, time.time())
+        lines, first = main_page(view, width)
+        marked = first + view.names.index(self._chosen) if self._chosen in view.names else None
+        start = max(0, marked - rows + 2) if marked is not None and marked >= rows else 0
+        return lines[start : start + rows], None if marked is None else marked - start
+
+    def _part(self, head: list[str], lines: list[str], rows: int) -> list[str]:
+        """Return the part of a long text that is scrolled to, below its head."""
+        room = rows - len(head)
+        self._scroll = min(max(self._scroll, 0), max(0, len(lines) - room))
+        return [*head, *lines[self._scroll : self._scroll + room]]
+
+
+def main_page(view: View, width: int) -> tuple[list[str], int]:
+    """Return the lines of the page of a deployment, and the place of the first worker among them."""
+    head = page.below([view.title, view.service, *view.load], width).split("\n")
+    head += filter(None, page.decision(view, width).split("\n"))
+    lines = [*head, "", *page.workers(view, width).split("\n"), ""]
+    if gpus := page.gpus(view, width):
+        lines += [*gpus.split("\n"), ""]
+    lines += page.below(view.notes, width).split("\n")
+    return lines, len(head) + 2
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Return a line of a log as lines of the screen; tabs and control characters are shown as spaces."""
+    clean = "".join(character if character.isprintable() else " " for character in line)
+    return [clean[place : place + width] for place in range(0, len(clean), width)] or [""]

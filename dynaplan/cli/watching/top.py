@@ -1,0 +1,82 @@
+"""``dynaplan top``: the deployment, live, with keys that call the other commands."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import namespace_argument, store_option
+from dynaplan.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.cli.watching.following import Following
+
+
+@click.command(name="top")
+@namespace_argument
+@store_option
+def command(namespace: str | None) -> None:
+    """Show the deployment live: load against targets, workers, GPUs, the last decision.
+
+    The keys are shown at the bottom, and `?` explains them. `dynaplan status --watch` shows the same without
+    keys.
+    """
+    from dynaplan.cli.watching.following import Following
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "top needs a terminal", hint="`dynaplan status --watch` and `--json` write to anything."
+        )
+    following = Following(namespace)
+    asyncio.run(_run(following))
+
+
+async def _run(following: Following) -> None:
+    """Show the deployment until `q`; the terminal is as it was afterwards."""
+    import curses
+
+    from dynaplan.cli.watching import painting
+    from dynaplan.cli.watching.live_screen import LiveScreen
+    from dynaplan.foundation.screen import colours_wanted
+    from dynaplan.supervisor.deployments import tail
+
+    try:
+        window = curses.initscr()
+    except curses.error as error:
+        raise ConfigError(f"top: {error}", hint="Set TERM, or use `dynaplan status --watch`.") from None
+    try:
+        curses.noecho()
+        curses.cbreak()
+        window.keypad(True)
+        window.nodelay(True)
+        painting.begin(colours_wanted() is not False)
+        await LiveScreen(
+            window,
+            following.look,
+            called,
+            lambda worker, lines: list(tail(following.found.log_dir / f"{worker}.log", lines)),
+        ).run()
+    finally:
+        curses.endwin()
+        await following.close()
+
+
+async def called(arguments: Sequence[str]) -> str:
+    """Run a command of dynaplan in a process of its own; return all that it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dynaplan", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output.decode(errors="replace").rstrip()
