@@ -1,4 +1,4 @@
-"""Looks at one deployment again and again: what ``status`` shows, and what only two looks can tell."""
+"""Looks at one deployment again and again: all that ``status`` shows, and rates, which take two looks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.watching.figures import Counts, LoadWindow
-from dynaplan.cli.watching.gathering import Answers, Gathering, document_of
+from dynaplan.cli.watching.gathering import DeploymentAnswers, Gathering, document_of
 from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.rows import ENGINE_ROLES
 from dynaplan.domain.wire.discovery import public_urls
@@ -57,7 +57,7 @@ class Following:
         self._decision: dict[str, Any] = {}
         self._gpu_rows: dict[int, dict[str, Any]] = {}
         self._tokens: dict[str, tuple[float, int]] = {}
-        self._listed = Answers()
+        self._listed = DeploymentAnswers()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
 
     async def look(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Following:
 
         self.found = find_deployment(self.found.namespace)
 
-    async def _look_seldom(self, answers: Answers) -> None:
+    async def _look_seldom(self, answers: DeploymentAnswers) -> None:
         from dynaplan import wiring
         from dynaplan.core.planning.explaining import in_one_line
 

@@ -27,7 +27,7 @@ ANSWER_S = 1.0
 
 
 @dataclass(frozen=True)
-class Answers:
+class DeploymentAnswers:
     """The answers of the store and of the workers; all are empty when the store ``is_silent``.
 
     ``loads`` are by worker; ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses
@@ -70,12 +70,12 @@ class Gathering:
         self._store: Store = wiring.connections.connect_store()
         self._metrics: MetricsSource = wiring.planning.worker_metrics()
 
-    async def answers(self) -> Answers:
+    async def answers(self) -> DeploymentAnswers:
         """Ask the store and the workers."""
         listed = await self.listed()
         return replace(listed, loads=await self.loads(listed.registered))
 
-    async def listed(self) -> Answers:
+    async def listed(self) -> DeploymentAnswers:
         """Ask the store, and no worker."""
         from dynaplan.domain.errors import StoreUnavailable
         from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
@@ -85,7 +85,7 @@ class Gathering:
             async with asyncio.timeout(2 * ANSWER_S):
                 lists = await asyncio.gather(*(self._store.list(each) for each in prefixes(namespace)))
         except (StoreUnavailable, TimeoutError):
-            return Answers(is_silent=True)
+            return DeploymentAnswers(is_silent=True)
         items = [item for found in lists for item in found]
         ignored, foreign = unreadable(namespace, items), uncallable(items)
         registered = tuple(
@@ -95,7 +95,7 @@ class Gathering:
         )
         keys = {item.key: item.value for item in items if item.key not in ignored}
         holds = keys.get(planner_prefix(namespace) + HOLDS, "")
-        return Answers(
+        return DeploymentAnswers(
             ignored=ignored,
             not_callable=foreign,
             registered=registered,
@@ -118,7 +118,7 @@ class Gathering:
 
 
 def document_of(
-    found: RunningDeployment, answers: Answers, routed: Mapping[str, Mapping[str, str]]
+    found: RunningDeployment, answers: DeploymentAnswers, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
     from dynaplan.core.fleet.observing import unmanaged
@@ -150,7 +150,7 @@ def document_of(
 
 
 def document_of_store(
-    namespace: str, answers: Answers, routed: Mapping[str, Mapping[str, str]]
+    namespace: str, answers: DeploymentAnswers, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the JSON form of a namespace without a ``serve`` on this host: the components in the store."""
     registered = answers.registered
@@ -171,7 +171,7 @@ def document_of_store(
     }
 
 
-def _service(found: RunningDeployment, answers: Answers) -> dict[str, Any]:
+def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
     from dynaplan.domain.planning.scaling import SCALED_ROLES
 
@@ -186,7 +186,7 @@ def _service(found: RunningDeployment, answers: Answers) -> dict[str, Any]:
     }
 
 
-def _models(answers: Answers) -> list[str]:
+def _models(answers: DeploymentAnswers) -> list[str]:
     """Return the names of the models that the workers serve."""
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 

@@ -1,4 +1,4 @@
-"""Rows of ``dynaplan status``: the JSON form of each worker, whoever started it."""
+"""Rows of ``dynaplan status``: the JSON form of each worker, also of one that no ``serve`` has started."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from dynaplan.cli.deployment import connected, namespace_argument, store_option
-from dynaplan.cli.watching.gathering import Answers, Gathering, document_of, document_of_store
+from dynaplan.cli.watching.gathering import DeploymentAnswers, Gathering, document_of, document_of_store
 from dynaplan.cli.watching.page import page
 from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.view import view_of
@@ -74,7 +74,7 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
     return documents
 
 
-async def _asked(namespace: str) -> tuple[Answers, dict[str, dict[str, str]]]:
+async def _asked(namespace: str) -> tuple[DeploymentAnswers, dict[str, dict[str, str]]]:
     """Ask the store, the workers and the frontends once."""
     gathering = Gathering(namespace)
     try:

@@ -1,4 +1,4 @@
-"""From the document of ``status`` to what is shown of it: pure, and the same wherever it is shown."""
+"""Makes of the document of ``status`` all that is shown of it: pure, and the same wherever it is shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of a deployment, top to bottom; ``workers`` and ``gpus`` have their headings first.
+    """All that is shown of a deployment, top to bottom; ``workers`` and ``gpus`` have their headings first.
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
     says where the metrics and the logs are.

@@ -12,7 +12,7 @@ import pytest
 from dynaplan import wiring
 from dynaplan.cli.watching import following
 from dynaplan.cli.watching.following import Following
-from dynaplan.cli.watching.gathering import Answers
+from dynaplan.cli.watching.gathering import DeploymentAnswers
 from dynaplan.core.fleet.statefile import with_fleet
 from dynaplan.domain.gpus import GpuActivity, GpuProcess, GpuUse
 from dynaplan.domain.identity import ProcessIdentity
@@ -33,12 +33,12 @@ class OneWorker:
         self.generated = 0
         self.lists = 0
 
-    async def listed(self) -> Answers:
+    async def listed(self) -> DeploymentAnswers:
         self.lists += 1
         card = {"role": "decode", "model": "llama"}
         instance = Instance("dynamo", "VllmWorker", "generate", 1, "http://x", worker=WORKER.name, card=card)
         frontend = Instance("dynamo", "Frontend", "http", 2, "http://y", worker="dynamo_Frontend")
-        return Answers(registered=(instance, frontend), fleet={"free_gpus": [1]})
+        return DeploymentAnswers(registered=(instance, frontend), fleet={"free_gpus": [1]})
 
     async def loads(self, registered: list[Instance]) -> dict[str, WorkerLoad]:
         self.generated += 10
