@@ -8,9 +8,11 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.traces import in_torture
 from tests.fakes.polling import wait_until
 
 Deploy = Callable[..., Deployment]
@@ -89,3 +91,30 @@ def test_a_conversation_goes_where_its_beginning_is_cached_and_on_when_that_work
     assert all(each.ask("are you still there?")[0] for each in conversations)
     wait_until(lambda: sources(deployment) == {"events"})
     assert deployment.stop() == 0
+
+
+@in_torture
+def test_the_worker_that_has_a_conversation_cached_stays_when_others_leave(deploy: Deploy) -> None:
+    options = (*OPTIONS[:4], "--VllmWorker.ServiceArgs.workers=3")
+    deployment = deploy("graphs.agg_router:Frontend", "agg_router.yaml", *options)
+    wait_until(lambda: set(sources_at_one(deployment)) == {"events"})
+    conversation = Conversation(deployment, "emma")
+    for turn in range(4):
+        conversation.ask(f"question {turn} " * 100)
+    store = Path(deployment.clients_environment()["DYN_FILE_KV"])
+    wait_until(lambda: any("worth" in path.parent.name + path.name for path in store.rglob("*")))
+    for number in (2, 1):
+        deployment.scale(decode=number)
+    why = deployment.run("why", "--namespace", deployment.namespace).stdout
+    print(why)
+    assert why.count("its cache") == 2, why
+    tokens, cached = conversation.ask("are you still there?")
+    assert cached > 0.8 * tokens
+    assert deployment.stop() == 0
+
+
+def sources_at_one(deployment: Deployment) -> list[str]:
+    """Say how the only frontend knows what each worker has cached."""
+    status = json.loads(deployment.run("status", "--namespace", deployment.namespace, "--json").stdout)
+    known = [source for by_frontend in status["routing"].values() for source in by_frontend.values()]
+    return known if len(known) == len(deployment.workers("VllmWorker")) else []
