@@ -11,6 +11,7 @@ import psutil
 from tests.bench import (
     azure,
     events,
+    hit_rate,
     kv_index,
     kv_routing,
     lifecycle,
@@ -20,6 +21,7 @@ from tests.bench import (
     profiling,
     replica_sync,
     routing,
+    routing_memory,
     sla,
     stores,
     throughput,
@@ -39,8 +41,10 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "profiling": profiling.rows,
     "kv-index": kv_index.rows,
     "kv-routing": kv_routing.rows,
+    "hit-rate": hit_rate.rows,
     "replica-sync": replica_sync.rows,
     "routing": routing.rows,
+    "routing-memory": routing_memory.rows,
     "stores": stores.rows,
 }
 

@@ -11,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from dynaplan import wiring
 from dynaplan.core.engine.kv_blocks import KvBlocks
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.run import Result, StaticPolicy, simulate
-from dynaplan.simulator.shell.simulation import service_settings
+from dynaplan.simulator.shell.simulation import run_simulations, service_settings
 from tests.bench.table import Row
 
 MOONCAKE = str(Path(__file__).parent.parent / "fixtures" / "traces" / "mooncake_synthetic.jsonl.gz")
@@ -60,6 +63,28 @@ def rows(_: int) -> Iterator[Row]:
     four, three = run(first, SimulatedRouting("round-robin"), 4, LONG), run(first, KV, 3, LONG)
     slower = mean(three) / mean(four)
     yield Row("long turns: 3 workers with kv over 4 round-robin, mean TTFT", "x", [slower], 1)
+    yield from _planned()
+
+
+SHARED = "conversations:turns=1,system=2400,isl=600,osl=150,rate=40,duration=1500,seed=1"
+"""Prompts of 3000 tokens, of which all share 2400."""
+
+
+def _planned() -> Iterator[Row]:
+    """The GPUs of the SLA policy in a disaggregated deployment, with and without the measured hits."""
+    traffic = TrafficMeter.traffic
+
+    def without_hits(meter: TrafficMeter, interval_s: float) -> Traffic:
+        return replace(traffic(meter, interval_s), prefix_hit_rate=None)
+
+    for name, measured in (("known", traffic), ("not known", without_hits)):
+        options = SimulateOptions(SHARED, ("sla",), gpus=16, first=Targets(3, 2), engine=FITTING, routing=KV)
+        with mock.patch.object(TrafficMeter, "traffic", measured):
+            [result] = run_simulations(options)
+        gpus, outcome = result.gpu_hours * 3600 / result.trace_s, result.outcome
+        in_time = 100 * outcome.attainment(outcome.both_met)
+        yield Row(f"80 % shared, sla, hits {name}: GPUs", "mean", [gpus])
+        yield Row(f"80 % shared, sla, hits {name}: in time", "%", [in_time])
 
 
 def _compared(

@@ -13,6 +13,9 @@ from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS
 HALF_LIFE_S = 300.0
 """Half-life of the lengths of requests in the histograms of recent ones, s."""
 
+FEWEST_FOR_HITS = 20
+"""Requests in an interval below which its hits say too little by themselves."""
+
 Curve = list[float | None]
 """One value per interval, the newest last; None is "no data"."""
 
@@ -49,6 +52,7 @@ class TrafficHistory:
         self.dispersion: float | None = None
         self._dispersions = 0
         self._prompt_tokens = self._cached_tokens = 0.0
+        self._newest_hit_rate = 1.0
 
     def add(self, traffic: Traffic) -> None:
         """Add an interval; one that lasted longer or shorter is scaled to the adjustment interval."""
@@ -77,11 +81,18 @@ class TrafficHistory:
         if hit_rate is not None:
             self._prompt_tokens = self._fade * self._prompt_tokens + tokens
             self._cached_tokens = self._fade * self._cached_tokens + tokens * hit_rate
+            self._newest_hit_rate = hit_rate if (traffic.requests or 0.0) >= FEWEST_FOR_HITS else 1.0
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """The part of recent prompts' tokens that came out of a KV cache; None where none was measured."""
-        return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
+        """The part of prompts' tokens that will come out of a KV cache; None where none was measured.
+
+        The recent mean, or the newest interval's where that is lower: caches are lost at once, with a worker
+        or to a load that no longer fits, and fill slowly.
+        """
+        if not self._prompt_tokens:
+            return None
+        return min(self._cached_tokens / self._prompt_tokens, self._newest_hit_rate)
 
     def curve(self, name: str) -> Curve:
         """Return the history of ``requests``, ``isl_tokens`` or ``osl_tokens``, warm-up included."""

@@ -24,6 +24,7 @@ from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefus
 from dynaplan.serving.openai_api import check_fields, no_worker, worker_failed
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
+from dynaplan.serving.routing.whole_answers import WholeAnswers
 from dynaplan.serving.routing.worker_router import Booking, WorkerRouter
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Forwarder:
         self._served = served
         self._apis: dict[str, EngineApi] = {}
         self._trials = Trials(self._now_s, forgive)
+        self._whole = WholeAnswers(self._now_s)
         self.fell_asleep = self._trials.fell_asleep
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
@@ -105,11 +107,7 @@ class Forwarder:
                         raise no_worker(
                             "No prefill worker has taken the prompt, and no decode worker can. Try again."
                         )
-                    response = await self._attempt(exchange, booking, is_first=deaths == 0)
-                    if not exchange.failure:
-                        exchange.trial.answered()
-                        self._served(*exchange.reused(booking.instance.instance_id))
-                    return response
+                    return await self._tried(exchange, booking, is_first=deaths == 0)
                 except WorkerRefused as reason:
                     log.debug("%s refused a request: %s", booking.instance.worker, reason)
                     self._router.avoid(booking.instance)
@@ -125,6 +123,20 @@ class Forwarder:
                         raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
                 finally:
                     booking.close()
+
+    async def _tried(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
+        """Make an attempt, and note what an answer teaches. A booking grows with the answer, seen or not."""
+        if exchange.call.is_stream:
+            response = await self._attempt(exchange, booking, is_first)
+        else:
+            with self._whole.waiting(booking, is_prefilled=exchange.hand_off is not None) as waited_for:
+                response = await self._attempt(exchange, booking, is_first)
+                waited_for.output_tokens = exchange.stated().output_tokens or 0
+        if not exchange.failure:
+            if exchange.trial:
+                exchange.trial.answered()
+            self._served(*exchange.reused(booking.instance.instance_id))
+        return response
 
     async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
         request_id = new_request_id()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.forecasting.traffic_history import HALF_LIFE_S, TrafficHistory
+from dynaplan.core.forecasting.traffic_history import FEWEST_FOR_HITS, HALF_LIFE_S, TrafficHistory
 from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.domain.planning.traffic import Lengths, Traffic
 from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS
@@ -92,6 +92,13 @@ def test_the_hit_rate_is_over_the_tokens_of_recent_prompts_and_fades() -> None:
     assert after(cached).prefix_hit_rate == pytest.approx(0.8)
     few = replace(traffic(6.0), prefix_hit_rate=0.0)
     assert after(cached, few).prefix_hit_rate == pytest.approx(0.8, abs=0.09)
-    cold = [replace(traffic(60.0), prefix_hit_rate=0.0)] * round(HALF_LIFE_S / INTERVAL_S)
-    assert after(*[cached] * 100, *cold).prefix_hit_rate == pytest.approx(0.4, abs=0.01)
+    cold, half = replace(traffic(60.0), prefix_hit_rate=0.0), round(HALF_LIFE_S / INTERVAL_S)
+    assert after(*[cold] * 100, *[cached] * half).prefix_hit_rate == pytest.approx(0.4, abs=0.01)
     assert after(cached, replace(traffic(None), prefix_hit_rate=None)).prefix_hit_rate == pytest.approx(0.8)
+
+
+def test_lost_hits_count_at_once_unless_few_requests_say_so() -> None:
+    cached = [replace(traffic(60.0), prefix_hit_rate=0.8)] * 100
+    assert after(*cached, replace(traffic(60.0), prefix_hit_rate=0.3)).prefix_hit_rate == 0.3
+    few = replace(traffic(FEWEST_FOR_HITS - 1.0), prefix_hit_rate=0.3)
+    assert after(*cached, few).prefix_hit_rate == pytest.approx(0.8, abs=0.05)
