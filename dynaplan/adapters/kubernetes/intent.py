@@ -7,11 +7,11 @@ changes that are still to be made are under ``unfinished``, so that the next pla
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynaplan.adapters.kubernetes.client import CONFIG_MAPS, KubernetesClient, Object
+from dynaplan.core.manifests.objects import intent_map_name
 from dynaplan.domain.errors import ClusterConflict, ClusterNotFound
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import HOLDS
@@ -57,7 +57,7 @@ class IntentMap:
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
-        self.name = f"dynaplan-{re.sub(r'[^a-z0-9.-]+', '-', namespace.lower()).strip('-.') or 'planner'}"
+        self.name = intent_map_name(namespace)
 
     async def read(self) -> Intent:
         """Return the newest decision; an empty one without a ConfigMap."""

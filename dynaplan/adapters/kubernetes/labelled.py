@@ -20,14 +20,13 @@ from dynaplan.adapters.kubernetes.workloads import (
     model_of_pod,
     whole,
 )
+from dynaplan.core.manifests.objects import NAMESPACE_LABEL, ROLE_LABEL
 from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.errors import DuplicateSubComponentError, SubComponentNotFoundError
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 
 log = logging.getLogger(__name__)
-
-ROLE_LABEL, NAMESPACE_LABEL = "dynaplan.io/role", "dynaplan.io/namespace"
 
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets")

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dynaplan import wiring
 from dynaplan.cli.exporting.cautions import cautions
 from dynaplan.cli.exporting.planner_files import PlannerFiles, planner_files
 from dynaplan.cli.exporting.secret_options import PublicConfig, without_secrets
 from dynaplan.cli.exporting.sources import ExportSource
+from dynaplan.cli.starting.checking import frontend_name
 from dynaplan.core.manifests.exported import (
     NATS_TOKEN,
     TOKEN,
@@ -28,16 +30,13 @@ from dynaplan.core.manifests.pods import CONFIG_DIRECTORY, CONFIG_FILE, PORTS
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.domain.settings.servers import ETCD, NATS
-from dynaplan.domain.settings.worker import SIMULATED, ProcessSettings, engine_of
+from dynaplan.domain.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
 from dynaplan.options.overrides import Sections, merge_sections
 from dynaplan.options.planner import in_namespace, settings_of, with_deployed
 from dynaplan.options.service_config import SERVICE_ARGS, kebab_keys, section_options
-
-KUBERNETES = "kubernetes"
-"""The planner's environment in a cluster."""
 
 OPERATORS_ENGINES = ("vllm", "sglang", "trtllm")
 """The engines that Dynamo's operator has a word for."""
@@ -86,6 +85,7 @@ def described(source: ExportSource, wishes: Wishes) -> tuple[ExportedDeployment,
     servers, token = _servers(source, wishes, name), _token(source, wishes)
     services = [each for each in source.spec.services if not each.in_process_of]
     deployment = ExportedDeployment(
+        graph_namespace=source.spec.namespace,
         name=name,
         image=wishes.image,
         services=tuple(_service(each, prepared) for each in services),
@@ -158,7 +158,18 @@ def _arguments(service: ServiceSpec, prepared: Prepared) -> tuple[str, ...]:
         return ("frontend", namespace, "--host=0.0.0.0", f"--port={PORTS[Role.FRONTEND]}", *file)
     if service.role is Role.PLANNER and prepared.settings:
         return ("planner", *planner_flags(prepared.settings, prepared.files.options))
-    return ("worker", namespace, f"--role={service.role.value}", *file)
+    return ("worker", namespace, f"--role={service.role.value}", *file, _model(service, prepared.source))
+
+
+def _model(service: ServiceSpec, source: ExportSource) -> str:
+    """Return the flag that names the model: the planner reads there whether both roles serve the same."""
+    options = section_options(source.config, service.name)
+    engine, model = engine_of(options), options.get("model") or ModelSettings.model
+    if engine == SIMULATED:
+        return f"--model={model}"
+    _, usual = wiring.engines.model_location(engine, model, Path.cwd())
+    name = options.get("served-model-name") or frontend_name(source.config) or usual or model
+    return f"--served-model-name={name}"
 
 
 def planner_flags(settings: PlannerSettings, files: Mapping[str, str]) -> list[str]:

@@ -60,7 +60,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         if engine and options.get("model"):
             model, usual = wiring.engines.model_location(engine, options["model"], directory)
             found["model"] = model
-            found["served-model-name"] = options.get("served-model-name") or _frontend_name(config) or usual
+            found["served-model-name"] = options.get("served-model-name") or frontend_name(config) or usual
         located[service.name] = {key: value for key, value in found.items() if value}
     return merge_sections(config, {name: section for name, section in located.items() if section})
 
@@ -71,7 +71,7 @@ def _found(value: object, directory: Path, is_new: bool) -> str:
     return str(path.absolute()) if value and (is_new or path.exists()) else ""
 
 
-def _frontend_name(config: Sections) -> str:
+def frontend_name(config: Sections) -> str:
     """The Frontend's name for the model when its workers have none; it reads Common's unasked."""
     sections = (section_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")

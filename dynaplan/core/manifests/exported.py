@@ -61,12 +61,14 @@ class VolumeMount:
 class ExportedDeployment:
     """One deployment as its manifests describe it.
 
-    ``name`` begins the names of all objects; ``namespace`` is Kubernetes', empty for the one that the
+    ``graph_namespace`` is the namespace that dynaplan's components share. ``name`` begins the names of all
+    objects; ``namespace`` is Kubernetes', empty for the one that the
     manifests are applied in. ``config`` is the graph's YAML. ``secrets`` are the Secret's values by their
     keys, ``planner_files`` what the planner reads, by paths below its directory. ``framework`` is the word of
     Dynamo's operator for the engine, empty for one that it does not know.
     """
 
+    graph_namespace: str
     name: str
     image: str
     services: tuple[ExportedService, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 
 from dynaplan.core.manifests.exported import Document, ExportedDeployment
@@ -10,6 +11,12 @@ from dynaplan.domain.lifecycle import Role
 
 ROLE_LABEL = "dynaplan.io/role"
 """The label by which the planner finds what it scales: ``prefill`` or ``decode``."""
+
+NAMESPACE_LABEL = "dynaplan.io/namespace"
+"""The label that says of which deployment an object is, where a Kubernetes namespace has several."""
+
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+"""The form of a label's value (Kubernetes, "Labels and Selectors")."""
 
 INSTANCE_LABEL, COMPONENT_LABEL = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 
@@ -28,7 +35,15 @@ def labels(deployment: ExportedDeployment, component: str = "") -> dict[str, str
         found[COMPONENT_LABEL] = component
     if component in [role.value for role in SCALED]:
         found[ROLE_LABEL] = component
+        if LABEL_VALUE.fullmatch(deployment.graph_namespace):
+            found[NAMESPACE_LABEL] = deployment.graph_namespace
     return found
+
+
+def intent_map_name(graph_namespace: str) -> str:
+    """Return the name of the ConfigMap in which a planner writes its newest decision down."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", graph_namespace.lower()).strip("-.")
+    return f"dynaplan-{name or 'planner'}"
 
 
 def selector(deployment: ExportedDeployment, component: str) -> dict[str, str]:

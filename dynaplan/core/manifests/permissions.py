@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from dynaplan.core.manifests.exported import Document, ExportedDeployment
 from dynaplan.core.manifests.nats_server import COMPONENT as NATS_COMPONENT
-from dynaplan.core.manifests.objects import COMPONENT_LABEL, INSTANCE_LABEL, SCALED, metadata
+from dynaplan.core.manifests.objects import (
+    COMPONENT_LABEL,
+    INSTANCE_LABEL,
+    SCALED,
+    intent_map_name,
+    metadata,
+)
 
 NVIDIA = "nvidia.com"
 
@@ -63,16 +69,16 @@ def _nats(deployment: ExportedDeployment) -> list[str]:
 
 
 def scaling_rules(deployment: ExportedDeployment) -> list[Document]:
-    """Return the rights to scale the Deployments of the roles, and to say which of their pods goes first."""
+    """Return the rights to find the roles' workloads, and to scale the Deployments of this graph."""
     return [
-        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list"]},
+        {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": ["list"]},
         {
             "apiGroups": ["apps"],
             "resources": ["deployments/scale"],
             "resourceNames": _scaled(deployment),
             "verbs": ["get", "patch"],
         },
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]},
+        *_rules_of_both(deployment),
     ]
 
 
@@ -91,7 +97,25 @@ def operator_rules(deployment: ExportedDeployment) -> list[Document]:
             "resourceNames": _scaled(deployment),
             "verbs": ["get", "patch"],
         },
+        *_rules_of_both(deployment),
+    ]
+
+
+def _rules_of_both(deployment: ExportedDeployment) -> list[Document]:
+    """Return the rights to say which pod goes first, and to write a decision down before it is carried out.
+
+    What is to be made has no name yet, so that ``create`` cannot be bound to one.
+    """
+    intent = intent_map_name(deployment.graph_namespace)
+    return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [intent],
+            "verbs": ["get", "patch"],
+        },
     ]
 
 

@@ -28,8 +28,10 @@ def test_each_service_runs_the_command_that_starts_it_alone() -> None:
     assert part(found, Role.FRONTEND).arguments == (
         *("frontend", "--namespace=box", "--host=0.0.0.0", "--port=8000", "-f", FILE),
     )
-    assert part(found, Role.DECODE).arguments == ("worker", "--namespace=box", "--role=decode", "-f", FILE)
-    assert part(found, Role.PREFILL).arguments == ("worker", "--namespace=box", "--role=prefill", "-f", FILE)
+    model = "--model=meta-llama/Llama-3.1-8B-Instruct"
+    decode, prefill = part(found, Role.DECODE).arguments, part(found, Role.PREFILL).arguments
+    assert decode == ("worker", "--namespace=box", "--role=decode", "-f", FILE, model)
+    assert prefill == ("worker", "--namespace=box", "--role=prefill", "-f", FILE, model)
     assert part(found, Role.PLANNER).arguments[0] == "planner"
 
 
@@ -49,10 +51,13 @@ def test_flags_of_the_planner_are_read_as_the_same_settings() -> None:
     settings = PlannerSettings.from_options(
         {"namespace": "box", "policy": "sla", "itl": 12.25, "min-endpoint": 2, "consolidation-guard": False}
     )
-    context = command.make_context("planner", [*planner_flags(settings, {}), "--environment=local"])
+    context = command.make_context("planner", planner_flags(settings, {}))
     read = PlannerSettings.from_options(context.meta["dynaplan.flags"].known)
     assert read == replace(
-        settings, metric_reporting_prometheus_port=9085, metric_reporting_prometheus_host="0.0.0.0"
+        settings,
+        environment="kubernetes",
+        metric_reporting_prometheus_port=9085,
+        metric_reporting_prometheus_host="0.0.0.0",
     )
 
 
@@ -88,6 +93,16 @@ def test_kv_entries_of_vllm_move_between_pods_and_its_engines_share_memory() -> 
     simulated = exported(disagg())
     assert "kv-network" not in simulated.config
     assert (part(simulated, Role.DECODE).has_engine, simulated.framework) == (False, "")
+
+
+def test_workers_of_a_real_engine_name_the_model_as_clients_do() -> None:
+    model = "--Common.model=org/model-7b"
+    names = [
+        part(exported(disagg(model, *more, file="vllm_disagg.yaml")), Role.PREFILL).arguments[-1]
+        for more in ((), ("--Frontend.served-model-name=mine",), ("--PrefillWorker.served-model-name=other",))
+    ]
+    assert names[1:] == ["--served-model-name=mine", "--served-model-name=other"]
+    assert names[0].startswith("--served-model-name=")
 
 
 def test_the_planners_section_is_in_its_command_and_not_in_the_file() -> None:

@@ -33,6 +33,7 @@ OWN_NATS = SharedServices("nats", "nats://box-nats:4222", is_own_nats=True)
 
 def deployment(**changes: Any) -> ExportedDeployment:
     given: dict[str, Any] = {
+        "graph_namespace": "box",
         "name": "box",
         "image": "example/dynaplan:1",
         "services": (FRONTEND, DECODE, PREFILL, PLANNER),

@@ -27,16 +27,21 @@ def test_the_planner_may_change_what_it_scales_by_name(
 
 
 @pytest.mark.parametrize("operator", [NONE, DYNAMO])
-def test_the_planner_may_not_read_secrets_nor_make_or_delete_anything(operator: str) -> None:
+def test_the_planner_may_not_read_secrets_nor_make_anything_but_its_own_config_map(operator: str) -> None:
     rules = found(manifests(deployment(), operator), "Role", "box-planner")["rules"]
-    assert {verb for each in rules for verb in each["verbs"]} <= {"get", "list", "patch"}
+    named = [each for each in rules if each["resources"] != ["configmaps"]]
+    assert {verb for each in named for verb in each["verbs"]} <= {"get", "list", "patch"}
     assert not {"secrets", "*"} & {name for each in rules for name in each["resources"]}
+    assert [(each["verbs"], each.get("resourceNames")) for each in rules if each not in named] == [
+        (["create"], None),
+        (["get", "patch"], ["dynaplan-box"]),
+    ]
 
 
 def test_what_is_not_there_is_not_named() -> None:
     documents = manifests(deployment(services=(FRONTEND, DECODE, PLANNER)))
     named = [each.get("resourceNames") for each in found(documents, "Role", "box-planner")["rules"]]
-    assert named == [None, ["box-decode"], None]
+    assert named[:2] == [None, ["box-decode"]]
 
 
 def test_the_binding_joins_account_and_role_in_one_namespace() -> None:
