@@ -9,6 +9,9 @@ from typing import Any
 ROUTING_PATH = "/routing"
 """The route of a frontend's own server that tells, by worker, the source of what is known of its cache."""
 
+ALL_METRICS_PATH = "/metrics/all"
+"""The route of a frontend's public port with the metrics of the whole deployment."""
+
 EVENTS = "events"
 """The source where a worker's engine tells; any other begins with "prediction" and says why."""
 

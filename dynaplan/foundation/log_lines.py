@@ -1,9 +1,18 @@
-"""The form of a line in every log: time with its zone, level, logger, message."""
+"""The form of a line in every log: time with its zone, level, logger, message; as text or as JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
+
+FORMAT_VARIABLE = "DYNAPLAN_LOG_FORMAT"
+"""The environment variable with the form of the lines, ``text`` or ``json``."""
+
+FIELDS = "fields"
+"""The attribute of a record with further fields, a mapping of plain values: ``extra={FIELDS: {...}}``."""
 
 
 class LogLines(logging.Formatter):
@@ -15,3 +24,25 @@ class LogLines(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Return the time of the record."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class JsonLogLines(LogLines):
+    """Writes each record as one JSON object: time, level, logger, message, its fields, its exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_lines(environ: Mapping[str, str] = os.environ) -> LogLines:
+    """Return the form that the environment asks for; text unless it says ``json``."""
+    return JsonLogLines() if environ.get(FORMAT_VARIABLE) == "json" else LogLines()

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from dynaplan.foundation.log_lines import LogLines
+from dynaplan.foundation.log_lines import log_lines
 from dynaplan.ports.box import Clock
 
 LARGEST_BYTES = 10 * 1024 * 1024
@@ -67,7 +67,7 @@ class LogFile:
 
 
 def configure_logging(level: int = logging.INFO) -> None:
-    """Log to standard error: time, level, logger, message."""
+    """Log to standard error, in the form that ``DYNAPLAN_LOG_FORMAT`` asks for."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogLines())
+    handler.setFormatter(log_lines())
     logging.basicConfig(level=level, handlers=[handler], force=True)

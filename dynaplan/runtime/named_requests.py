@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from random import Random
+from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +15,15 @@ USABLE = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""
 
 
+TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
+"""The headers of a trace, by the W3C's recommendation."""
+
+TRACEABLE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,128})?", re.ASCII)
+"""The form of ``traceparent``: version, trace, parent and flags, and what later versions add."""
+
+LONGEST_STATE = 512
+"""Characters of ``tracestate`` that are passed on at most."""
+
 _RANDOM = Random()  # a tenth of the cost of a UUID, for a name that is no secret
 
 
@@ -22,18 +32,50 @@ def new_request_id() -> str:
     return f"{_RANDOM.getrandbits(128):032x}"
 
 
+def attempt_id(name: str) -> str:
+    """Return an id for one attempt at the request of that name: its name, and eight hexadecimal digits.
+
+    Engines refuse an id that they are still working on, and a client may use one twice, or a request be
+    tried at two workers.
+    """
+    return f"{name}-{_RANDOM.getrandbits(32):08x}"
+
+
 def request_id(given: str | None) -> str:
     """Return the client's id, or a new one when it gave none or one that is not usable."""
     return given if given and USABLE.fullmatch(given) else new_request_id()
 
 
+def name_of(request: web.BaseRequest) -> str:
+    """Return the request's id; of a ``NamedRequest`` the same one whenever it is asked for."""
+    return request.name if isinstance(request, NamedRequest) else request_id(request.headers.get(REQUEST_ID))
+
+
 async def name_response(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Put the request's id into the response, before its headers are sent."""
-    response.headers[REQUEST_ID] = request_id(request.headers.get(REQUEST_ID))
+    response.headers[REQUEST_ID] = name_of(request)
+
+
+def trace_of(request: web.BaseRequest) -> dict[str, str]:
+    """Return the client's trace context, to be passed on; empty without a usable one.
+
+    https://www.w3.org/TR/trace-context/: without taking part in the trace, both headers go on as they are.
+    """
+    parent, state = request.headers.get(TRACE_PARENT, ""), request.headers.get(TRACE_STATE, "")
+    if not TRACEABLE.fullmatch(parent):
+        return {}
+    is_usable = 0 < len(state) <= LONGEST_STATE and state.isascii() and state.isprintable()
+    return {TRACE_PARENT: parent, **({TRACE_STATE: state} if is_usable else {})}
 
 
 class NamedRequest(web.BaseRequest):
-    """A request of a server without an application, whose responses bear its id."""
+    """A request of a server without an application, whose responses bear its id: ``name``."""
+
+    name: str
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        object.__setattr__(self, "name", request_id(self.headers.get(REQUEST_ID)))
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         """Take the place of an application's ``on_response_prepare``: aiohttp calls it for each response."""

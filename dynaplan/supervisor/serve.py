@@ -42,6 +42,7 @@ from dynaplan.supervisor.shutdown import Shutdown
 from dynaplan.supervisor.upkeep.directory_watch import DirectoryWatch
 from dynaplan.supervisor.upkeep.drain_display import show_drain
 from dynaplan.supervisor.upkeep.failure_watch import FailureWatch
+from dynaplan.supervisor.upkeep.prometheus_targets import told_to_prometheus
 from dynaplan.supervisor.upkeep.server_watch import server_watches
 from dynaplan.supervisor.upkeep.unmanaged import staying
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
@@ -151,7 +152,8 @@ class Serving:
             await self._start(arbiter)
             vigil = asyncio.create_task(self._vigil(arbiter).keep(), name="vigil")
             try:
-                await self._told_to_stop.wait()
+                with told_to_prometheus(self._launch.log_dir, self._launch.frontend_url):
+                    await self._told_to_stop.wait()
             finally:
                 vigil.cancel()
             await self._drained(shutdown)

@@ -261,7 +261,10 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
         for other in ("/", "/v1/embeddings", "/api/chat"):
             _, text = await here.get(other)
-            assert f"Known: /health, /live, /metrics, {CHAT}, " in json.loads(text)["error"]["message"]
+            assert (
+                f"Known: /health, /live, /metrics, /metrics/all, {CHAT}, "
+                in json.loads(text)["error"]["message"]
+            )
 
 
 async def test_without_a_worker_the_answer_is_503() -> None:

@@ -24,6 +24,7 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.discovery import is_loopback
 from dynaplan.foundation import screen
+from dynaplan.foundation.log_lines import FORMAT_VARIABLE
 from dynaplan.foundation.signals import ended_by_sigint
 
 compat_option = click.option(
@@ -105,6 +106,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    envvar=FORMAT_VARIABLE,
+    expose_value=False,
+    callback=lambda ctx, parameter, form: form and os.environ.update({FORMAT_VARIABLE: form}),
+    help="Form of the lines in every log; json: one object a line.",
 )
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @token_file_option

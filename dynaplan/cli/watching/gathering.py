@@ -13,6 +13,7 @@ from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
 from dynaplan.domain.lifecycle import HOLDS_GPUS
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.scaling import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.domain.routes import ALL_METRICS_PATH
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance, public_urls
 from dynaplan.domain.wire.documents import parse_object
 
@@ -133,7 +134,7 @@ def document_of(
     return {
         "namespace": found.namespace,
         "frontend_url": found.frontend_url,
-        "metrics_url": f"{found.frontend_url}/metrics",
+        "metrics_url": found.frontend_url + ALL_METRICS_PATH,
         "log_dir": str(found.log_dir),
         "serve_pid": found.arbiter.pid,
         **_service(found, answers),

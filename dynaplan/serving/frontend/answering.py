@@ -67,6 +67,8 @@ class Exchange:
     """The attempt that is under way."""
     usage: bytes = b""
     """The end of the answer, in which an engine states its usage."""
+    worker: str = ""
+    """The worker that is tried, or was the last."""
     failure: str = ""
     """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
 

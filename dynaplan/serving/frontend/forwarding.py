@@ -16,7 +16,7 @@ from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.wire.discovery import Instance
-from dynaplan.runtime.named_requests import new_request_id
+from dynaplan.runtime.named_requests import attempt_id, name_of, trace_of
 from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
@@ -139,7 +139,8 @@ class Forwarder:
         return response
 
     async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
-        request_id = new_request_id()
+        request_id = attempt_id(name_of(exchange.request))
+        exchange.worker = booking.instance.worker
         if exchange.trial:
             exchange.trial.at(booking.instance.instance_id)
         if self._router.is_asleep(booking.instance):
@@ -174,6 +175,7 @@ class Forwarder:
                     call.body_with(fields),
                     request_id,
                     is_kept=instance.card.get("keep_alive", True),
+                    trace=trace_of(exchange.request),
                 )
                 if upstream.status == 500:
                     await self._judge_500(exchange, upstream, may_fail)

@@ -63,7 +63,8 @@ class _ModelMetrics:
 class RequestRecord:
     """Observes one request from its acceptance, at ``begun_s``, until ``finished``.
 
-    ``output_tokens`` is the number of tokens that its stream has brought.
+    ``output_tokens`` is the number of tokens that its stream has brought, ``ttft_s`` the time to the first
+    of them.
     """
 
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
@@ -73,6 +74,7 @@ class RequestRecord:
         self._of_model = metrics.of_model(model)
         self.begun_s = self._last_s = self._now_s()
         self.output_tokens = 0
+        self.ttft_s: float | None = None
         self.is_waiting = True
         metrics.count_started(self._labels)
         self._of_model.inflight.inc()
@@ -98,7 +100,8 @@ class RequestRecord:
         if self.output_tokens:
             observe, gap_s, gaps = self._of_model.itl_s.observe, (now_s - self._last_s) / tokens, tokens
         else:
-            self._of_model.ttft_s.observe(now_s - self.begun_s)
+            self.ttft_s = now_s - self.begun_s
+            self._of_model.ttft_s.observe(self.ttft_s)
             observe, gap_s, gaps = self._of_model.itl_s.observe, 0.0, tokens - 1
         for _ in range(gaps):
             observe(gap_s)

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from dynaplan.domain.errors import nearest
+from dynaplan.domain.routes import ALL_METRICS_PATH
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.runtime.named_requests import name_of
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
 from dynaplan.serving.frontend.answering import Exchange
 from dynaplan.serving.frontend.bodies.budget import BodyBudget, BodyShare
@@ -18,6 +20,7 @@ from dynaplan.serving.frontend.bodies.receiving import received_body
 from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
+from dynaplan.serving.frontend.reporting.access_log import AccessLog
 from dynaplan.serving.openai_api import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -50,12 +53,15 @@ class FrontendRequests:
         forwarder: Forwarder,
         metrics: FrontendMetrics,
         recording: TrafficRecording | None = None,
+        all_metrics: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._settings = settings
         self._router = router
         self._forwarder = forwarder
         self._metrics = metrics
         self._recording = recording
+        self._access = AccessLog() if settings.access_log else None
+        self._all_metrics = all_metrics
         self._room = WaitingRoom(settings.max_waiting_requests)
         self._key = ApiKey(settings.api_key)
         self._budget = BodyBudget(settings.max_bodies_bytes)
@@ -70,6 +76,7 @@ class FrontendRequests:
             "/health": ("GET", self._health),
             "/live": ("GET", self._live),
             "/metrics": ("GET", self._render_metrics),
+            ALL_METRICS_PATH: ("GET", self._render_all_metrics),
         }
 
     async def close(self) -> None:
@@ -136,6 +143,8 @@ class FrontendRequests:
             check_context(call, self._context_tokens())
         except ApiError as error:
             self._metrics.refused(endpoint.name, error.metric, model)
+            if self._access:
+                self._access.refused(name_of(request), endpoint.name, error.metric)
             raise
         return call
 
@@ -171,6 +180,8 @@ class FrontendRequests:
             record.finished(outcome, exchange.call.prompt_tokens, stated)
             if self._recording:
                 self._recording.ended(exchange, stated, is_answered=not outcome)
+            if self._access:
+                self._access.ended(exchange, stated, outcome, self._metrics.now_s() - record.begun_s)
         return response
 
     def _check_model(self, call: Call) -> None:
@@ -223,10 +234,18 @@ class FrontendRequests:
         return web.json_response({"status": "live"})
 
     async def _render_metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=self.own_metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _render_all_metrics(self, request: web.BaseRequest) -> web.Response:
+        body = await self._all_metrics() if self._all_metrics else self.own_metrics()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    def own_metrics(self) -> bytes:
+        """Return the metrics of the frontends on this port, in Prometheus' text format."""
         for name in self._model_names():
             cards = [each.card for each in self._router.instances]
             self._metrics.describe_model(name, bool(cards), cards[0] if cards else {})
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return self._metrics.render()
 
 
 def _internal_error() -> ApiError:

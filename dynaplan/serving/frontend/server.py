@@ -36,6 +36,7 @@ from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.malformed import http_logger
 from dynaplan.serving.frontend.metrics import FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
+from dynaplan.serving.frontend.reporting.all_metrics import AllMetrics
 from dynaplan.serving.frontend.requests import FrontendRequests
 from dynaplan.serving.frontend.upstream import Upstream
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
@@ -124,7 +125,10 @@ class FrontendServer:
             served=self._knowledge.served,
         )
         self._sleepers.on_change(forwarder.fell_asleep)
-        self._requests = FrontendRequests(settings, self._router, forwarder, self._metrics, self._recording)
+        self._all_metrics = AllMetrics(runtime, lambda: self._requests.own_metrics())
+        self._requests = FrontendRequests(
+            settings, self._router, forwarder, self._metrics, self._recording, self._all_metrics
+        )
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
 
@@ -212,6 +216,7 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
         await self._requests.close()
+        await self._all_metrics.close()
         await self._knowledge.close()
         await self._upstream.close()
 

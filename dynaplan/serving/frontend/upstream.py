@@ -8,6 +8,7 @@ elsewhere too, but counted against ``MOST_DEATHS``, in case that it is the reque
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
@@ -32,6 +33,8 @@ Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first
 
 LARGEST_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
+
+NO_TRACE: Mapping[str, str] = {}
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
@@ -86,23 +89,31 @@ class Upstream:
         self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
 
     async def post(
-        self, url: str, body: bytes, request_id: str, *, is_kept: bool = True
+        self,
+        url: str,
+        body: bytes,
+        request_id: str,
+        *,
+        is_kept: bool = True,
+        trace: Mapping[str, str] = NO_TRACE,
     ) -> aiohttp.ClientResponse:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
+
+        ``trace`` are the headers of the client's trace.
 
         Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. When a reused
         connection fails without a byte of an answer, the worker had most likely closed it as idle at that
         moment: the request is sent once more, over a new connection.
         """
         if not is_kept:
-            return await self._posted(self._new, url, body, request_id)
+            return await self._posted(self._new, url, body, request_id, trace)
         try:
-            return await self._posted(self._kept, url, body, request_id)
+            return await self._posted(self._kept, url, body, request_id, trace)
         except WorkerDied:
             if not _is_reused.get():
                 raise
         try:
-            return await self._posted(self._new, url, body, request_id)
+            return await self._posted(self._new, url, body, request_id, trace)
         except WorkerRefused as error:
             raise WorkerDied(
                 str(error), is_connection_lost=True
@@ -114,12 +125,18 @@ class Upstream:
         await self._new.close()
 
     async def _posted(
-        self, session: aiohttp.ClientSession, url: str, body: bytes, request_id: str
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        body: bytes,
+        request_id: str,
+        trace: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
         headers = {
             "Authorization": self._authorization,
             "Content-Type": "application/json",
             "X-Request-Id": request_id,
+            **trace,
         }
         try:
             # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
