@@ -1,22 +1,37 @@
-"""The prefill queue in virtual time: prompts go to the prefill worker that has asked for longest."""
+"""The prefill queue in virtual time: prompts go to the prefill worker that has asked for longest.
+
+They go in the order of arrival, or by deadline (``core/routing/dispatching.py``).
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
+from dynaplan.core.routing.dispatching import ComputingTime, DispatchRule
 from dynaplan.simulator.pools import SimulatedWorker
+
+ALWAYS_IN_TIME = (0.0, math.inf)
+"""The times of a prompt without a deadline."""
 
 
 class SimulatedPrefillQueue:
     """Gives prompts out as JetStream gives work to the live workers, each of which asks for one at a time.
 
     A worker asks while it holds fewer than ``most_held`` prompts, computing or not. Prompts that are directed
-    to it come out of its own lane, at most as many at once, and before the others.
+    to it come out of its own lane, at most as many at once, and before the others. With a ``rule`` the shared
+    queue is dispatched by deadline.
     """
 
-    def __init__(self, most_held: int) -> None:
+    def __init__(self, most_held: int, rule: DispatchRule | None = None) -> None:
         self._most_held = most_held
+        self._rule = rule
+        self._late: deque[str] = deque()
+        self._times_s: dict[str, tuple[float, float]] = {}
+        self._taken_s: dict[str, float] = {}
+        self._computing = ComputingTime()
+        self._was_owed = False
         self._waiting: deque[str] = deque()
         self._asking: dict[int, SimulatedWorker] = {}
         self._taken = 0
@@ -26,14 +41,19 @@ class SimulatedPrefillQueue:
     @property
     def depth(self) -> int:
         """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
-        return len(self._waiting) + self._taken + sum(len(keys) for _, keys in self._lanes.values())
+        in_lanes = sum(len(keys) for _, keys in self._lanes.values())
+        return len(self._waiting) + len(self._late) + self._taken + in_lanes
 
-    def put(self, key: str) -> None:
-        """Add the prompt of the request with this key."""
+    def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
+        """Add the prompt of the request with this key, with its arrival and its deadline."""
+        self._times_s[key] = times_s
         self._waiting.append(key)
 
-    def direct(self, key: str, worker: SimulatedWorker) -> None:
+    def direct(
+        self, key: str, worker: SimulatedWorker, times_s: tuple[float, float] = ALWAYS_IN_TIME
+    ) -> None:
         """Add the prompt to the worker's lane; when the worker leaves, it goes to the others."""
+        self._times_s[key] = times_s
         self._lanes.setdefault(worker.number, (worker, deque()))[1].append(key)
 
     def ask(self, worker: SimulatedWorker) -> None:
@@ -41,18 +61,41 @@ class SimulatedPrefillQueue:
         if worker.book.in_flight < self._most_held:
             self._asking.setdefault(worker.number, worker)
 
-    def assignments(self) -> Iterator[tuple[SimulatedWorker, str]]:
+    def assignments(self, now_s: float = 0.0) -> Iterator[tuple[SimulatedWorker, str]]:
         """Give out what can be given now. A worker with room left asks again, behind the others."""
+        for worker, key in self._given_out(now_s):
+            self._taken_s[key] = now_s
+            yield worker, key
+
+    def computed(self, key: str, at_s: float) -> None:
+        """Note that the prompt is computed and handed over."""
+        self._computing = self._computing.after(at_s - self._taken_s.pop(key, at_s))
+        self._times_s.pop(key, None)
+
+    def _given_out(self, now_s: float) -> Iterator[tuple[SimulatedWorker, str]]:
         for worker, keys in list(self._lanes.values()):
             yield from self._out_of_lane(worker, keys)
-        while self._waiting and self._asking:
+        while (self._waiting or self._late) and self._asking:
             worker = self._asking.pop(next(iter(self._asking)))
             if not worker.is_ready or self._directed_to(worker) >= self._most_held:
                 continue
             worker.book.in_flight += 1
             self._taken += 1
             self.ask(worker)
-            yield worker, self._waiting.popleft()
+            yield worker, self._next(now_s)
+
+    def _next(self, now_s: float) -> str:
+        """Take the next prompt out of the shared queue, which has one."""
+        rule, waiting, late, times_s = self._rule, self._waiting, self._late, self._times_s
+        if rule is None:
+            return waiting.popleft()
+        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.usual_s):
+            late.append(waiting.popleft())
+        oldest_s = times_s[late[0]][1] if late else None
+        any_in_time = bool(waiting)
+        takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, was_owed=self._was_owed)
+        self._was_owed = takes_late and any_in_time
+        return late.popleft() if takes_late else waiting.popleft()
 
     def _out_of_lane(
         self, worker: SimulatedWorker, keys: deque[str]

@@ -23,6 +23,7 @@ from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.core.routing.booking import BookEntry
 from dynaplan.core.routing.cache_worth import CacheWorth
 from dynaplan.core.routing.disaggregation import PrefillPlace, place_prefill
+from dynaplan.core.routing.dispatching import DispatchRule
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.targets import Targets
@@ -97,7 +98,8 @@ class SimulatedService:
         self._count = 0
         self._waiting = 0
         self._without_worker: deque[str] = deque()
-        self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills)
+        rule = DispatchRule.of(settings.disaggregation)
+        self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
         self._router = SimulatedRouter(settings.routing, settings.seed)
         self._cache_worth = CacheWorth()
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
@@ -277,14 +279,16 @@ class SimulatedService:
         block_tokens = workers[0].engine.model.settings.block_tokens
         hashes = request.traced.with_blocks_of(block_tokens).block_hashes
         request.directed = self._router.direct(hashes, workers, self.now_s)
+        arrival_s = request.traced.arrival_s
+        times_s = arrival_s, arrival_s + self.settings.disaggregation.prefill_deadline_ms / 1000
         if request.directed:
-            self._prefills.direct(key, request.directed[0])
+            self._prefills.direct(key, request.directed[0], times_s)
         else:
-            self._prefills.put(key)
+            self._prefills.put(key, times_s)
 
     def _hand_out(self) -> None:
         """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
-        for worker, key in self._prefills.assignments():
+        for worker, key in self._prefills.assignments(self.now_s):
             request = self._requests[key]
             request.prefill, request.begun_s = worker, self.now_s
             traced = request.traced.with_blocks_of(worker.engine.model.settings.block_tokens)
@@ -312,6 +316,7 @@ class SimulatedService:
         worker = request.prefill
         assert worker is not None
         worker.engine.model.release(key)
+        self._prefills.computed(key, self.now_s)
         if request.directed:
             self._router.directed(*request.directed)
         self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))

@@ -14,6 +14,9 @@ from dynaplan.ports.messaging import WorkQueue
 
 ACK_WAIT_S = 3.0
 
+SHORTEST_WAIT_S = 1e-3
+"""Seconds: a wait shorter than a clock can tell would never be over."""
+
 Receive = Callable[[str, bytes], None]
 
 
@@ -169,7 +172,7 @@ class MemoryQueue:
         """Wait until something has changed, or that many seconds have passed."""
         waits = {
             asyncio.ensure_future(self._stream.changed.wait()),
-            asyncio.ensure_future(self._clock.sleep(seconds)),
+            asyncio.ensure_future(self._clock.sleep(max(seconds, SHORTEST_WAIT_S))),
         }
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

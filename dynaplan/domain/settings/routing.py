@@ -63,6 +63,18 @@ class DisaggregationSettings(Settings):
     max_prefill_queue_size: int = option(
         2, "Queued prompts from which on the decode worker computes prompts itself", least=0
     )
+    prefill_deadline_ms: float = option(
+        0.0,
+        "Time to the first token, ms, by which queued prompts are dispatched: those that cannot meet it any "
+        "more wait behind the others; 0: in the order of arrival",
+        least=0,
+    )
+    prefill_late_wait_s: float = option(
+        15.0,
+        "Seconds after its deadline from which on a prompt is passed over by no more than one other for each "
+        "that is as late, with `prefill-deadline`",
+        least=0,
+    )
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaplan.domain.wire.documents import (
     flag_field,
+    number_field,
     object_field,
     parse_object,
     shown,
@@ -34,7 +35,10 @@ class RemotePrefillRequest:
     """One prefill to compute. The first six fields are the original's (Dynamo 0.3.2).
 
     ``path`` and ``body`` are the OpenAI request as the client sent it, for engines that take text;
-    ``reply_to`` is the NATS subject the answer goes to.
+    ``reply_to`` is the NATS subject the answer goes to. Times are seconds since 1970, 0 where the queue is
+    not dispatched by deadline: the request came at ``arrived_unix_s``, until ``deadline_unix_s`` its prompt
+    is to be computed, from ``owed_unix_s`` on it is owed (``core/routing/dispatching.py``), and after
+    ``waits_until_unix_s`` nobody waits for it.
     """
 
     request_id: str
@@ -46,6 +50,10 @@ class RemotePrefillRequest:
     path: str = "/v1/completions"
     body: Mapping[str, Any] = field(default_factory=dict)
     reply_to: str = ""
+    arrived_unix_s: float = 0.0
+    deadline_unix_s: float = 0.0
+    owed_unix_s: float = 0.0
+    waits_until_unix_s: float = 0.0
 
     def to_json(self) -> bytes:
         """Write the message for the queue: one JSON object with every field."""
@@ -73,6 +81,10 @@ class RemotePrefillRequest:
             path=text_field(document, "path", "/v1/completions"),
             body=object_field(document, "body", {}),
             reply_to=reply_to,
+            arrived_unix_s=number_field(document, "arrived_unix_s", 0.0),
+            deadline_unix_s=number_field(document, "deadline_unix_s", 0.0),
+            owed_unix_s=number_field(document, "owed_unix_s", 0.0),
+            waits_until_unix_s=number_field(document, "waits_until_unix_s", 0.0),
         )
 
 

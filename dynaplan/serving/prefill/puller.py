@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.box import Clock
 from dynaplan.ports.engines import PrefillingEngine
 from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
+from dynaplan.serving.prefill.dispatching import LATE_LANE, DispatchedQueue
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ class PrefillPuller:
     when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
     With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
-    queue, of which it takes no more while it holds as many directed prompts as it may.
+    queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
+    taken from by deadline, where its prompts have one (``dispatching.py``); ``wall_s`` is the wall clock.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class PrefillPuller:
         most_at_once: int = WorkerSettings.max_concurrent_prefills,
         is_asleep: Callable[[], bool] = lambda: False,
         lane: str = "",
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._messenger = messenger
         self._engine = engine
@@ -73,6 +77,7 @@ class PrefillPuller:
         self._worker_name = worker_name
         self._release_to = release_subject(namespace, worker_name) if engine.awaits_release else ""
         self._is_listening = False
+        self._wall_s = wall_s
         self._slots = asyncio.Semaphore(most_at_once)
         self._lane = lane
         self._lane_slots = asyncio.Semaphore(most_at_once)
@@ -83,6 +88,7 @@ class PrefillPuller:
         self._is_asleep = is_asleep
         self._working = BackgroundTasks()
         self._in_hand: set[str] = set()
+        self._note_computed: Callable[[float], None] = lambda took_s: None
         self._is_stopping = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -130,7 +136,13 @@ class PrefillPuller:
 
     async def _pull_all(self, shared: WorkQueue, messenger: Messenger) -> None:
         """Pull from the shared queue, and from the lane if there is one, until one of them is away."""
-        pulls = [asyncio.ensure_future(self._pull(shared, self._slots, messenger))]
+
+        async def open_late() -> WorkQueue:
+            return await messenger.queue(self._stream, LATE_LANE)
+
+        dispatched = DispatchedQueue(shared, open_late, self._clock, self._wall_s)
+        self._note_computed = dispatched.computed
+        pulls = [asyncio.ensure_future(self._pull(dispatched, self._slots, messenger))]
         if self._lane:
             lane = await messenger.queue(self._stream, self._lane)
             pulls.append(asyncio.ensure_future(self._pull(lane, self._lane_slots, messenger)))
@@ -140,8 +152,11 @@ class PrefillPuller:
             for each in pulls:
                 each.cancel()
             await asyncio.gather(*pulls, return_exceptions=True)
+            await dispatched.close()
 
-    async def _pull(self, queue: WorkQueue, slots: asyncio.Semaphore, messenger: Messenger) -> None:
+    async def _pull(
+        self, queue: WorkQueue | DispatchedQueue, slots: asyncio.Semaphore, messenger: Messenger
+    ) -> None:
         while not self._is_stopping:
             if self._is_asleep():
                 await self._clock.sleep(LOOK_ASLEEP_S)
@@ -190,8 +205,12 @@ class PrefillPuller:
         await self._persist(item.ack)
 
     async def _serve(self, request: RemotePrefillRequest, item: WorkItem, messenger: Messenger) -> None:
+        begun_s = self._clock.now_s()
+
         async def send(answer: PrefillAnswer) -> None:
             payload = answer.to_json()
+            if not answer.error:
+                self._note_computed(self._clock.now_s() - begun_s)
             if request.reply_to:
                 await self._persist(lambda: messenger.publish(request.reply_to, payload))
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynaplan.core.routing.disaggregation import (
     PrefillPlace,
@@ -90,7 +91,9 @@ class RemotePrefill:
         background: BackgroundTasks,
         sleepers: Sleepers | None = None,
         told: ToldBlocks | None = None,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_s = wall_s
         self._configured = self._settings = settings
         self._discovery = discovery
         self._namespace = namespace
@@ -213,8 +216,10 @@ class RemotePrefill:
     async def _computed(self, call: Call, blocks: PromptBlocks) -> PrefillAnswer | None:
         """Put the prompt on the queue; return the prefill worker's answer, None when none comes in time."""
         request_id = uuid.uuid4().hex
-        request = RemotePrefillRequest(
-            request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
+        request = self._timed(
+            RemotePrefillRequest(
+                request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
+            )
         )
         payload = request.to_json() if call.is_whole else request.to_json_around(call.body)
         if len(payload) > LARGEST_PAYLOAD_BYTES:
@@ -239,6 +244,21 @@ class RemotePrefill:
             if pending.direction:
                 self._director.close(pending.direction)
             self._withdraw_unless_answered(pending)
+
+    def _timed(self, request: RemotePrefillRequest) -> RemotePrefillRequest:
+        """Add the times of a request that has just arrived, unless the order of arrival is wanted."""
+        settings = self._settings
+        if not settings.prefill_deadline_ms:
+            return request
+        now_s = self._wall_s()
+        deadline_s = now_s + settings.prefill_deadline_ms / 1000
+        return replace(
+            request,
+            arrived_unix_s=now_s,
+            deadline_unix_s=deadline_s,
+            owed_unix_s=deadline_s + settings.prefill_late_wait_s,
+            waits_until_unix_s=now_s + self._wait_s,
+        )
 
     async def _enqueued(self, pending: _Pending) -> bool:
         queue = pending.direction.queue if pending.direction else self._queue

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.engine.timing import StepTiming
+from dynaplan.core.routing.dispatching import DispatchRule
 from dynaplan.domain.lifecycle import Role, WorkerState
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.pools import SimulatedWorker
 from dynaplan.simulator.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.run import StaticPolicy, simulate
-from dynaplan.simulator.service import REFILL_S, SimulatedService
+from dynaplan.simulator.service import REFILL_S, ServiceSettings, SimulatedService
 from tests.unit.simulator.services import ENGINE, at_once, every, service, workers
 
 STEP_MS = 100.0
@@ -142,3 +144,70 @@ def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
     leaving.record = leaving.record.moved(WorkerState.DRAINING, 0.0, "")
 
     assert [(each.number, key) for each, key in queue.assignments()] == [(other.number, "a")]
+
+
+def dispatched(late_wait_s: float = 15.0) -> ServiceSettings:
+    """The service, with a deadline of 500 ms for the first token."""
+    by_deadline = replace(SETTINGS.disaggregation, prefill_deadline_ms=500.0, prefill_late_wait_s=late_wait_s)
+    return replace(SETTINGS, disaggregation=by_deadline, concurrent_prefills=1)
+
+
+def test_a_prompt_that_can_no_longer_meet_its_target_goes_behind_those_that_can() -> None:
+    overload = every(0.05, 200, 100, 1)
+    in_order = simulate(
+        overload, replace(dispatched(), disaggregation=SETTINGS.disaggregation), workers(1, 1), StaticPolicy()
+    ).outcome
+    by_deadline = simulate(overload, dispatched(), workers(1, 1), StaticPolicy()).outcome
+
+    assert in_order.ttft_met < 20
+    assert by_deadline.ttft_met > 90  # of some 100 that one worker computes in this time
+    assert in_order.requests == by_deadline.requests == 200
+
+
+def test_where_prompts_are_computed_as_fast_as_they_come_the_order_is_that_of_arrival() -> None:
+    calm = every(0.2, 100, 100, 1)
+    in_order = simulate(
+        calm, replace(dispatched(), disaggregation=SETTINGS.disaggregation), workers(1, 1), StaticPolicy()
+    ).outcome
+
+    outcome = simulate(calm, dispatched(), workers(1, 1), StaticPolicy()).outcome
+
+    assert outcome.ttft_ms.total == in_order.ttft_ms.total
+
+
+def taken(queue: SimulatedPrefillQueue, worker: SimulatedWorker, now_s: float, took_s: float) -> str:
+    """The next prompt of a worker that computes one at a time, and computes it in that time."""
+    queue.ask(worker)
+    [(_, key)] = queue.assignments(now_s)
+    queue.computed(key, now_s + took_s)
+    queue.acknowledge(worker, key)
+    return key
+
+
+def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_is_owed() -> None:
+    [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=2.0))
+    for number in range(40):
+        queue.put(f"{number}", times_s=(number * 0.1, number * 0.1 + 0.5))
+
+    order: list[int] = []
+    now_s = 3.0
+    while queue.depth:
+        order.append(int(taken(queue, worker, now_s, 0.05)))
+        now_s += 0.25
+
+    # At 3.0 s those up to 24 are late and 0 to 4 are owed; from 4.4 s on all are late.
+    assert sorted(order) == list(range(40))
+    assert [number < 25 for number in order[:4]] == [True, False, True, False]
+    assert order[:3:2] == [0, 1]
+    assert order[6:] == sorted(order[6:])
+
+
+def test_the_depth_counts_late_prompts_too() -> None:
+    [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=2.0))
+    for key in "abc":
+        queue.put(key, times_s=(0.5, 1.0))
+
+    assert taken(queue, worker, 5.0, 0.1) == "a"
+    assert queue.depth == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -550,3 +551,28 @@ async def test_the_lane_of_a_worker_that_came_back_is_not_cleared(monkeypatch: p
 
 async def _has_depth(queue: WorkQueue, depth: int) -> bool:
     return await queue.depth() == depth
+
+
+async def test_a_prompt_bears_its_deadline_where_the_queue_is_dispatched_by_deadline() -> None:
+    by_deadline = replace(ON, prefill_deadline_ms=500.0, prefill_late_wait_s=15.0)
+    async with scene(by_deadline, wait_s=30.0) as here:
+        begun_s = time.time()
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert 0 <= request.arrived_unix_s - begun_s < 60
+        assert request.deadline_unix_s == pytest.approx(request.arrived_unix_s + 0.5)
+        assert request.owed_unix_s == pytest.approx(request.deadline_unix_s + 15.0)
+        assert request.waits_until_unix_s == pytest.approx(request.deadline_unix_s + 29.5)
+        await here.answer(request)
+        await hand_off
+        await item.ack()
+
+
+async def test_without_one_the_payload_has_no_times() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert (request.deadline_unix_s, request.owed_unix_s, request.waits_until_unix_s) == (0, 0, 0)
+        await here.answer(request)
+        await hand_off
+        await item.ack()
