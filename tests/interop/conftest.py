@@ -1,4 +1,4 @@
-"""Reaching the independent client ``etcd3`` in the Python that ``DYNAPLAN_ETCD3_PYTHON`` names."""
+"""Reaching the independent client ``etcd3``, and an etcd that independent programs can reach."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.sockets import free_port
+from dynaplan.supervisor.servers.embedded import find_etcd
 
 
 class Etcd3:
@@ -52,3 +56,23 @@ def connect_etcd3() -> Iterator[Callable[[str], Etcd3]]:
     yield connect
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+def tcp_etcd(tmp_path: Path) -> Iterator[str]:
+    """An etcd that the original can reach: it knows no unix sockets."""
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    options = {
+        "data-dir": str(tmp_path / "etcd"),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+        "log-level": "error",
+    }
+    command = [find_etcd()[0], *(f"--{name}={value}" for name, value in options.items())]
+    process = subprocess.Popen(guarded(command, os.getpid(), without=("ETCD_",)))
+    yield client
+    process.kill()
+    process.wait()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import psutil
 import pytest
 
 from dynaplan.foundation.guard import guarded
-from dynaplan.foundation.sockets import free_port
-from dynaplan.supervisor.servers.embedded import find_etcd
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.servers import Server
 
@@ -34,26 +31,6 @@ def original() -> Path:
     if not python:
         pytest.skip("DYNAPLAN_DYNAMO_PYTHON names no Python with ai-dynamo 0.3.2 (tox -e interop makes one)")
     return Path(python)
-
-
-@pytest.fixture
-def tcp_etcd(tmp_path: Path) -> Iterator[str]:
-    """An etcd that the original can reach: it knows no unix sockets."""
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    options = {
-        "data-dir": str(tmp_path / "etcd"),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-        "log-level": "error",
-    }
-    command = [find_etcd()[0], *(f"--{name}={value}" for name, value in options.items())]
-    process = subprocess.Popen(guarded(command, os.getpid(), without=("ETCD_",)))
-    yield client
-    process.kill()
-    process.wait()
 
 
 ABORTED = -6

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
 from dynaplan.serving.routing.router_metrics import RouterMetrics
+from dynaplan.serving.routing.router_names import RouterNames
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -190,11 +191,12 @@ class FrontendMetrics:
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
-        if not self._shared:
-            return generate_latest(self._registry)
-        _forget_dead_gauges(self._shared)
+        collect = self._registry.collect
+        if self._shared:
+            _forget_dead_gauges(self._shared)
+            collect = _DescribedFiles(self._shared, self._about).collect
         registry = CollectorRegistry()
-        registry.register(_DescribedFiles(self._shared, self._about))
+        registry.register(RouterNames(collect, _prefix()))
         return generate_latest(registry)
 
     def of_model(self, model: str) -> _ModelMetrics:
@@ -302,7 +304,11 @@ class _DescribedFiles(Collector):
 
 
 def _name(name: str) -> str:
-    return f"{os.environ.get('DYN_METRICS_PREFIX') or 'dynamo_frontend'}_{name}"
+    return f"{_prefix()}_{name}"
+
+
+def _prefix() -> str:
+    return os.environ.get("DYN_METRICS_PREFIX") or "dynamo_frontend"
 
 
 def _share(directory: Path) -> None:

@@ -11,6 +11,11 @@ HIT_RATE = tuple(step / 20 for step in range(21))
 BLOCKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
+def router_namespace(namespace: str) -> str:
+    """Return the namespace as Dynamo's router has it in its labels."""
+    return namespace.replace("-", "_")
+
+
 class RouterMetrics:
     """Observes each choice of a worker by what it has cached.
 
@@ -19,7 +24,7 @@ class RouterMetrics:
     """
 
     def __init__(self, namespace: str, component: str, registry: CollectorRegistry) -> None:
-        labels = (namespace, component, "generate")
+        labels = (router_namespace(namespace), component, "generate")
 
         def counter(name: str, about: str) -> Counter:
             return Counter(PREFIX + name, about, LABELS, registry=registry).labels(*labels)
