@@ -23,6 +23,7 @@ COMMANDS = {
     "top": ("watching.top", "Show it live, with keys to scale, hold and drain."),
     "scale": ("scaling.scale", "Set the number of workers by hand."),
     "release": ("scaling.release", "End what `scale` holds."),
+    "restart": ("scaling.restart", "A new worker in the place of an old one, or of each."),
     "wake": ("scaling.wake", "Wake workers whose engines sleep."),
     "why": ("watching.why", "Explain the last scaling decisions."),
     "logs": ("watching.logs", "Print or follow the logs."),

@@ -14,6 +14,7 @@ from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import (
     COUNT_KEYS,
+    FREE_GPUS,
     GPUS_LEFT_OUT,
     LEAVE_FIRST,
     DesiredCounts,
@@ -104,6 +105,16 @@ async def published_fleet(store: KeyValueStore, namespace: str) -> FleetCounts |
         return FleetCounts.from_json(parse_object(item.value)) if item else None
     except ValueError:
         return None
+
+
+async def free_gpus(store: KeyValueStore, namespace: str) -> int | None:
+    """Return the number of GPUs that a further worker may get, as the plugin publishes it; None: unknown."""
+    item = await store.get(fleet_key(namespace))
+    try:
+        free = parse_object(item.value).get(FREE_GPUS) if item else None
+    except ValueError:
+        free = None
+    return len(free) if isinstance(free, list) else None
 
 
 async def left_out_gpus(store: KeyValueStore, namespace: str) -> tuple[str, ...]:

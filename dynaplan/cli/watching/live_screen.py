@@ -22,7 +22,7 @@ EVERY_S = 1.0
 LOG_LINES = 500
 """Lines of a log that can be scrolled through."""
 
-KEYS = "arrows choose  l log  + - scale  h hold  d drain  w why  ? help  q quit"
+KEYS = "arrows  l log  +- scale  h hold  d drain  r restart  w why  ? help  q quit"
 
 HELP = """Keys
   up, down, j, k      choose a worker
@@ -30,6 +30,7 @@ HELP = """Keys
   + and -             one worker more, or one less, of its role (`dynaplan scale`)
   h                   hold the number of its role, or release it (`dynaplan scale --hold`, `release`)
   d                   drain this worker: one less of its role, and this one leaves, after its requests
+  r                   restart this worker: a new one first, then this one leaves (`dynaplan restart`)
   w                   the planner's last decisions and their reasons (`dynaplan why`)
   escape, q           back to the workers, or quit; Ctrl-C ends top from anywhere
 
@@ -146,7 +147,7 @@ class LiveScreen:
             self._begin(["why"], is_page=True)
         elif key == ord("l") and self._chosen:
             self._shown_log, self._scroll = self._chosen, 10**6
-        elif 0 <= key < 128 and chr(key) in "+-hd":
+        elif 0 <= key < 128 and chr(key) in "+-hdr":
             self._act(chr(key))
 
     def _choose(self, step: int) -> None:
@@ -167,9 +168,11 @@ class LiveScreen:
             self._begin(["release", role])
         elif key == "h":
             self._begin(["scale", f"{role}=+0", "--hold", "--no-wait"])
-        else:
+        elif key == "d":
             command = ["scale", f"{role}=-1", "--leaving", self._chosen, "--no-wait"]
             self._question = f"Drain {self._chosen}, one {role} worker less? y/n", command
+        else:
+            self._question = f"Restart {self._chosen}? y/n", ["restart", self._chosen]
 
     def _chosen_row(self) -> dict[str, Any] | None:
         rows = self._document["workers"] if self._document else []

@@ -125,6 +125,12 @@ async def test_draining_asks_first_and_names_the_worker_that_leaves(top: Termina
     assert top.called[0][:4] == ["scale", "decode=-1", "--leaving", "dynamo_VllmWorker"]
 
 
+async def test_a_restart_asks_first_too(top: Terminal) -> None:
+    await top.press("jjr", lambda shown: "Restart dynamo_VllmWorker? y/n" in shown)
+    await top.press("y", lambda shown: "did restart" in shown)
+    assert top.called == [["restart", "dynamo_VllmWorker", "--namespace", "dynamo"]]
+
+
 async def test_only_engine_workers_are_scaled(top: Terminal) -> None:
     await top.press("+", lambda shown: "choose a decode or prefill worker first" in shown)
     await top.press("j+", lambda shown: "choose a decode or prefill worker first" in shown)

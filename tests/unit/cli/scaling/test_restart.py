@@ -1,0 +1,130 @@
+"""``dynaplan restart``: a new worker first, then the old one leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.cli.scaling import restart
+from dynaplan.cli.scaling.restart import WorkerRestart, chosen_workers
+from dynaplan.cli.scaling.waiting import ScaleTimes
+from dynaplan.domain.errors import ConfigError, PermanentError
+from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
+from dynaplan.domain.planning.scaling import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.supervisor import circus_client, deployments
+from dynaplan.supervisor.fleet import carrying_out
+from tests.unit.core.fleet.graphs import worker
+
+OLD = replace(worker("VllmWorker", gpus=(0,)), pid=7)
+NEW = replace(worker("VllmWorker_1", gpus=(1,)), pid=8)
+FRONTEND = Worker("dynamo_Frontend", "Frontend", Role.FRONTEND)
+
+
+class Box:
+    """A deployment of one decode worker that does at once what is asked for, as the fleet plugin does."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.workers: tuple[Worker, ...] = (OLD,)
+        self.asked: list[tuple[int, str, Hold | None]] = []
+        self.replaced: list[str] = []
+        self.fails = False
+
+    def found(self, namespace: str) -> Any:
+        return SimpleNamespace(namespace="dynamo", workers=self.workers, circus_endpoint="ipc://nowhere")
+
+    async def carried_out(self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any) -> None:
+        keys = {item.key: item.value for item in await store.list(planner_prefix("dynamo"))}
+        counts = DesiredCounts.from_keys("dynamo", keys)
+        leaving = first_to_leave("dynamo", keys, counts.decision_id)
+        holds = RoleHolds.from_text(keys.get(planner_prefix("dynamo") + HOLDS, RoleHolds().to_text()))
+        self.asked.append((counts.num_decode_workers, leaving, holds.decode))
+        if self.fails and counts.num_decode_workers == 2:
+            raise PermanentError("1 of 2 decode workers ready")
+        if counts.num_decode_workers == 2:
+            self.workers = (OLD, NEW)
+        elif leaving:
+            self.workers = tuple(each for each in self.workers if each.name != leaving)
+
+    async def call(self, command: str, **properties: Any) -> None:
+        self.replaced.append(f"{command} {properties['name']}")
+        self.workers = (replace(OLD, pid=9),)
+
+
+@pytest.fixture
+async def box(monkeypatch: pytest.MonkeyPatch) -> Box:
+    store = MemoryStore(SystemClock())
+    box = Box(store)
+    prefix = planner_prefix("dynamo")
+    for name, value in {"num_decode_workers": "1", "decision_id": "4", "scaled_decision_id": "4"}.items():
+        await store.put(prefix + name, value)
+    monkeypatch.setattr(deployments, "find_deployment", box.found)
+    monkeypatch.setattr(carrying_out, "check_alive", lambda found: None)
+    monkeypatch.setattr(carrying_out, "carried_out", box.carried_out)
+    monkeypatch.setattr(circus_client, "CircusClient", lambda endpoint: box)
+    monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=2))
+    monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
+    return box
+
+
+async def test_the_new_one_is_ready_before_the_old_one_leaves_and_the_planner_keeps_off(box: Box) -> None:
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    assert await WorkerRestart(box.store, "dynamo", OLD).run() == NEW.name
+    (more, nobody, held), (less, leaving, free) = box.asked
+    assert (more, nobody, less, leaving) == (2, "", 1, OLD.name)
+    assert held
+    assert (held.at_least, held.at_most, free) == (2, 2, None)
+    assert box.workers == (NEW,)
+
+
+async def test_a_hold_of_before_is_there_again(box: Box) -> None:
+    mine = RoleHolds(decode=Hold(at_least=1, at_most=1))
+    await box.store.put(planner_prefix("dynamo") + HOLDS, mine.to_text())
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert box.asked[-1][2] == mine.decode
+
+
+async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
+    box.fails = True
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    with pytest.raises(PermanentError, match=f"no new worker took the place of {OLD.name}"):
+        await WorkerRestart(box.store, "dynamo", OLD).run()
+    keys = {item.key: item.value for item in await box.store.list(planner_prefix("dynamo"))}
+    assert keys[planner_prefix("dynamo") + "num_decode_workers"] == "1"
+    assert RoleHolds.from_text(keys[planner_prefix("dynamo") + HOLDS]) == RoleHolds()
+    assert box.workers == (OLD,)
+
+
+@pytest.mark.parametrize("fleet", ['{"free_gpus": []}', "{}", "nonsense"])
+async def test_on_a_full_box_the_old_one_leaves_first(box: Box, fleet: str) -> None:
+    await box.store.put(fleet_key("dynamo"), fleet)
+    assert await WorkerRestart(box.store, "dynamo", OLD).run() == OLD.name
+    assert box.replaced == [f"restart {OLD.name}"]
+
+
+async def test_beyond_the_gpu_budget_the_old_one_leaves_first_too(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=1))
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert box.replaced == [f"restart {OLD.name}"]
+
+
+def test_workers_are_chosen_by_name_role_or_component_and_only_engines() -> None:
+    workers = (FRONTEND, OLD, NEW)
+    assert chosen_workers(None, workers) == [OLD, NEW]
+    assert chosen_workers(NEW.name, workers) == [NEW]
+    assert chosen_workers("decode", workers) == chosen_workers("VllmWorker", workers) == [OLD, NEW]
+    with pytest.raises(ConfigError, match=r"(?s)no engine worker.*circusctl restart dynamo_Frontend"):
+        chosen_workers("dynamo_Frontend", workers)
+    with pytest.raises(ConfigError, match=r"(?s)restart decod: .*Did you mean 'decode'"):
+        chosen_workers("decod", workers)
