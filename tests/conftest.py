@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.fakes.secured_etcd",
     "tests.fakes.servers",
     "tests.fakes.graph_files",
+    "tests.fakes.hosts",
     "tests.e2e.deployment",
 ]
 """The modules whose fixtures every test may ask for by name."""

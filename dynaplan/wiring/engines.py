@@ -27,7 +27,10 @@ ENGINES: Mapping[str, str] = {
     "sglang": "sglang",
     "trtllm": "trtllm",
 }
-"""The values of ``engine:``, and the module of ``adapters/engines`` that makes and checks each."""
+"""The values of ``engine:``, and the module of ``adapters/engines`` that makes each."""
+
+CHECKS: Mapping[str, str] = {**ENGINES, "sim": "sim.checking"}
+"""The same with the module that checks each: the simulated engine serves HTTP, which no check needs."""
 
 ENGINE_APIS = frozenset(ENGINES) - {"sim"}
 """The engines whose API a module of ``adapters/engines/apis`` describes; the simulated one checks all."""
@@ -58,7 +61,7 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     ``gpus`` is the ``resources.gpu`` of one worker. Also looks at the model's files, and whether the engine
     is installed.
     """
-    module = _engine_module(name)
+    module = _engine_module(name, CHECKS)
     from dynaplan.adapters.engines.common.model_files import check_model
     from dynaplan.adapters.engines.common.requirements import check_installed
 
@@ -119,12 +122,12 @@ def is_pulled(name: str) -> bool:
     return (models_dir(os.environ) / CATALOGUE[name].file).is_file()
 
 
-def _engine_module(name: str) -> Any:
+def _engine_module(name: str, places: Mapping[str, str] = ENGINES) -> Any:
     if name not in ENGINES:
         known, meant = f"expected one of: {', '.join(ENGINES)}", nearest(name, ENGINES)
         hint = f"{meant} ({known})" if meant.startswith("Did") else known
         raise ConfigError(f"engine is {name!r}, which is unknown", hint=hint)
-    return import_module(f"dynaplan.adapters.engines.{ENGINES[name]}")
+    return import_module(f"dynaplan.adapters.engines.{places[name]}")
 
 
 def engine_timing(options: SimOptions) -> tuple[StepTiming, int]:

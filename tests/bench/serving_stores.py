@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dynaplan import wiring
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX
 from dynaplan.domain.wire.store import Deleted, Snapshot
-from tests.bench.deployments import INSTANT, idle_cpu_percent, serving, tree
+from tests.bench.deployments import INSTANT, idle_cpu_of_each, idle_cpu_percent, name_of, serving, tree
 from tests.bench.lifecycle import first_answer
 from tests.bench.table import Row
 from tests.e2e.deployment import Deployment
@@ -35,9 +35,11 @@ def rows(repeats: int) -> Iterator[Row]:
         for store in STORES:
             for name, value in _of_one(store).items():
                 measured[name, store].append(value)
-    for name, (unit, aim) in QUANTITIES.items():
+    for name in dict.fromkeys(name for name, _ in measured):
+        unit, aim = QUANTITIES.get(name) or ("MiB" if "memory" in name else "% of a core", None)
         for store in STORES:
-            yield Row(name, unit, measured[name, store], aim, note=f"--store {store}")
+            if measured.get((name, store)):
+                yield Row(name, unit, measured[name, store], aim, note=f"--store {store}")
 
 
 QUANTITIES = {
@@ -47,7 +49,7 @@ QUANTITIES = {
     "idle memory, with a planner": ("MiB", 180.0),
     "a worker's death noticed": ("s", 0.2),
 }
-"""Row -> unit and aim."""
+"""Row -> unit and aim; the rows of single processes have none."""
 
 
 def _of_one(store: str) -> dict[str, float]:
@@ -60,15 +62,18 @@ def _of_one(store: str) -> dict[str, float]:
         deployment.wait_ready()
         time.sleep(SETTLED_S)
         processes = tree(deployment)
-        cpu_percent = idle_cpu_percent(processes)
-        memory_mib = sum(process.memory_full_info().pss for process in processes) / 2**20
+        cpu = idle_cpu_of_each(processes)
+        memory_mib = {each.pid: each.memory_full_info().pss / 2**20 for each in processes}
+        names = {each.pid: name_of(each) for each in processes}
         death_s = asyncio.run(_death_noticed(deployment))
     return {
         "start to first answer, aggregated": start_s,
-        "idle CPU, with a planner": cpu_percent,
+        "idle CPU, with a planner": sum(cpu.values()),
         "idle CPU, without": _unplanned(store, lambda each: idle_cpu_percent(tree(each))),
-        "idle memory, with a planner": memory_mib,
+        "idle memory, with a planner": sum(memory_mib.values()),
         "a worker's death noticed": death_s,
+        **{f"idle CPU of {name}": cpu[pid] for pid, name in names.items()},
+        **{f"idle memory of {name}": memory_mib[pid] for pid, name in names.items()},
     }
 
 

@@ -33,10 +33,11 @@ class RunningComponent:
             **environment,
         }
         self.prefix: Sequence[str] = ()
+        self.program = str(Path(sys.executable).with_name("dynaplan"))
         self.process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> RunningComponent:
-        command = [*self.prefix, str(Path(sys.executable).with_name("dynaplan")), *self.arguments]
+        command = [*self.prefix, self.program, *self.arguments]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command,

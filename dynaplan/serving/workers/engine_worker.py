@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.settings.worker import WorkerSettings, engine_of
+from dynaplan.domain.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
 from dynaplan.domain.wire.discovery import PREFILL_LANE, host_of, is_loopback
 from dynaplan.domain.wire.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.options.frontend import routes_by_events
@@ -120,7 +120,8 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.spawn(publisher.run(), "KV events")
         if role == "prefill":
             runtime.describe(**{PREFILL_LANE: runtime.worker_name})
-    if settings.kv_network and not is_loopback(host_of(runtime.url)):
+    is_able = engine_of(runtime.settings) == KV_NETWORK_ENGINE
+    if settings.kv_network and is_able and not is_loopback(host_of(runtime.url)):
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url
     runtime.add_metrics(engine.metrics)

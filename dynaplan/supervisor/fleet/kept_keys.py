@@ -82,7 +82,8 @@ class KeyKeeper:
         else:
             self._told = None
         self._write_down(seen.kept)
-        return not self._end_holds(seen.kept.planner.get(HOLDS, "")) and found == self._kept
+        is_timed = self._end_holds(seen.kept.planner.get(HOLDS, ""))
+        return not is_timed and not seen.lost and seen.kept == self._kept
 
     @property
     def _kept(self) -> KeptKeys:

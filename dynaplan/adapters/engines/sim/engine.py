@@ -356,13 +356,6 @@ def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
     return SimEngine(options, context)
 
 
-def check(options: Mapping[str, Any], gpus: float) -> None:
-    """Raise the ConfigError that making this engine would; any number of GPUs will do."""
-    known = SimOptions.from_options(options)
-    _, profile_kv_tokens = timing_for(known)
-    EngineSettings.of(known, profile_kv_tokens)
-
-
 def _error(message: str, status: int) -> web.Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return web.Response(body=error_document(message, kind), status=status, headers=JSON_HEADERS)

@@ -201,15 +201,16 @@ async def test_a_prefill_worker_does_not_wait_for_hand_offs_that_nobody_is_left_
     await runtime.discovery.close()
 
 
+@pytest.mark.parametrize(("engine", "is_able"), [("vllm", True), ("sim", False)])
 async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engines_requests(
-    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: WorkerRuntime, monkeypatch: pytest.MonkeyPatch, engine: str, is_able: bool
 ) -> None:
     monkeypatch.setattr(wiring.engines, "make_engine", lambda *_: ServingEngine())
-    runtime.url, runtime.settings = "http://10.0.0.2:1", {"kv-network": True}
+    runtime.url, runtime.settings = "http://10.0.0.2:1", {"kv-network": True, "engine": engine}
     await start_decode_worker(runtime)
     assert runtime.engine_url == ""
     assert "/v1/{path:.*}" in [route.path for route in runtime.routes]
-    assert runtime.card["kv_network"]
+    assert runtime.card.get("kv_network", False) is is_able
     assert runtime.finishers == []
 
 

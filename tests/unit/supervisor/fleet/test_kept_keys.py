@@ -78,10 +78,10 @@ class World:
         self.now_s = 50.0
         self.keys = KeyKeeper(self.link, self.document, self.said.append, lambda: self.now_s)  # type: ignore[arg-type]
 
-    async def look(self, live: dict[str, str] | None = None, **found: str) -> None:
-        """Look at a store with these keys, and with its id."""
+    async def look(self, live: dict[str, str] | None = None, **found: str) -> bool:
+        """Look at a store with these keys, and with its id; return whether nothing is left to do."""
         self.link.store = KeptKeys({"scaled_decision_id": "2", STORE_ID: "1", **found}, live or {})
-        await self.keys.look()
+        return await self.keys.look()
 
     async def look_at_an_empty_one(self) -> None:
         self.link.store = KeptKeys()
@@ -225,3 +225,14 @@ async def test_a_change_is_written_down_when_it_is_told_and_holds_end_by_the_clo
         await eventually(lambda: world.link.replaced)
     finally:
         task.cancel()
+
+
+async def test_nothing_is_left_to_do_but_for_what_is_lost_cannot_be_written_or_ends_by_the_clock() -> None:
+    world = World({"holds": AT_2})
+    assert not await world.look()
+    assert await world.look(holds=AT_2)
+    assert not await world.look(holds=UNTIL_100.to_text())
+    world.document.is_full = True
+    assert not await world.look(holds=AT_2)
+    world.document.is_full = False
+    assert await world.look(holds=AT_2)
