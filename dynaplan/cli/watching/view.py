@@ -179,6 +179,8 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
             notes.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
+        elif row["reason"] and row["state"] == "draining":
+            notes.append(f"{row['worker']} leaves: {row['reason']}")
     notes += routing_lines(document["routing"])
     notes += [f"{name} waits: {reason}" for name, reason in document["waits"].items()]
     notes += [
