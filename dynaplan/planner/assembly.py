@@ -141,12 +141,15 @@ async def _validated(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
     clock = wiring.connections.system_clock()
     planner = wiring.planning.component_connector(connector, settings, clock)
+    said = ""
     while True:
         try:
             has_prefill = bool((await connector.components()).of(Role.PREFILL))
             return await planner.validate_deployment(require_prefill=has_prefill)
         except TemporaryError as error:
-            log.debug("the deployment is not known: %s", error)
+            if str(error) != said:
+                said = str(error)
+                log.warning("the deployment is not known: %s", said)
             await clock.sleep(error.delay_s)
 
 

@@ -241,7 +241,7 @@ def _json_patch(document: Object, operations: list[Object]) -> None:
             place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
         if each["op"] == "test":
             if place.get(last) != each["value"]:
-                raise Refused(422, f"the server rejected our request: testing value {each['path']} failed")
+                raise Refused(422, "the server rejected our request due to an error in our request")
         elif each["op"] in ("add", "replace"):
             place[last] = copy.deepcopy(each["value"])
         else:

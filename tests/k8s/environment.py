@@ -85,7 +85,7 @@ def _build(tree: Path, directory: Path) -> None:
         "GOPATH": str(directory / "source" / "go"),
     }
     _run(["make", "WHAT=cmd/kube-apiserver"], tree, environment)
-    (built,) = (tree / "_output").rglob(f"bin/{BINARY}")
+    built = next((tree / "_output" / "local" / "bin").rglob(BINARY))
     shutil.copy(built, directory / BINARY)
 
 

@@ -8,6 +8,7 @@ a custom resource, for which it has none (docs/decisions/0046).
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class KubernetesClient:
                 "Kubernetes is asked for, and its client is not installed: lightkube",
                 hint="Run: pip install lightkube",
             ) from error
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
         try:
             found = KubeConfig.from_env().get()
             config = found if found.user else found._replace(user=User())
@@ -214,7 +216,7 @@ def _error(answer: Any, method: str, path: str) -> Exception:
     try:
         said = str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
-        said = answer.text[:200] or str(answer.status_code)
+        said = answer.text[:200].strip() or str(answer.status_code)
     match answer.status_code:
         case 401 | 403:
             return ClusterForbidden(

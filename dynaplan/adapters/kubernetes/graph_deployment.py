@@ -41,6 +41,9 @@ LEGACY_NAMES: Mapping[Role, tuple[str, ...]] = {
 """Names that stand for a role where no component says its own. Source: Dynamo 0.7 to 0.9,
 ``planner.defaults``."""
 
+FAILED_TEST = "the server rejected our request"
+"""The answer of kube-apiserver 1.20.2, with status 422, to a JSON patch whose ``test`` fails."""
+
 POD_LABEL = "nvidia.com/dynamo-graph-deployment-name"
 """The label of all pods of a DynamoGraphDeployment; its value is the object's name."""
 
@@ -111,7 +114,7 @@ class GraphDeployment:
         try:
             await self._client.patch(_graph_deployments(version), self._name, changes)
         except ClusterRefused as error:
-            if "test" in str(error):
+            if FAILED_TEST in str(error):
                 raise ClusterConflict(f"the components of {self._name} were changed meanwhile") from error
             raise
 

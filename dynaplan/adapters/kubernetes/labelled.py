@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets")
 LEADER_WORKER_SETS = Resource("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
+KINDS = (DEPLOYMENTS, STATEFUL_SETS, LEADER_WORKER_SETS)
 LEADER_WORKER_SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
 """The label of the pods of a LeaderWorkerSet; its value is the object's name."""
 
@@ -41,13 +42,15 @@ class LabelledWorkloads:
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
-        self._kinds = [DEPLOYMENTS, STATEFUL_SETS, LEADER_WORKER_SETS]
+        self._read: set[Resource] = set()
+        self._told: set[Resource] = set()
 
     async def look(self) -> WorkloadView:
         """Return the workloads; raises a ComponentError when decode has none, or a role has several."""
         found: dict[Role, list[tuple[Resource, Object]]] = {role: [] for role in SCALED_ROLES}
-        for kind in tuple(self._kinds):
-            for document in await self._of_kind(kind):
+        refused: list[ClusterForbidden] = []
+        for kind in KINDS:
+            for document in await self._of_kind(kind, refused):
                 labels = field(document, "metadata", "labels")
                 if labels.get(NAMESPACE_LABEL, self._namespace) == self._namespace:
                     found[Role(labels[ROLE_LABEL])].append((kind, document))
@@ -57,7 +60,7 @@ class LabelledWorkloads:
                 raise DuplicateSubComponentError(role.value, names)
         if not found[Role.DECODE]:
             hint = f"Label a Deployment, StatefulSet or LeaderWorkerSet {ROLE_LABEL}: decode"
-            raise SubComponentNotFoundError("decode", hint=hint)
+            raise refused[0] if refused else SubComponentNotFoundError("decode", hint=hint)
         present = [(role, *objects[0]) for role, objects in found.items() if objects]
         return WorkloadView(tuple([await self._workload(*each) for each in present]))
 
@@ -65,16 +68,24 @@ class LabelledWorkloads:
         """Set the number in the ``scale`` subresource; ClusterConflict when the object has changed."""
         await set_scale(self._client, workload.resource, workload.target, replicas)
 
-    async def _of_kind(self, kind: Resource) -> list[Object]:
-        """Return the objects of a kind; LeaderWorkerSets are left out where there are none to be read."""
+    async def _of_kind(self, kind: Resource, refused: list[ClusterForbidden]) -> list[Object]:
+        """Return the objects of a kind; none where it was never to be read: the cluster has no such kind.
+
+        An error of a kind that was read before is raised: its objects have not gone.
+        """
         try:
-            return (await self._client.list(kind, f"{ROLE_LABEL} in (prefill,decode)"))[0]
+            objects, _ = await self._client.list(kind, f"{ROLE_LABEL} in (prefill,decode)")
         except (ClusterNotFound, ClusterForbidden) as error:
-            if kind is not LEADER_WORKER_SETS:
+            if kind in self._read:
                 raise
-            log.info("no LeaderWorkerSets are looked at: %s", error.args[0])
-            self._kinds.remove(kind)
+            if isinstance(error, ClusterForbidden):
+                refused.append(error)
+                if kind not in self._told:
+                    log.info("%s are not looked at: %s", kind.plural, error.args[0])
+                    self._told.add(kind)
             return []
+        self._read.add(kind)
+        return objects
 
     async def _workload(self, role: Role, kind: Resource, document: Object) -> Workload:
         name = document["metadata"]["name"]

@@ -11,7 +11,7 @@ import click
 
 from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.deployment import join, store_option
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.options import stock
 from dynaplan.options.overrides import sections_of
 
@@ -28,14 +28,15 @@ from dynaplan.options.overrides import sections_of
 def command(ctx: click.Context) -> None:
     """Plan for a deployment: the one whose store ETCD_ENDPOINTS names, or the one that runs here.
 
-    With --store nats or file, NATS_SERVER or DYN_FILE_KV names the store.
+    With --store nats or file, NATS_SERVER or DYN_FILE_KV names the store. With --environment kubernetes it
+    plans for a cluster, with the credentials of its pod or of KUBECONFIG.
     """
     from dynaplan.planner.assembly import run_planner
     from dynaplan.runtime.logfile import configure_logging
 
     section = sections_of(ctx.obj, ["Planner"])["Planner"]
     settings = PlannerSettings.from_options({**section, **known_flags(ctx)})
-    if found := join(settings.namespace):
+    if settings.environment != KUBERNETES and (found := join(settings.namespace)):
         os.environ.setdefault("DYNAPLAN_LOG_DIR", str(found.log_dir))
     configure_logging()
     asyncio.run(_until_told(run_planner(settings)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
@@ -95,13 +97,22 @@ async def test_pods_that_have_ended_hold_nothing(api, cluster):
     assert [pod["metadata"]["name"] for pod in decode.pods] == ["decode-2"]
 
 
-async def test_a_cluster_without_leader_worker_sets_is_asked_for_them_once(api, cluster):
+async def test_a_cluster_without_leader_worker_sets_is_one_without_them(api, cluster):
     api.served = {APPS, CORE}
     cluster.add_deployment("decode", 1)
+    assert [each.name for each in (await workloads(api).look()).workloads] == ["decode"]
+
+
+async def test_a_kind_that_was_read_before_has_not_gone_when_it_cannot_be_read(api, cluster):
+    cluster.add_deployment("decode", 1)
+    api.add(APPS, "statefulsets", stateful_set("prefill", "prefill"))
     found = workloads(api)
     await found.look()
-    await found.look()
-    assert sum("leaderworkersets" in path for _, path, _ in api.requests) == 1
+    api.denied = {("list", "statefulsets")}
+    with pytest.raises(ClusterForbidden):
+        await found.look()
+    api.denied = set()
+    assert len((await found.look()).workloads) == 2
 
 
 async def test_objects_of_another_deployment_are_left_alone(api):
@@ -117,6 +128,23 @@ async def test_a_role_is_had_by_one_object_and_decode_by_one_at_least(api, clust
     api.add(APPS, "statefulsets", stateful_set("other", "decode"))
     with pytest.raises(DuplicateSubComponentError, match="deployments/decode, statefulsets/other"):
         await workloads(api).look()
+
+
+async def test_kinds_that_may_not_be_read_are_left_out_while_decode_is_found(api, cluster, caplog):
+    cluster.add_deployment("decode", 1)
+    api.denied = {("list", "statefulsets"), ("list", "leaderworkersets")}
+    found = workloads(api)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert [each.name for each in (await found.look()).workloads] == ["decode"]
+    told = [line.split()[0] for line in caplog.messages if "not looked at" in line]
+    assert told == ["statefulsets", "leaderworkersets"]
+    api.remove(APPS, "deployments", "decode")
+    with pytest.raises(ClusterForbidden, match="statefulsets"):
+        await found.look()
+    api.denied = set()
+    with pytest.raises(SubComponentNotFoundError):
+        await found.look()
 
 
 async def test_a_missing_right_is_told_and_not_taken_for_an_empty_cluster(api, cluster):
