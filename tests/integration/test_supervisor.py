@@ -414,7 +414,7 @@ async def test_a_stopped_worker_cannot_hold_up_the_exit(start: Start) -> None:
     os.kill(plain.pids()["plain_VllmWorker"], signal.SIGSTOP)
     begun_s = time.monotonic()
     assert plain.stop() == 0
-    assert time.monotonic() - begun_s < 4
+    assert time.monotonic() - begun_s < 15  # a drain of 1 s; left to itself, it would never end
     assert plain.left() == []
     assert re.search("killed: .*plain_VllmWorker", plain.text), plain.text  # others may take longer than 1 s
 
@@ -517,7 +517,7 @@ async def test_a_worker_that_still_loads_holds_nobody_up(start: Start, how: str)
     else:
         await decide(plain, decode=0)
         await eventually(lambda: not plain.workers("VllmWorker"))
-    assert time.monotonic() - begun_s < 8
+    assert time.monotonic() - begun_s < 15  # the drain's deadline is 20 s
     assert "killed" not in plain.text
 
 
