@@ -59,6 +59,7 @@ class TrafficMeter:
         arrivals = self._arrived - self._pulled
         self._pulled += arrivals
         self._pulls += 1
+        self._arrivals.append(float(arrivals))
         self._squares += arrivals * arrivals
 
     def traffic(self, interval_s: float) -> Traffic:
@@ -76,6 +77,7 @@ class TrafficMeter:
             Lengths(ANSWERS, tuple(self._osl), self._output_tokens / finished) if finished else None,
             self._dispersion(),
             prefix_hit_rate=self._cached_tokens / self._prompt_tokens if finished else None,
+            arrivals=tuple(self._arrivals),
         )
         self._begin()
         return seen
@@ -95,5 +97,6 @@ class TrafficMeter:
         self._arrived = self._finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._pulls = self._pulled = self._squares = self._first_tokens = 0
         self._decoding_s = self._duration_s = self._ttft_s = 0.0
+        self._arrivals: list[float] = []
         self._isl = [0] * (len(PROMPTS) + 1)
         self._osl = [0] * (len(ANSWERS) + 1)

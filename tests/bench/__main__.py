@@ -10,6 +10,7 @@ import psutil
 
 from tests.bench import (
     azure,
+    bursts,
     events,
     hit_rate,
     kv_index,
@@ -36,6 +37,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "sla": sla.rows,
     "policies": policies.rows,
     "azure": azure.rows,
+    "bursts": bursts.rows,
     "events": events.rows,
     "memory": memory.rows,
     "profiling": profiling.rows,

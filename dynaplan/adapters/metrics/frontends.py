@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -120,7 +120,8 @@ class FrontendsTraffic:
         self._seen, self._comparisons, self._windows = {}, 0, []
         if missing:
             return Traffic(interval_s, missing=missing)
-        return traffic_of(interval_s, seen, dispersion(windows))
+        arrivals = tuple(arrived for _, arrived in windows)
+        return replace(traffic_of(interval_s, seen, dispersion(windows)), arrivals=arrivals)
 
     async def close(self) -> None:
         """Close the connections to the frontends, if any were opened."""

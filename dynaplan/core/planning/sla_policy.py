@@ -5,6 +5,7 @@ Each interval, in this order:
 1. *Error budget*: the misses of the finished interval are booked (``core/sizing/error_budget.py``).
 2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
    Not while the numbers of workers changed in the interval, nor with ``no-correction``.
+   With ``learnt-floor`` what came raises the minimums (``burst_floor.py``).
 3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
    and once for one that is removed.
 4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
@@ -23,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
+from dynaplan.core.planning.burst_floor import with_learnt_floor
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.planning.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.core.sizing import error_budget
@@ -76,6 +78,10 @@ def plan_for_targets(
     state, notes = _update_corrections(model, settings, state, observation, current)
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
+    standing, limits, floor = with_learnt_floor(
+        settings, state.standing, observation, _corrected(model, state, current), limits, current
+    )
+    state, notes = replace(state, standing=standing), [*notes, *floor]
     foresight, traffic = observation.foresight, observation.traffic
     is_measured = traffic is None or traffic.requests is not None
     if foresight is None or not foresight.expected or not is_measured:
@@ -163,6 +169,14 @@ def _spend_error_budget(
     return replace(state, error_budget=after)
 
 
+def _corrected(model: SlaModel, state: PlannerState, current: Targets) -> ServiceModel:
+    """Return the service with the step times that were measured."""
+    corrections = state.corrections
+    return model.service_for(current).slowed(
+        effective_correction(corrections.prefill), effective_correction(corrections.decode)
+    )
+
+
 def _plan(
     model: SlaModel,
     settings: PlannerSettings,
@@ -173,10 +187,7 @@ def _plan(
     current: Targets,
 ) -> Sizing:
     """Size by the queueing model: demands, backlog and promises."""
-    corrections = state.corrections
-    service = model.service_for(current).slowed(
-        effective_correction(corrections.prefill), effective_correction(corrections.decode)
-    )
+    service = _corrected(model, state, current)
     demands = [
         demand_of(settings, foresight, expected)
         for expected in foresight.expected

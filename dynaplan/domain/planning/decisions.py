@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction
+from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction, Standing, StandingTrial
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.typed import check_types
@@ -59,7 +59,7 @@ class PlannerState:
     ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
     profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
-    asked for in the last intervals, the newest last.
+    asked for in the last intervals, the newest last. ``standing`` is what the learnt floor knows.
     """
 
     decode_grace_left: int = 0
@@ -68,6 +68,7 @@ class PlannerState:
     corrections: Corrections = field(default_factory=Corrections)
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
     wanted: tuple[Targets, ...] = ()
+    standing: Standing = field(default_factory=Standing)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
@@ -75,7 +76,16 @@ class PlannerState:
         corrections = Corrections(**document.get("corrections", {}))
         budget = ErrorBudget(**document.get("error_budget", {}))
         wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
-        return cls(**{**document, "corrections": corrections, "error_budget": budget, "wanted": wanted})
+        standing = _standing(document.get("standing", {}))
+        return cls(
+            **{
+                **document,
+                "corrections": corrections,
+                "error_budget": budget,
+                "wanted": wanted,
+                "standing": standing,
+            }
+        )
 
     def noting(self, desired: DesiredCounts, at_s: float) -> PlannerState:
         """Return the state after a look at ``at_s`` at which decision is pending."""
@@ -88,6 +98,14 @@ class PlannerState:
     def one_interval_on(self) -> PlannerState:
         """Return the state with one interval of grace used up."""
         return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
+
+
+def _standing(document: Mapping[str, Any]) -> Standing:
+    trials = {
+        role: tuple(StandingTrial(**each) for each in document.get(role, ()))
+        for role in ("prefill", "decode")
+    }
+    return Standing(**{**document, **trials})
 
 
 @dataclass(frozen=True)

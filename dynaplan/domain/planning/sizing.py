@@ -85,6 +85,27 @@ class ErrorBudget:
 
 
 @dataclass(frozen=True)
+class StandingTrial:
+    """One number of workers that never changes, as it would have fared (``core/sizing/standing.py``).
+
+    ``load`` are the prompts that wait, or the requests that decode; ``late`` the requests that were late, the
+    past of one ``slo-window`` ago counting 37 %.
+    """
+
+    load: float = 0.0
+    late: float = 0.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Trials of every number of workers of each role, from 1 on; ``requests`` came, faded as ``late``."""
+
+    requests: float = 0.0
+    prefill: tuple[StandingTrial, ...] = ()
+    decode: tuple[StandingTrial, ...] = ()
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The times that a number of workers gives a demand: at the targets' percentiles, and means; in ms.
 

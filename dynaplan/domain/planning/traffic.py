@@ -95,6 +95,7 @@ class Traffic:
     ``requests`` arrived in the interval. ``isl`` and ``osl`` are the histograms behind the means.
     ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent
     clients. ``prefix_hit_rate`` is the part of the prompts' tokens, 0 to 1, that came out of a KV cache.
+    ``arrivals`` are the requests of each metric pull, of equal length; none where they are not known.
     ``missing`` says why there is no data.
     """
 
@@ -110,11 +111,13 @@ class Traffic:
     dispersion: float | None = None
     missing: str = ""
     prefix_hit_rate: float | None = None
+    arrivals: tuple[float, ...] = ()
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
-        return cls(**{**document, **_lengths_of(document)})
+        arrivals = tuple(document.get("arrivals", ()))
+        return cls(**{**document, **_lengths_of(document), "arrivals": arrivals})
 
 
 @dataclass(frozen=True)

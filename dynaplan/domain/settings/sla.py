@@ -32,6 +32,9 @@ class SlaSettings(Settings):
     )
     no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
     sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
+    learnt_floor: bool = option(
+        False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
+    )
     scale_down_headroom: float = option(
         0.15, "Part by which demand could grow before a worker that is removed were missed", least=0
     )

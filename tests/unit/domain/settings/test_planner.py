@@ -51,6 +51,8 @@ def test_the_defaults_are_documented_ones():
         "itl-percentile": 95.0,
         "slo-window": 3600.0,
         "scale-down-headroom": 0.15,
+        "learnt-floor": False,
+        "metric-reporting-prometheus-host": "127.0.0.1",
         "nats-max-reconnects": -1,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own

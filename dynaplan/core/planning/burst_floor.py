@@ -1,0 +1,74 @@
+"""The learnt floor in a decision (``learnt-floor``): it learns from the interval, and raises the minimums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dynaplan.core.sizing.gpu_budget import at_least
+from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.standing import learnt_floor, tried
+from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.sizing import Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+
+
+def with_learnt_floor(
+    settings: PlannerSettings,
+    before: Standing,
+    observation: Observation,
+    service: ServiceModel,
+    limits: WorkerLimits,
+    current: Targets,
+) -> tuple[Standing, WorkerLimits, list[Step]]:
+    """Return the trials after the interval, the limits with the floor as minimums, and the step of the trail.
+
+    The floor fits the GPU budget; where it does not fit beside higher minimums these stay.
+    """
+    if not settings.learnt_floor or not settings.slo_window_s:
+        return before, limits, []
+    after = _after(settings, before, observation, service, limits)
+    floor = learnt_floor(after, settings.targets(), limits, is_aggregated=service.prefill is None)
+    least = at_least(floor, limits.least)
+    why = f"{floor}, standing still, would have kept the promise lately" if floor.decode else "nothing learnt"
+    if least == limits.least or limits.gpus(least) > limits.max_gpus:
+        least, why = limits.least, f"{why}: the minimums stay"
+    step = Step("learnt floor", current, current, why)
+    return after, replace(limits, least=least), [step]
+
+
+def _after(
+    settings: PlannerSettings,
+    before: Standing,
+    observation: Observation,
+    service: ServiceModel,
+    limits: WorkerLimits,
+) -> Standing:
+    """Return the trials after the interval: without requests the queues empty, without data all stays."""
+    traffic = observation.traffic
+    if traffic is None or traffic.requests is None:
+        return before
+    fade = math.exp(-traffic.interval_s / settings.slo_window_s)
+    demand = measured_demand(traffic)
+    if demand is None or not traffic.arrivals:
+        return _without_requests(before, fade) if not traffic.requests else before
+    most = Targets(limits.max_gpus // limits.prefill_gpus, limits.max_gpus // limits.decode_gpus)
+    return tried(
+        before,
+        traffic.arrivals,
+        service,
+        demand,
+        settings.targets(),
+        settings.slo_window_s,
+        traffic.interval_s,
+        most,
+    )
+
+
+def _without_requests(before: Standing, fade: float) -> Standing:
+    def faded(trials: tuple[StandingTrial, ...]) -> tuple[StandingTrial, ...]:
+        return tuple(StandingTrial(0.0, fade * each.late) for each in trials)
+
+    return Standing(fade * before.requests, faded(before.prefill), faded(before.decode))

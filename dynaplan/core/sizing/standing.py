@@ -1,0 +1,189 @@
+"""A floor learnt from bursts: the fewest workers that, standing still, would have kept the promise lately.
+
+A forecast knows nothing of a burst before it begins, and a worker that is asked for then serves when it is
+over. So for every number of workers from 1 on it is computed how many of the requests that came would have
+been late with that number all the time. The fewest with which no more were late than promised are the floor:
+no decision goes below it (``learnt-floor``, off unless it is switched on).
+
+**Symbols.** n workers; a arrivals in a metric pull of d seconds; q load of the n workers, carried on; T, D,
+own, F as in ``workload.py``; target and promise of each role: prefill the TTFT, decode the ITL.
+
+**Prefill.** A fluid queue, first come first served: q <- max(0, q + a - n u d). The wait of an arrival is
+the queue before it over n u, so of the arrivals of a pull the part is late whose wait is more than the target
+leaves:
+
+    u     = B / (F + B m)             prompts/s of a worker at its largest batch (``prefill_model.py``)
+    room  = target - F - m - transfer - 2.5 steps of half the ITL target, at least 0
+
+**Decode.** q requests decode at once, each for S x(q) ms, where x(q) = D(q / n, q ctx / n):
+
+    q <- q exp(-d / (S x)) + a / d S x (1 - exp(-d / (S x)))
+
+Here a are the prompts that come out of the prefill queue: of the fewest prefill workers that keep the TTFT.
+All of a pull are late while x is over the target, or while more decode than slots and KV cache hold;
+these leave at the rate of full workers.
+
+**Aggregated** workers compute u = 1 / (F + m) prompts/s, their steps take x over the part of the time that
+prompts leave, a / (d n u) being theirs, and the larger of both numbers counts.
+
+**Memory.** Of each number and role the load and the late requests, both faded by exp(-t / window) with the
+window of the error budget (``slo-window``): no arrivals are kept. Nothing is learnt without arrivals by
+pull (Prometheus as the source, a deployment without requests), nor with a window of 0.
+
+**Constants.** None of its own: times come from the profile, the promise and the window are options.
+
+**Where it is wrong.** It is a fluid: below its capacity nobody waits, where chance and batches make some
+wait. Dispatch by deadline (``core/routing/dispatching.py``) has fewer late than it says. Compared with
+simulations of an order of arrival, two families, one to three workers: part in time 0.09, 0.24, 1.00 and
+0.08, 0.41, 1.00 by the fluid, 0.08, 0.16, 1.00 and 0.08, 0.38, 1.00 simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynaplan.core.sizing.queueing.prefill_model import largest_batch
+from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, ServiceModel, SteadyState
+from dynaplan.domain.planning.sizing import SlaTargets, Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Demand
+
+MOST_BUSY = 0.95
+"""Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The cost of the interval's requests: prompts/s of a worker, room for waiting in s, and an answer's."""
+
+    state: SteadyState
+    targets: SlaTargets
+
+    @property
+    def prompts_per_s(self) -> float:
+        prompts, service = self.state.prompts, self.state.service
+        batch = 1.0 if service.prefill is None else largest_batch(prompts, service.prefill)
+        return 1000 * batch / (prompts.fixed_ms + batch * prompts.mean_ms)
+
+    @property
+    def room_s(self) -> float:
+        prompts, service = self.state.prompts, self.state.service
+        own_ms = prompts.fixed_ms + prompts.mean_ms
+        if service.prefill is not None:
+            own_ms += service.transfer_ms + service.transfer_ms_per_token * prompts.mean_tokens
+            own_ms += FIRST_TOKEN_STEPS * self.targets.itl_ms / 2
+        return max(0.0, self.targets.ttft_ms - own_ms) / 1000
+
+    @property
+    def most_at_once(self) -> float:
+        """The most requests that one worker decodes at once: its slots, or what its KV cache holds."""
+        kind, context = self.state.service.decode, self.state.answers.context_tokens
+        return max(1.0, min(float(kind.settings.request_slots), kind.kv_tokens / context))
+
+    def step_ms(self, requests: float) -> float:
+        """Return the ms of a step with that many requests on one worker."""
+        context, batch = self.state.answers.context_tokens, max(1.0, requests)
+        return self.state.service.decode.decode_ms(batch, batch * context)
+
+
+def tried(
+    before: Standing,
+    arrivals: Sequence[float],
+    service: ServiceModel,
+    demand: Demand,
+    targets: SlaTargets,
+    window_s: float,
+    interval_s: float,
+    most: Targets,
+) -> Standing:
+    """Return the trials after an interval with these arrivals in equal pulls; up to ``most`` workers."""
+    work = _Work(SteadyState(service, demand), targets)
+    fade, pull_s = math.exp(-interval_s / window_s), interval_s / len(arrivals)
+    is_aggregated = service.prefill is None
+    requests = fade * before.requests + sum(arrivals)
+    prefill, computed = [], []
+    for number, each in enumerate(_known(before.prefill, most.decode if is_aggregated else most.prefill), 1):
+        load, late, out = each.load, fade * each.late, []
+        for arrived in arrivals:
+            after, part = _queued(load, arrived, pull_s, number * work.prompts_per_s, work.room_s)
+            out.append(load + arrived - after)
+            load, late = after, late + part * arrived
+        prefill.append(StandingTrial(load, late))
+        computed.append(out)
+    enough = _fewest(prefill, targets.ttft_rest * requests)
+    decode = []
+    for number, each in enumerate(_known(before.decode, most.decode), 1):
+        load, late = each.load, fade * each.late
+        for arrived in computed[number - 1 if is_aggregated else enough - 1]:
+            busy = arrived / pull_s / work.prompts_per_s / number if is_aggregated else 0.0
+            load, part = _decoded(load, arrived, pull_s, number, work, busy)
+            late += part * arrived
+        decode.append(StandingTrial(load, late))
+    return Standing(requests, tuple(prefill), tuple(decode))
+
+
+def _known(trials: Sequence[StandingTrial], count: int) -> list[StandingTrial]:
+    """Return as many trials; a number that is tried for the first time has missed nothing yet."""
+    return [*trials[:count], *[StandingTrial()] * (count - len(trials))]
+
+
+def _fewest(trials: Sequence[StandingTrial], may_be_late: float) -> int:
+    """Return the fewest workers with which no more were late, the most that were tried where none are."""
+    enough = (number for number, each in enumerate(trials, 1) if each.late <= may_be_late)
+    return next(enough, len(trials))
+
+
+def _queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
+    """Return the queue after a pull, and the part of its arrivals whose wait exceeds the room."""
+    after = load + arrived - per_s * pull_s
+    first_s, last_s = load / per_s, max(0.0, after) / per_s
+    low_s, high_s = min(first_s, last_s), max(first_s, last_s)
+    if high_s <= room_s:
+        return max(0.0, after), 0.0
+    part = 1.0 if low_s >= room_s else (high_s - room_s) / (high_s - low_s)
+    return max(0.0, after), part
+
+
+def _decoded(
+    load: float, arrived: float, pull_s: float, workers: int, work: _Work, busy: float
+) -> tuple[float, float]:
+    """Return the requests that decode after a pull, and the part of its arrivals whose ITL is too long."""
+    batch, most = load / workers, work.most_at_once
+    step_ms = work.step_ms(min(batch, most)) / (1 - min(busy, MOST_BUSY))
+    life_s = max(work.state.answers.mean_steps * step_ms / 1000, 1e-9)
+    if batch > most:
+        return max(0.0, load + arrived - workers * most * pull_s / life_s), 1.0
+    left = math.exp(-pull_s / life_s)
+    after = load * left + arrived / pull_s * life_s * (1 - left)
+    return after, float(step_ms > work.targets.itl_ms)
+
+
+def learnt_floor(
+    trials: Standing, targets: SlaTargets, limits: WorkerLimits, *, is_aggregated: bool = False
+) -> Targets:
+    """Return the cheapest workers with which no more requests were late than promised; none without requests.
+
+    Where nothing that fits the GPUs keeps the promise, it is the cheapest that is hardly worse than the best:
+    by no more than the promised part, and no more than twice as many over the promise.
+    """
+    if not trials.requests or not trials.decode:
+        return Targets()
+    ttft, itl = (
+        [max(0.0, each.late - rest * trials.requests) for each in role]
+        for role, rest in ((trials.prefill, targets.ttft_rest), (trials.decode, targets.itl_rest))
+    )
+    if is_aggregated:
+        over = {Targets(0, number + 1): max(late) for number, late in enumerate(zip(ttft, itl, strict=True))}
+    else:
+        over = {
+            Targets(prefill + 1, decode + 1): late + long
+            for prefill, late in enumerate(ttft)
+            for decode, long in enumerate(itl)
+        }
+    fitting = {split: late for split, late in over.items() if limits.gpus(split) <= limits.max_gpus}
+    least = min(fitting.values(), default=0.0)
+    hardly_worse = least + min(least, targets.ttft_rest * trials.requests)
+    good = (split for split, late in fitting.items() if late <= hardly_worse)
+    return min(good, key=lambda split: (limits.gpus(split), fitting[split]), default=Targets())

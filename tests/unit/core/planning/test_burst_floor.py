@@ -1,0 +1,94 @@
+"""The learnt floor within a decision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+from dynaplan.core.planning.burst_floor import with_learnt_floor
+from dynaplan.core.planning.deciding import decide
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.domain.planning.sizing import Standing, WorkerLimits
+from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.domain.settings.planner import PlannerSettings
+from tests.unit.core.planning import targets
+from tests.unit.core.planning.targets import planned_interval
+
+ON = replace(targets.SETTINGS, learnt_floor=True)
+SERVICE = targets.model().service
+LIMITS = WorkerLimits()
+BURST = (0.0,) * 5 + (60.0,) * 5
+
+
+def seen(arrivals: tuple[float, ...] = BURST) -> Traffic:
+    """The traffic of an interval of 10 s with these arrivals, one number each second."""
+    return replace(targets.traffic(sum(arrivals) / 10.0), arrivals=arrivals)
+
+
+def floor_after(
+    traffic: Traffic | None,
+    before: Standing | None = None,
+    settings: PlannerSettings = ON,
+    limits: WorkerLimits = LIMITS,
+    service: ServiceModel = SERVICE,
+) -> tuple[Standing, WorkerLimits, list[Step]]:
+    """The trials, the limits and the steps after an interval with that traffic on one worker of each role."""
+    observation = replace(planned_interval(1, 1, [1.0]), traffic=traffic)
+    return with_learnt_floor(settings, before or Standing(), observation, service, limits, Targets(1, 1))
+
+
+def test_a_burst_raises_the_minimums_of_the_decisions_after_it() -> None:
+    standing, limits, [step] = floor_after(seen())
+
+    assert standing.requests == 300
+    assert limits.least.prefill >= 3
+    assert "standing still, would have kept the promise" in step.why
+
+
+def test_it_is_off_unless_it_is_switched_on_and_without_a_window() -> None:
+    for settings in (targets.SETTINGS, replace(ON, slo_window_s=0.0)):
+        assert floor_after(seen(), settings=settings) == (Standing(), LIMITS, [])
+
+
+def test_without_data_what_was_learnt_stays_and_without_requests_the_queues_empty() -> None:
+    learnt = floor_after(seen())[0]
+    no_pulls = replace(seen(), arrivals=())
+    for unknown in (None, Traffic(10.0, missing="no frontend answered"), no_pulls):
+        assert floor_after(unknown, learnt)[0] == learnt
+    silent = floor_after(targets.traffic(0.0), learnt)[0]
+    assert silent.prefill[0].load == 0 < silent.prefill[0].late < learnt.prefill[0].late
+    assert silent.requests < learnt.requests
+
+
+def test_nothing_learnt_and_what_the_minimums_hold_already_are_said() -> None:
+    assert floor_after(None)[2][0].why == "nothing learnt: the minimums stay"
+    calm = floor_after(seen((1.0,) * 10))[2][0].why
+    assert calm.endswith("would have kept the promise lately: the minimums stay")
+
+
+def test_a_floor_that_does_not_fit_beside_the_minimums_changes_nothing() -> None:
+    limits = WorkerLimits(max_gpus=4, least=Targets(1, 3))
+    _, after, [step] = floor_after(seen(), limits=limits)
+
+    assert after == limits
+    assert step.why.endswith("the minimums stay")
+
+
+def test_an_aggregated_service_has_the_larger_of_both_numbers() -> None:
+    limits = WorkerLimits(least=Targets(0, 1))
+    _, after, _ = floor_after(seen(), limits=limits, service=replace(SERVICE, prefill=None))
+
+    assert after.least.prefill == 0
+    assert after.least.decode >= 3
+
+
+def test_a_decision_keeps_to_the_floor_and_its_state_can_be_written_down() -> None:
+    observation = replace(planned_interval(1, 1, [1.0, 1.0, 1.0]), traffic=seen())
+    state, decision = decide(ON, PlannerState(), observation, targets.model())
+
+    assert decision.desired.prefill >= 3
+    assert any(step.stage == "learnt floor" for step in decision.steps)
+    assert PlannerState.from_json(json.loads(json.dumps(asdict(state)))) == state
+    assert Traffic.from_json(json.loads(json.dumps(asdict(seen())))) == seen()

@@ -1,0 +1,128 @@
+"""Numbers of workers that stand still, tried on what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.standing import learnt_floor, tried
+from dynaplan.domain.planning.sizing import SlaTargets, Standing, WorkerLimits
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Demand
+from tests.unit.core.planning.targets import model, traffic
+
+DISAGGREGATED = model().service
+AGGREGATED = replace(DISAGGREGATED, prefill=None)
+PROMISE = SlaTargets(500.0, 20.0)
+EIGHT = Targets(8, 8)
+PER_WORKER = 18
+"""Prompts/s that one prefill worker computes, some 19.2."""
+
+
+def demand(isl: float = 3000, osl: float = 150) -> Demand:
+    found = measured_demand(traffic(10.0, isl, osl))
+    assert found
+    return found
+
+
+def after(
+    arrivals: Sequence[float],
+    before: Standing | None = None,
+    service: ServiceModel = DISAGGREGATED,
+    most: Targets = EIGHT,
+    of: Demand | None = None,
+) -> Standing:
+    """The trials after these arrivals, one number each second."""
+    work = of or demand()
+    return tried(before or Standing(), arrivals, service, work, PROMISE, 3600.0, float(len(arrivals)), most)
+
+
+def floor_of(trials: Standing, max_gpus: int = 16) -> Targets:
+    """The floor of a disaggregated service on a box of that size."""
+    return learnt_floor(trials, PROMISE, WorkerLimits(max_gpus=max_gpus))
+
+
+def test_where_nothing_has_come_there_is_no_floor() -> None:
+    assert floor_of(Standing()) == Targets()
+    assert floor_of(after([0.0] * 30)) == Targets()
+
+
+def test_steady_load_needs_what_carries_it() -> None:
+    for workers in (1, 2, 3):
+        assert floor_of(after([PER_WORKER * workers] * 60)).prefill == workers
+
+
+def test_a_burst_after_a_silence_needs_what_carries_the_burst_and_not_the_mean() -> None:
+    trials = after([0.0] * 120 + [float(3 * PER_WORKER)] * 60 + [0.0] * 120)
+
+    assert floor_of(trials).prefill == 3
+    assert trials.prefill[0].load == 0
+    assert trials.prefill[0].late > trials.prefill[1].late > trials.prefill[2].late == 0
+
+
+def test_a_burst_that_is_a_small_part_of_all_is_within_the_promise() -> None:
+    trials = after([10.0] * 600 + [40.0] * 3)
+
+    assert 0 < trials.prefill[0].late < 0.05 * trials.requests
+    assert floor_of(trials).prefill == 1
+
+
+def test_what_is_left_of_a_burst_makes_the_next_interval_late() -> None:
+    busy = after([60.0] * 30)
+    calm = after([5.0] * 30, busy)
+
+    assert calm.prefill[0].late > busy.prefill[0].late
+    assert calm.prefill[3].late == pytest.approx(busy.prefill[3].late, rel=0.01)
+
+
+def test_the_past_fades_with_the_window() -> None:
+    trials = after([60.0] * 60)
+    for _ in range(200):
+        trials = after([1.0] * 60, trials)
+
+    assert floor_of(trials).prefill == 1
+
+
+def test_where_the_gpus_do_not_keep_the_promise_it_is_the_cheapest_that_is_hardly_worse() -> None:
+    hopeless = after([5000.0] * 60)
+    assert hopeless.prefill[7].late > 0.9 * hopeless.requests
+    assert floor_of(hopeless) == Targets(1, 1)
+    scarce = after([0.0] * 30 + [90.0] * 30)
+    assert floor_of(scarce, max_gpus=16).prefill >= 5
+    split = floor_of(scarce, max_gpus=4)
+    assert split.prefill + split.decode <= 4
+    assert floor_of(scarce, max_gpus=1) == Targets()
+
+
+def test_decode_workers_are_for_the_itl_and_for_what_they_hold() -> None:
+    long = demand(isl=100, osl=2000)
+    assert floor_of(after([40.0] * 200, of=long)).decode > 1
+    assert floor_of(after([1.0] * 200, of=long)).decode == 1
+    crowd = after([400.0] * 60, of=long)
+    assert crowd.decode[0].late > 0.8 * crowd.requests
+    assert crowd.decode[0].load > 3 * crowd.decode[7].load / 8
+    drained = after([0.0] * 20_000, crowd, of=long)
+    assert drained.decode[0].load < 1
+
+
+def test_a_number_that_is_tried_for_the_first_time_has_missed_nothing_yet() -> None:
+    two = after([100.0] * 30, most=Targets(2, 2))
+    four = after([1.0] * 30, two, most=Targets(4, 4))
+
+    assert len(two.prefill) == 2 and len(four.decode) == 4
+    assert four.prefill[3].late == 0 < four.prefill[1].late
+    assert len(after([1.0], four, most=Targets(1, 1)).prefill) == 1
+
+
+def test_aggregated_workers_compute_prompts_beside_their_steps() -> None:
+    def floor(arrivals: Sequence[float]) -> Targets:
+        trials = after(arrivals, service=AGGREGATED)
+        return learnt_floor(trials, PROMISE, WorkerLimits(), is_aggregated=True)
+
+    assert floor([2.0] * 120) == Targets(0, 1)
+    busy = floor([30.0] * 120)
+    assert busy.prefill == 0 and busy.decode > 2
