@@ -164,7 +164,17 @@ RECORDING = (
 )
 
 
-@pytest.mark.parametrize("real", [AZURE, MOONCAKE, RECORDING], ids=["azure", "mooncake", "recording"])
+DECISIONS = (
+    '{"wall_time":"","settings":{"adjustment-interval":30},"observation":{"traffic":{"interval_s":30.1,'
+    '"requests":2,"isl_tokens":10.5,"osl_tokens":null}},"decision":{}}\n' * 3
+)
+
+
+@pytest.mark.parametrize(
+    "real",
+    [AZURE, MOONCAKE, RECORDING, DECISIONS],
+    ids=["azure", "mooncake", "recording", "decisions"],
+)
 @total
 @given(data=st.data())
 def test_a_trace_is_read_or_named_with_its_line(real: str, data: st.DataObject) -> None:

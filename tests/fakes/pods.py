@@ -17,7 +17,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Pod:
         words[0] = str(BINARIES / words[0])
         environment = {"PATH": os.environ["PATH"], "HOME": str(self._cluster.directory)}
         environment |= {each["name"]: self._value(each) for each in self.container["env"]}
+        environment |= self._cluster.account if "serviceAccountName" in self.spec else {}
         if cache := os.environ.get("PYTHONPYCACHEPREFIX"):
             environment["PYTHONPYCACHEPREFIX"] = cache
         for volume in self.spec["volumes"]:
@@ -113,12 +114,23 @@ class Pod:
 
 
 class Cluster:
-    """The objects that were applied, and the pods that run of them."""
+    """The objects that were applied, and the pods that run of them.
 
-    def __init__(self, documents: Sequence[Manifest], directory: Path, address: str) -> None:
+    ``account`` are variables by which a pod with an account reaches the API server, in the place of its
+    token.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Manifest],
+        directory: Path,
+        address: str,
+        account: Mapping[str, str] | None = None,
+    ) -> None:
         self.documents = documents
         self.directory = directory
         self.address = address
+        self.account = dict(account or {})
         self.pods: dict[str, Pod] = {}
         self._service_ports: dict[str, int] = {}
 
@@ -176,9 +188,11 @@ class Cluster:
 
 
 @contextmanager
-def running(documents: Sequence[Manifest], directory: Path, address: str) -> Iterator[Cluster]:
+def running(
+    documents: Sequence[Manifest], directory: Path, address: str, account: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
     """A cluster with these objects; its pods end with the block."""
-    cluster = Cluster(documents, directory, address)
+    cluster = Cluster(documents, directory, address, account)
     try:
         yield cluster
     finally:

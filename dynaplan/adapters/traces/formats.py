@@ -197,7 +197,7 @@ def _from_ms(document: Mapping[str, Any], field: str) -> float:
     return seconds({field: value / 1000 if is_number else value}, field)
 
 
-MOST_REQUESTS = 10_000_000
+MOST_REQUESTS = 1_000_000
 """The requests of one recorded interval from which on a line is an error."""
 
 
