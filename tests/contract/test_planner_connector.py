@@ -19,9 +19,13 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import DeadlineExceeded, TemporaryError, UserError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.components import ScaledComponent, TargetReplica
+from dynaplan.domain.planning.decisions import Decision, DecisionRecord
 from dynaplan.domain.planning.errors import DeploymentValidationError, EmptyTargetReplicasError
-from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
+from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.loop import PlannerLoop
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.fakes.clock import LoopClock
@@ -276,3 +280,62 @@ async def test_models_that_differ_are_not_valid(system):
         await planner_of(system).validate_deployment()
     with pytest.raises(DeploymentValidationError, match="mine"):
         await planner_of(system, "mine").validate_deployment(require_prefill=False)
+
+
+MORE, FEWER = (
+    "the mean KV usage 0.95 is above 0.9: one decode worker more",
+    "the mean KV usage 0.1 is below 0.5: one decode worker fewer",
+)
+EXPECTED_CHANGES = [
+    (Targets(1, 2), MORE),
+    (Targets(1, 3), MORE),
+    (Targets(1, 2), FEWER),
+    (Targets(1, 1), FEWER),
+]
+
+
+class DecisionNotes:
+    """A recorder of the decisions that change something."""
+
+    def __init__(self) -> None:
+        self.made: list[Decision] = []
+
+    def pulled(self, sample: Sample) -> None:
+        pass
+
+    def decided(self, record: DecisionRecord) -> None:
+        self.made.append(record.decision)
+
+    def close(self) -> None:
+        pass
+
+    def changes(self) -> list[tuple[Targets, str]]:
+        return [(each.desired, each.reason) for each in self.made if each.is_change]
+
+
+class Scripted:
+    """An observer whose decode workers are busy until there are three, and idle from a moment on."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+        self.kv_usage = 0.95
+
+    async def pull(self) -> Sample:
+        prefill, decode = await numbers(self._system)
+        busy = self.kv_usage if decode < 3 or self.kv_usage < 0.5 else 0.7
+        now_s = LoopClock().now_s()
+        return Sample(now_s, busy, prefill_queue=0.0, prefill_workers=prefill, decode_workers=decode)
+
+
+async def test_the_same_load_makes_the_same_decisions_for_the_same_reasons(system):
+    system.start()
+    settings = PlannerSettings.from_options({"namespace": "ns", "adjustment-interval": 10, "min-endpoint": 1})
+    observer, notes = Scripted(system), DecisionNotes()
+    loop = PlannerLoop(settings, observer, system.connector, [notes], LoopClock())
+    planning = asyncio.create_task(loop.run())
+    await asyncio.sleep(120)
+    observer.kv_usage = 0.1
+    await asyncio.sleep(240)
+    planning.cancel()
+    await asyncio.gather(planning, return_exceptions=True)
+    assert notes.changes() == EXPECTED_CHANGES
