@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.scaling.afterwards import planner_settings
@@ -136,6 +137,7 @@ def document_of(
         "frontend_url": found.frontend_url,
         "metrics_url": found.frontend_url + ALL_METRICS_PATH,
         "log_dir": str(found.log_dir),
+        "logs_at": _below_home(found.log_dir),
         "serve_pid": found.arbiter.pid,
         **_service(found, answers),
         "workers": workers,
@@ -185,6 +187,14 @@ def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, 
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _below_home(path: Path) -> str:
+    """Return the path as a shell takes it, ``~/...`` where it is below the home directory: it is shorter."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
 
 
 def _models(answers: DeploymentAnswers) -> list[str]:

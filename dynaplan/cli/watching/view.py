@@ -94,7 +94,7 @@ def _service(document: Document) -> str:
 def _places(document: Document) -> str:
     if not document.get("metrics_url"):
         return ""
-    return f"metrics {document['metrics_url']}  logs {document['log_dir']}"
+    return f"metrics {document['metrics_url']}  logs {document['logs_at']}"
 
 
 def _present(document: Document, role: str) -> int:

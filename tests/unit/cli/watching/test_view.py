@@ -15,7 +15,7 @@ def test_the_head_says_what_is_served_how_and_where() -> None:
     ready = "ready decode 1 of 2 (being carried out)"
     assert view.title == "dynamo  http://127.0.0.1:8000  serve runs as pid 5"
     assert view.service == f"model llama  policy load  {ready}  2 of 3 GPUs free"
-    assert view.places == "metrics http://127.0.0.1:8000/metrics  logs /logs"
+    assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
 
 
 def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
