@@ -145,7 +145,7 @@ async def _answers(store: Store, environ: Mapping[str, str]) -> None:
         async with asyncio.timeout(STORE_ANSWER_S):
             await store.identity()
     except (TimeoutError, StoreUnavailable) as error:
-        where = mask_secrets(environ.get(PLACES[store_backend(environ)]) or "its usual place")
+        where = mask_secrets(environ.get(PLACES.get(store_backend(environ), "")) or "its usual place")
         raise StoreUnavailable(
             f"the key-value store at {where} does not answer: {error or 'no answer in time'}",
             hint="Is the deployment running? `dynaplan status` tells.",

@@ -134,7 +134,7 @@ def _store(settings: PlannerSettings) -> Store:
             f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
             hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
         )
-    return wiring.connections.memory_store()
+    return wiring.connections.empty_store()
 
 
 async def _validated(connector: Connector, settings: PlannerSettings) -> None:

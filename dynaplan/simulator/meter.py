@@ -1,12 +1,13 @@
 """The traffic metrics that the frontends of the simulated service would export.
 
-Keeps sums and counts, not samples, so that memory stays constant when a policy (HPA, KPA, static) never calls
-``traffic``.
+Keeps sums, counts and the arrivals of the last pulls, so that memory stays constant when a policy (HPA, KPA,
+static) never calls ``traffic``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 from dynaplan.domain.trace import TracedRequest
@@ -20,6 +21,9 @@ ANSWERS = OUTPUT_TOKENS[1:]
 
 FEWEST_PULLS = 5
 """The least number of metric pulls for a variance of the arrivals: from fewer it is mostly chance."""
+
+MOST_PULLS = 1000
+"""The pulls of which the arrivals are kept one by one: an interval of the planner has some tens."""
 
 
 class TrafficMeter:
@@ -97,6 +101,6 @@ class TrafficMeter:
         self._arrived = self._finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
         self._pulls = self._pulled = self._squares = self._first_tokens = 0
         self._decoding_s = self._duration_s = self._ttft_s = 0.0
-        self._arrivals: list[float] = []
+        self._arrivals: deque[float] = deque(maxlen=MOST_PULLS)
         self._isl = [0] * (len(PROMPTS) + 1)
         self._osl = [0] * (len(ANSWERS) + 1)

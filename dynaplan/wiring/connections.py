@@ -65,6 +65,11 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
 @cache
 def memory_store() -> Store:
     """Return the key-value store of this process, the same one whenever it is asked for: never close it."""
+    return empty_store()
+
+
+def empty_store() -> Store:
+    """Return a key-value store in memory that is the caller's own, to close as any other."""
     from dynaplan.adapters.stores.memory import MemoryStore
 
     return MemoryStore(system_clock())

@@ -274,6 +274,7 @@ RECORDED = {
         kv_total=65536,
         prefix_hit_rate=0.25,
         progress=(2640.0, 40.0),
+        generated=40,
         samples={"sglang:time_to_first_token_seconds_sum": 0.1},
     ),
     "trtllm": Signals(
@@ -283,6 +284,7 @@ RECORDED = {
         kv_active=384,
         kv_total=1024,
         prefix_hit_rate=0.25,
+        generated=140,
         samples={"trtllm_generation_tokens_total": 140.0},
     ),
 }
