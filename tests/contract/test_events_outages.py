@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -336,6 +337,28 @@ async def test_a_publisher_that_ends_takes_its_announcement_back(
     await zmq_planes().publisher(SUBJECT, is_kept=True).publish(b"next")
     await eventually(lambda: reader.payloads == [b"last", b"next"])
     await reader.stop()
+
+
+async def test_a_directory_whose_path_is_too_long_for_sockets_is_used_as_any_other(
+    zmq_planes: Callable[..., ZmqEventPlane], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / ("long" * 30) / "s"
+    directory.mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr("dynaplan.adapters.events.zmq_plane.RESTORE_S", 0.1)
+    reader = Reader(await zmq_planes(directory).subscribe(str(SUBJECT), KEPT))
+    publisher = zmq_planes(directory, prefix="ns_VllmWorker").publisher(SUBJECT, is_kept=True)
+    await publisher.publish(b"0")
+    await eventually(lambda: reader.payloads == [b"0"])
+    assert {name.partition(".")[0] for name in os.listdir(directory)} == {"ns_VllmWorker"}
+    shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+    await eventually(lambda: os.listdir(directory))
+    await publisher.publish(b"1")
+    await eventually(lambda: reader.payloads == [b"0", b"1"])
+    late = Reader(await zmq_planes(directory).subscribe(str(SUBJECT), KEPT))
+    await eventually(lambda: late.payloads == [b"0", b"1"])
+    await reader.stop()
+    await late.stop()
 
 
 async def test_sockets_whose_directory_was_removed_are_opened_anew(

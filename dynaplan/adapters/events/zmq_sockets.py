@@ -1,8 +1,9 @@
 """ZMQ sockets in an event loop, and how they are kept from other users.
 
-Over ``ipc://`` a socket is a file in a directory that only its user can enter. Over ``tcp://`` it speaks
-CURVE, with keys that derive from the deployment's token: only a process that has the token knows the public
-key without which no handshake begins, so that others can neither read nor forge events. Plain TCP is refused.
+Over ``ipc://`` a socket is a file in a directory that only its user can enter; a path that is too long for
+the kernel is announced whole, and shortened by each side for itself. Over ``tcp://`` it speaks CURVE, with
+keys that derive from the deployment's token: only a process that has the token knows the public key without
+which no handshake begins, so that others can neither read nor forge events. Plain TCP is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from dynaplan.domain.errors import ConfigError
 
 IPC, TCP = "ipc://", "tcp://"
 MOST_QUEUED = 10_000
+LONGEST_REST_BYTES = 80
+"""The longest name of a socket's file, with its directories: a descriptor's number stands before it."""
+
 LONGEST_PATH_BYTES = 107
+"""sun_path is 108 bytes long, with the closing zero."""
+
 _DRAIN = 1000
 
 
@@ -81,6 +87,8 @@ class EventSockets:
         self._host = host
         self._token = token
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._directories: dict[Path, int] = {}
+        self._descriptors: list[int] = []
 
     def bound(self, kind: int, name: str) -> tuple[zmq.Socket[bytes], str]:
         """Return a socket that others can connect to, and its address; raises OSError, ConfigError."""
@@ -91,12 +99,12 @@ class EventSockets:
                 self._use_keys(socket, is_server=True)
                 return socket, self._bound_to_host(socket)
             check_private(self._directory)
-            address = f"{IPC}{self._path(name)}"
-            socket.bind(address)
+            path = self._path(name)
+            socket.bind(f"{IPC}{self._short(path)}")
         except BaseException:
             socket.close(linger=0)
             raise
-        return socket, address
+        return socket, f"{IPC}{path}"
 
     def connected(self, kind: int, address: str, *, is_open: bool = False) -> zmq.Socket[bytes]:
         """Return a socket that is connected; raises ConfigError for an address that is not closed to others.
@@ -118,8 +126,8 @@ class EventSockets:
             self._use_keys(socket, is_server=False)
         socket.ipv6 = is_tcp
         try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
+            socket.connect(address if is_tcp else f"{IPC}{self._short(Path(address.removeprefix(IPC)))}")
+        except OSError as error:  # zmq.ZMQError is one
             socket.close(linger=0)
             raise ConfigError(f"events at {address!r} cannot be read: {error}") from error
         return socket
@@ -127,6 +135,9 @@ class EventSockets:
     def close(self) -> None:
         """Close all sockets that are left."""
         self._context.destroy(linger=0)
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        self._directories.clear()
 
     def _bound_to_host(self, socket: zmq.Socket[bytes]) -> str:
         """Bind to a free port of the host, whose name ZMQ does not look up; return the address for others."""
@@ -136,14 +147,26 @@ class EventSockets:
         return f"{TCP}{_in_url(self._host)}:{port}"
 
     def _path(self, name: str) -> Path:
-        for stem in (f"{self._prefix}.{name}", name):
-            path = self._directory / stem
-            if len(os.fsencode(path)) <= LONGEST_PATH_BYTES:
-                return path
-        raise ConfigError(
-            f"the path of a socket for events is longer than {LONGEST_PATH_BYTES} bytes: {path}",
-            hint="Choose a shorter directory.",
-        )
+        """Return the whole path of a socket; its name is without the prefix where that would be too long."""
+        stem = f"{self._prefix}.{name}"
+        return self._directory / (stem if len(os.fsencode(stem)) <= LONGEST_REST_BYTES else name)
+
+    def _short(self, path: Path) -> Path:
+        """Return a path of at most ``LONGEST_PATH_BYTES`` to the same file, for this process only.
+
+        It begins at the highest directory from which the rest is short: the lower ones may be removed and
+        made again.
+        """
+        if len(os.fsencode(path)) <= LONGEST_PATH_BYTES:
+            return path
+        short = (each for each in reversed(path.parents) if len(_below(each, path)) <= LONGEST_REST_BYTES)
+        directory = next(short, path.parent)
+        known = self._directories.get(directory)
+        if known is None or not os.path.samestat(os.fstat(known), os.stat(directory)):
+            known = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directories[directory] = known
+            self._descriptors.append(known)
+        return Path(f"/proc/self/fd/{known}") / path.relative_to(directory)
 
     def _use_keys(self, socket: zmq.Socket[bytes], *, is_server: bool) -> None:
         public, secret = curve_keys(self._token)
@@ -153,6 +176,10 @@ class EventSockets:
             socket.curve_server = True
         else:
             socket.curve_serverkey = public
+
+
+def _below(directory: Path, path: Path) -> bytes:
+    return os.fsencode(path.relative_to(directory))
 
 
 def _in_url(host: str) -> str:

@@ -41,6 +41,7 @@ def _write(path: Path, targets: list[dict[str, object]]) -> None:
     """Replace the file as a whole: Prometheus reads it at any moment."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        draft.touch(mode=0o600)  # a Prometheus that reads it runs as this user, as whatever reads the logs
         draft.write_text(json.dumps(targets, indent=2) + "\n")
         draft.replace(path)
     except OSError as error:
