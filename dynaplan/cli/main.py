@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from io import StringIO
 
 import click
 
 from dynaplan import __version__
-from dynaplan.domain.errors import DynaplanError, UserError, nearest
+from dynaplan.cli.lazy_group import LazyGroup
+from dynaplan.domain.errors import DynaplanError, UserError
 from dynaplan.foundation import screen
 
 COMMANDS = {
@@ -31,7 +31,7 @@ COMMANDS = {
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
-    "export": ("exporting.export", "Write the manifests that run a deployment on Kubernetes."),
+    "export": ("exporting.export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
     "pull": ("pull", "Fetch a small model to serve."),
     "compat": ("compat", "Run a program of the original's API."),
 }
@@ -54,39 +54,9 @@ HABITS = {
 """Commands of other tools, and the one of dynaplan that does the same."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported on use, so that each starts fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the help page."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module and return its ``command``."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = import_module(f"dynaplan.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their purposes, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, purpose) for name, (_, purpose) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with; an unknown one is answered with the nearest."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            meant = HABITS.get(name.lower())
-            hint = f"Did you mean {meant!r}?" if meant else nearest(name, COMMANDS)
-            raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup, table=COMMANDS, habits=HABITS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, "-v", "--version", prog_name="dynaplan")
 @click.pass_context
 def group(context: click.Context) -> None:

@@ -191,7 +191,7 @@ def frontend_traffic(
 
     model = settings.served_model_name or ""
     tls = certificates.authorities(os.environ)
-    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=_metrics_prefix(), tls=tls)
+    return FrontendsTraffic(urls, settings.namespace, clock, model=model, prefix=metrics_prefix(), tls=tls)
 
 
 def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSource:
@@ -202,7 +202,7 @@ def prometheus_traffic(endpoint: str, settings: PlannerSettings) -> TrafficSourc
     from dynaplan.adapters.metrics.prometheus import PrometheusTraffic
 
     model = settings.served_model_name or ""
-    return PrometheusTraffic(endpoint, settings.namespace, model=model, prefix=_metrics_prefix())
+    return PrometheusTraffic(endpoint, settings.namespace, model=model, prefix=metrics_prefix())
 
 
 def frontend_times(namespace: str) -> Callable[[bytes], Mapping[tuple[str, str], float]]:
@@ -212,10 +212,10 @@ def frontend_times(namespace: str) -> Callable[[bytes], Mapping[tuple[str, str],
     """
     from dynaplan.adapters.metrics.exposition import ITL, TTFT, Exposition
 
-    return Exposition(_metrics_prefix(), namespace, buckets=(TTFT, ITL)).read
+    return Exposition(metrics_prefix(), namespace, buckets=(TTFT, ITL)).read
 
 
-def _metrics_prefix() -> str:
+def metrics_prefix() -> str:
     """Return the prefix of the names of the frontends' metrics."""
     from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX
 

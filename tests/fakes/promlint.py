@@ -63,15 +63,20 @@ def _is_known(name: str) -> bool:
     return name.endswith(tuple(KNOWN))
 
 
-def _promtool(text: str) -> list[str]:
-    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if not promtool:
-        return []
+def promtool(*arguments: str, text: str = "") -> tuple[int, list[str]]:
+    """Run promtool: its exit code, and the lines that it printed; (0, []) where there is none."""
+    program = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if not program:
+        return 0, []
     result = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=60
+        [program, *arguments], input=text, capture_output=True, text=True, check=False, timeout=60
     )
-    lines = (result.stdout + result.stderr).splitlines()
-    names = [(line, line.partition(" ")[0]) for line in lines if line.strip()]
+    return result.returncode, [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+
+
+def _promtool(text: str) -> list[str]:
+    _, lines = promtool("check", "metrics", text=text)
+    names = [(line, line.partition(" ")[0]) for line in lines]
     return [
         line for line, name in names if not _is_known(name) and not any(mark in name for mark in ENGINES_OWN)
     ]

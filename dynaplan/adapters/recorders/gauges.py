@@ -43,6 +43,8 @@ class GaugesRecorder:
             # Sleepers are replicas, and keep their GPUs.
             numbers["num_prefill_replicas"] = self._last.prefill_workers + self._last.prefill_asleep
             numbers["num_decode_replicas"] = self._last.decode_workers + self._last.decode_asleep
+            if self._last.prefill_queue is not None:
+                numbers["prefill_queue_size"] = self._last.prefill_queue
         return {PREFIX + name: value for name, value in numbers.items()}
 
     def close(self) -> None:

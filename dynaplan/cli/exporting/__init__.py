@@ -1,1 +1,1 @@
-"""Taking a deployment to a cluster: the manifests that run there what runs, or could run, on this box."""
+"""Files that other programs need of a deployment: Kubernetes' manifests, and those of Prometheus, Grafana."""

@@ -1,4 +1,4 @@
-"""Manifests as YAML: printed, or a file of each object."""
+"""Exported texts, printed or written into files: manifests into one for each object."""
 
 from __future__ import annotations
 
@@ -55,3 +55,17 @@ def write_documents(documents: Sequence[Document], directory: Path) -> None:
             f"--output {directory}: {error.strerror}", hint="Expected a directory of yours, or a new one."
         ) from error
     click.echo(f"{len(documents)} objects are in {directory}: kubectl apply -f {directory}")
+
+
+def write_text(text: str, path: Path | None) -> None:
+    """Print the text, or write it into that file; raises ConfigError where that fails."""
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--output {path}: {error.strerror}", hint="Expected a file that you may write, or a new one."
+        ) from error
+    click.echo(f"{path} is written.", err=True)

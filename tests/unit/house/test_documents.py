@@ -60,16 +60,26 @@ def known_options() -> set[str]:
     of_services = {*stock.FRONTEND, *stock.PROCESSOR, *stock.ROUTER, *stock.PLANNER, *stock.WORKER}
     of_services |= {*options_of(ServiceArgs), *options_of(Resources)}
     of_engines = {own for each in stock.WORKER.values() for names in each.names.values() for own in names}
-    commands = [group.get_command(click.Context(group), name) for name in COMMANDS]
+    commands = list(commands_of(group))
     of_commands = {
         name.lstrip("-")
         for command in commands
-        if command
         for parameter in command.params
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
     aliases = {name for command in commands for name in getattr(command, "aliases", {})}
     return of_services | of_engines | of_commands | aliases | {"help", "version"}
+
+
+def commands_of(group: click.Group) -> Iterator[click.Command]:
+    """The commands of the group, and those of the groups among them."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command, name
+        yield command
+        if isinstance(command, click.Group):
+            yield from commands_of(command)
 
 
 def test_every_option_in_a_guide_exists() -> None:

@@ -59,7 +59,7 @@ def test_every_gauge_of_the_planner_is_described() -> None:
     recorder = GaugesRecorder(targets.SETTINGS)
     seen = targets.planned_interval(1, 1, [40.0])
     state, decision = decide(targets.SETTINGS, PlannerState(), seen, targets.model())
-    recorder.pulled(Sample(0.0))
+    recorder.pulled(Sample(0.0, prefill_queue=1.0))
     recorder.decided(
         DecisionRecord("", targets.SETTINGS, PlannerState(), seen, decision, state),
     )

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import aiohttp
 from dynaplan import wiring
 from dynaplan.core.fleet.statefile import Document, fleet_of, inventory_of
 from dynaplan.domain.errors import DynaplanError
-from dynaplan.domain.gpus import Gpu, GpuActivity
+from dynaplan.domain.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.domain.lifecycle import HOLDS_GPUS
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
@@ -84,7 +84,7 @@ class AllMetrics:
                 DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
             )
             texts += await self._of_workers(item.value for item in registered)
-        return merged([*texts, ("", _rendered(namespace, samples))])
+        return merged([*texts, ("", rendered(namespace, samples))])
 
     def _document(self) -> Document | None:
         try:
@@ -132,33 +132,29 @@ def desired_samples(counts: DesiredCounts) -> Iterator[FleetSample]:
             yield "dynaplan_desired_workers", "Workers that are asked for", labels, float(counts.of(role))
 
 
+def gpu_samples(
+    gpus: Iterable[Gpu], used: Mapping[int, GpuUse], doing: Mapping[int, GpuActivity]
+) -> Iterator[FleetSample]:
+    """Yield memory, use and power of each GPU, as far as they are known."""
+    for gpu in gpus:
+        use, work = used.get(gpu.index), doing.get(gpu.index, GpuActivity())
+        for name, about, value in (
+            ("memory_bytes", "Memory of the GPU", gpu.memory_bytes),
+            ("memory_used_bytes", "Memory of the GPU in use", use.used_bytes if use else None),
+            ("utilisation", "Part of the time in which the GPU works", work.utilisation),
+            ("watts", "Power that the GPU draws", work.watts),
+        ):
+            if value is not None:
+                labels = {"gpu": str(gpu.index), "name": gpu.name}
+                yield f"dynaplan_gpu_{name}", about, labels, float(value)
+
+
 def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:
     uses, activity = wiring.box.gpu_uses(gpus), wiring.box.gpu_activity(gpus)
-
-    def read() -> list[FleetSample]:
-        used, doing = uses(), activity()
-        samples: list[FleetSample] = []
-        for gpu in gpus:
-            use, work = used.get(gpu.index), doing.get(gpu.index, GpuActivity())
-            for name, about, value in (
-                ("memory_bytes", "Memory of the GPU", gpu.memory_bytes),
-                ("memory_used_bytes", "Memory of the GPU in use", use.used_bytes if use else None),
-                (
-                    "utilisation",
-                    "Part of the time in which the GPU works",
-                    work.utilisation,
-                ),
-                ("watts", "Power that the GPU draws", work.watts),
-            ):
-                if value is not None:
-                    labels = {"gpu": str(gpu.index), "name": gpu.name}
-                    samples.append((f"dynaplan_gpu_{name}", about, labels, float(value)))
-        return samples
-
-    return read
+    return lambda: list(gpu_samples(gpus, uses(), activity()))
 
 
-def _rendered(namespace: str, samples: list[FleetSample]) -> str:
+def rendered(namespace: str, samples: list[FleetSample]) -> str:
     """Return the samples in Prometheus' text format; ``merged`` brings those of one name together."""
     heads = {name: f"# HELP {name} {about}\n# TYPE {name} gauge\n" for name, about, _, _ in samples}
     lines = []

@@ -1,67 +1,38 @@
-"""``dynaplan export kubernetes`` as a user types it."""
+"""``dynaplan export``: a group of targets, each imported on use."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
-import yaml
+from click.testing import CliRunner
 
-from dynaplan.cli import main
-
-
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("DYN_NAMESPACE", raising=False)
-    monkeypatch.chdir(tmp_path)
+from dynaplan.cli.exporting.export import TARGETS
+from dynaplan.cli.main import group
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["export", "kubernetes", *arguments])
-    return int(str(ended.value.code))
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_is_a_command(target: str) -> None:
+    result = CliRunner().invoke(group, ["export", target, "--help"])
+    assert result.exit_code == 0
+    assert f"export {target}" in result.output
 
 
-def test_a_graph_is_printed_as_manifests(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1", "--VllmWorker.max-num-seqs=7") == 0
-    printed = capsys.readouterr()
-    documents = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(printed.out)}
-    assert ("Deployment", "dynamo-decode") in documents
-    config = yaml.safe_load(documents["ConfigMap", "dynamo-graph"]["data"]["graph.yaml"])
-    assert config["VllmWorker"]["max-num-seqs"] == 7
-    assert "no API key" in printed.err
+def test_a_misspelt_target_is_answered_with_the_nearest() -> None:
+    result = CliRunner().invoke(group, ["export", "graphana"])
+    assert result.exit_code == 2
+    assert "No such command 'graphana'. Did you mean 'grafana'?" in result.output
 
 
-def test_each_object_is_written_into_the_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = (
-        "graphs.agg:Frontend",
-        "-f",
-        "agg.yaml",
-        "--image",
-        "i:1",
-        "-o",
-        "out",
-        "--operator",
-        "dynamo",
+def test_the_help_page_imports_no_target() -> None:
+    script = (
+        "import sys; from dynaplan.cli.main import main\n"
+        "try: main(['export', '--help'])\n"
+        "except SystemExit: print([each for each in sys.modules if 'cli.exporting.' in each])"
     )
-    assert run(*arguments, "--name", "llm") == 0
-    assert (tmp_path / "out" / "dynamographdeployment-llm.yaml").is_file()
-    assert "kubectl apply -f out" in capsys.readouterr().out
-
-
-def test_what_no_server_takes_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "profile.json").write_bytes(bytes(2**20))
-    planner = ("--Planner.policy=sla", "--Planner.profile-results-dir=profile.json")
-    assert run("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1", "-o", "out", *planner) == 2
-    assert "the ConfigMap dynamo-planner would be larger than 1 MiB" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_a_graph_something_must_run_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--image", "i:1") == 2
-    assert "no deployment is running here" in capsys.readouterr().err
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "prometheus" in result.stdout
+    assert result.stdout.endswith("['dynaplan.cli.exporting.export']\n")
