@@ -1,8 +1,9 @@
-"""Routes of a worker's HTTP server, without the server."""
+"""Routes of HTTP servers, and headers that go on from one to the next, without the servers."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,30 @@ ALL_METRICS_PATH = "/metrics/all"
 
 EVENTS = "events"
 """The source where a worker's engine tells; any other begins with "prediction" and says why."""
+
+TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
+"""The headers of a trace, by the W3C's recommendation."""
+
+TRACEABLE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,128})?", re.ASCII)
+"""The form of ``traceparent``: version, trace, parent and flags, and what later versions add."""
+
+NO_TRACE: Mapping[str, str] = {}
+
+LONGEST_STATE = 512
+"""Characters of ``tracestate`` that are passed on at most."""
+
+
+def trace_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the trace context among these headers, to be passed on; empty without a usable one.
+
+    https://www.w3.org/TR/trace-context/: without taking part in the trace, both headers go on as they are.
+    """
+    parent, state = headers.get(TRACE_PARENT), headers.get(TRACE_STATE)
+    if not isinstance(parent, str) or not TRACEABLE.fullmatch(parent):
+        return {}
+    if not isinstance(state, str) or not state.isascii() or not state.isprintable():
+        return {TRACE_PARENT: parent}
+    return {TRACE_PARENT: parent, **({TRACE_STATE: state} if 0 < len(state) <= LONGEST_STATE else {})}
 
 
 @dataclass(frozen=True)

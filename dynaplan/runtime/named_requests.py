@@ -14,16 +14,6 @@ REQUEST_ID = "X-Request-Id"
 USABLE = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""
 
-
-TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
-"""The headers of a trace, by the W3C's recommendation."""
-
-TRACEABLE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,128})?", re.ASCII)
-"""The form of ``traceparent``: version, trace, parent and flags, and what later versions add."""
-
-LONGEST_STATE = 512
-"""Characters of ``tracestate`` that are passed on at most."""
-
 _RANDOM = Random()  # a tenth of the cost of a UUID, for a name that is no secret
 
 
@@ -54,18 +44,6 @@ def name_of(request: web.BaseRequest) -> str:
 async def name_response(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Put the request's id into the response, before its headers are sent."""
     response.headers[REQUEST_ID] = name_of(request)
-
-
-def trace_of(request: web.BaseRequest) -> dict[str, str]:
-    """Return the client's trace context, to be passed on; empty without a usable one.
-
-    https://www.w3.org/TR/trace-context/: without taking part in the trace, both headers go on as they are.
-    """
-    parent, state = request.headers.get(TRACE_PARENT, ""), request.headers.get(TRACE_STATE, "")
-    if not TRACEABLE.fullmatch(parent):
-        return {}
-    is_usable = 0 < len(state) <= LONGEST_STATE and state.isascii() and state.isprintable()
-    return {TRACE_PARENT: parent, **({TRACE_STATE: state} if is_usable else {})}
 
 
 class NamedRequest(web.BaseRequest):

@@ -305,7 +305,8 @@ class Server:
 
     async def complete(self, http: Request) -> None:
         body = http.body
-        self.bodies.append({"path": http.path, "request_id": http.headers.get("x-request-id"), **body})
+        told = {name: http.headers.get(name) for name in ("x-request-id", "traceparent")}
+        self.bodies.append({"path": http.path, "headers": told, **body})
         if body.get("model") != self.model:
             await http.error(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
         elif self.mode == "refuse":

@@ -48,6 +48,7 @@ class FakeWorker:
         self.reserve_act = "answer"
         self.engine_url = ""
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.reserved: list[dict[str, Any]] = []
         self.released: list[str] = []
         self.connections: list[object] = []
@@ -96,6 +97,7 @@ class FakeWorker:
         if request.path.startswith("/kv_slots/"):
             return await self._slots(request, await request.json())
         self.bodies.append(await request.json())
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.in_flight += 1
         try:
             return await self._act(request, self.bodies[-1])

@@ -494,6 +494,19 @@ async def test_a_remote_prefill_reaches_the_decode_worker_as_its_hand_off() -> N
         assert await here.sample("dynamo_frontend_prefills_total{") == 1
 
 
+async def test_the_trace_of_a_request_goes_on_to_the_prefill_worker_and_to_the_decode_worker() -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+    async with stage(remote_prefill=True) as here:
+        worker = await here.worker()
+        async with (
+            prefill_worker(here) as prefills,
+            here.client.post(here.url + CHAT, json=body(CHAT), headers=trace) as response,
+        ):
+            assert response.status == 200
+        assert prefills[0].trace == trace
+        assert worker.headers[0].items() >= trace.items()
+
+
 async def test_without_a_messaging_server_every_prefill_is_local() -> None:
     async with stage(remote_prefill=True, without_messenger=True) as here:
         worker = await here.worker()

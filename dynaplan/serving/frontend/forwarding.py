@@ -15,8 +15,9 @@ import aiohttp
 from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
+from dynaplan.domain.routes import trace_headers
 from dynaplan.domain.wire.discovery import Instance
-from dynaplan.runtime.named_requests import attempt_id, name_of, trace_of
+from dynaplan.runtime.named_requests import attempt_id, name_of
 from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
@@ -98,6 +99,7 @@ class Forwarder:
                             is_needed=is_needed,
                             taker=booking.instance,
                             blocks=booking.blocks,
+                            trace=trace_headers(exchange.request.headers),
                         )
                         is_prefill_placed = True
                         deadline_s = self._now_s() + self._worker_wait_s
@@ -175,7 +177,7 @@ class Forwarder:
                     call.body_with(fields),
                     request_id,
                     is_kept=instance.card.get("keep_alive", True),
-                    trace=trace_of(exchange.request),
+                    trace=trace_headers(exchange.request.headers),
                 )
                 if upstream.status == 500:
                     await self._judge_500(exchange, upstream, may_fail)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import aiohttp
 
+from dynaplan.domain.routes import NO_TRACE
 from dynaplan.foundation.descriptors import descriptor_limit, is_exhausted
 from dynaplan.foundation.tls.client import ClientTls
 from dynaplan.serving.openai_api import out_of_descriptors
@@ -33,8 +34,6 @@ Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first
 
 LARGEST_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
-
-NO_TRACE: Mapping[str, str] = {}
 
 _Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
 

@@ -19,6 +19,7 @@ from dynaplan.core.routing.disaggregation import (
     with_live_settings,
 )
 from dynaplan.domain.errors import DynaplanError, TemporaryError
+from dynaplan.domain.routes import NO_TRACE
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.discovery import PREFILL_LANE, Instance
 from dynaplan.domain.wire.live_settings import live_settings_prefix
@@ -157,13 +158,15 @@ class RemotePrefill:
         is_needed: bool = False,
         taker: Instance | None = None,
         blocks: PromptBlocks = NO_BLOCKS,
+        trace: Mapping[str, str] = NO_TRACE,
     ) -> HandOff | None:
         """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
         ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
         a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
-        is to take it over; by ``blocks`` the prefill worker is found that has most of the prompt cached.
+        is to take it over; by ``blocks`` the prefill worker is found that has most of the prompt cached;
+        ``trace`` are the headers of the client's trace.
         Where all prefill workers sleep one is woken, and a prompt that can is computed locally meanwhile.
         """
         place = self._place(call, prefix_hit_rate, taker)
@@ -174,7 +177,7 @@ class RemotePrefill:
             log.debug("local prefill of %d tokens: %s", call.prompt_tokens, place.value)
             self._placed(call.model, "local")
             return None
-        answer = await self._computed(call, blocks)
+        answer = await self._computed(call, blocks, trace)
         if answer is None or (answer.error and answer.is_retryable):
             log.debug(
                 "local prefill of %d tokens: %s", call.prompt_tokens, answer.error if answer else "no answer"
@@ -213,12 +216,18 @@ class RemotePrefill:
             taker is None or self.can_reach(taker),
         )
 
-    async def _computed(self, call: Call, blocks: PromptBlocks) -> PrefillAnswer | None:
+    async def _computed(
+        self, call: Call, blocks: PromptBlocks, trace: Mapping[str, str]
+    ) -> PrefillAnswer | None:
         """Put the prompt on the queue; return the prefill worker's answer, None when none comes in time."""
         request_id = uuid.uuid4().hex
         request = self._timed(
             RemotePrefillRequest(
-                request_id, path=call.endpoint.path, body=call.document, reply_to=self._reply_to
+                request_id,
+                path=call.endpoint.path,
+                body=call.document,
+                reply_to=self._reply_to,
+                trace=trace,
             )
         )
         payload = request.to_json() if call.is_whole else request.to_json_around(call.body)

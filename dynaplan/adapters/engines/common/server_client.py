@@ -57,15 +57,17 @@ class ServerClient:
         """Get the JSON object at that path; raises TemporaryError for anything else."""
         return _object(await self.text(path, timeout_s), path)
 
-    async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
-        """Post a request and return its answer, however long it takes.
+    async def ask(
+        self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        """Post a request and return its answer, however long it takes; ``trace`` are headers of its trace.
 
         Raises PermanentError when the engine will never answer this request (4xx), and RequestRefused when
         the engine blames the request for that.
         """
         import aiohttp
 
-        headers = {"X-Request-Id": request_id}
+        headers = {"X-Request-Id": request_id, **(trace or {})}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self._open().post(

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,8 @@ class ServerEngine:
 
         if self._watch.signals.is_asleep:
             await self.wake()
-        await prefilling.run(request, hand_over_and_hold, self._ask, self._lease.ports)
+        ask = partial(self._ask, trace=request.trace)
+        await prefilling.run(request, hand_over_and_hold, ask, self._lease.ports)
 
     @property
     def awaits_release(self) -> bool:
@@ -281,9 +283,11 @@ class ServerEngine:
         text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
         return await self._sleep.added_to(read_signals(text, kind.signals))
 
-    async def _ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+    async def _ask(
+        self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]
+    ) -> Mapping[str, Any]:
         """Ask it, with its own name for the model in place of the client's."""
-        return await self._client.ask(path, {**body, "model": self.card()["model"]}, request_id)
+        return await self._client.ask(path, {**body, "model": self.card()["model"]}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
         """Let go of everything; the leases last, when nothing listens on the ports any more."""

@@ -30,6 +30,14 @@ def test_a_body_is_put_into_a_request_as_it_stands() -> None:
     assert RemotePrefillRequest.from_json(payload) == REQUEST
 
 
+def test_a_request_brings_its_trace_along_unless_it_is_none() -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    told = RemotePrefillRequest("a", trace=trace)
+    assert RemotePrefillRequest.from_json(told.to_json()) == told
+    payload = _changed(REQUEST.to_json(), trace={"traceparent": "none", "host": "x"})
+    assert RemotePrefillRequest.from_json(payload).trace == {}
+
+
 @pytest.mark.parametrize("reply_to", ["ns.>", "ns.*", "two words"])
 def test_a_subject_that_would_reach_others_is_refused(reply_to: str) -> None:
     with pytest.raises(ValueError, match="reply_to"):

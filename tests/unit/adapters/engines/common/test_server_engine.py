@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,14 +281,16 @@ async def test_a_prompt_is_computed_and_handed_over_in_vllms_words(start: Start)
         "n": 3,
         "stream_options": {"include_usage": True},
     }
-    await engine.prefill(prompt("r7", stream=True, model="alias", temperature=0.5, **unwanted), handed)
+    request = prompt("r7", stream=True, model="alias", temperature=0.5, **unwanted)
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    await engine.prefill(replace(request, trace=trace), handed)
     (fields,) = handed.fields
     assert fields["kv_transfer_params"]["do_remote_prefill"] is True
     assert fields["kv_transfer_params"]["remote_num_tokens"] == 40
     environment = (await look(engine, "/fake/environment"))["env"]
     assert fields["kv_transfer_params"]["remote_port"] == int(environment["VLLM_NIXL_SIDE_CHANNEL_PORT"])
     (body,) = await look(engine, "/fake/requests")
-    assert body["request_id"] == "r7"
+    assert body["headers"] == {"x-request-id": "r7", **trace}
     assert (body["model"], body["temperature"], body["prompt"]) == ("m", 0.5, [1] * 40)
     assert (body["stream"], body["max_tokens"], body["max_completion_tokens"], body["n"]) == (False, 1, 1, 1)
     assert "min_tokens" not in body and "stream_options" not in body
