@@ -85,7 +85,11 @@ class _Request:
 
 
 class SimulatedService:
-    """One deployment. The caller feeds arrivals and the time, which only goes forward."""
+    """One deployment. The caller feeds arrivals and the time, which only goes forward.
+
+    ``on_computed`` is called for every answered prompt whose prefixes are known: with its place in the trace,
+    from 0 on, and the tokens of it that were found cached where it was computed.
+    """
 
     def __init__(self, settings: ServiceSettings, first: Targets) -> None:
         self.settings = settings
@@ -96,6 +100,7 @@ class SimulatedService:
         self._sequence = 0
         self._requests: dict[str, _Request] = {}
         self._count = 0
+        self.on_computed: Callable[[int, int], None] = _do_nothing
         self._waiting = 0
         self._without_worker: deque[str] = deque()
         rule = DispatchRule.of(settings.disaggregation)
@@ -184,11 +189,11 @@ class SimulatedService:
         """Let a request come in now; it is lost when no engine could ever serve it, or it is refused."""
         engine, _ = self.settings.engines[Role.DECODE]
         tokens = traced.prompt_tokens + traced.output_tokens
+        self._count += 1
         is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
         if not is_servable or self._is_full():
             self.outcome.lost += 1
             return
-        self._count += 1
         self._waiting += 1
         self.meter.arrived()
         key = str(self._count)
@@ -271,6 +276,7 @@ class SimulatedService:
         self.outcome.note_worker(request.decode.number)
         if traced.block_hashes:
             self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
+            self.on_computed(int(key) - 1, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 
@@ -372,5 +378,5 @@ class SimulatedService:
         heappush(self._events, (at_s, self._sequence, event))
 
 
-def _do_nothing(key: str, at_s: float) -> None:
-    """Stand for the first token of a prefill worker: the client does not see it."""
+def _do_nothing(*_: object) -> None:
+    """Stand for the first token of a prefill worker, which the client does not see."""

@@ -62,7 +62,9 @@ simulated:
 
 1. Quick models (``pool_models``), one for each pool, count the misses, window by window, in microseconds a
    request. They leave out paging of KV blocks, prompts in chunks, the router's choice and most of what one
-   pool does to the other.
+   pool does to the other. Where prefixes are cached, what a prompt costs is measured by simulations, with
+   the router and the caches that the service has (``prompt_costs``): one for each number of workers, which
+   do not count as effort, and then the one of each schedule.
 2. Static schedules (``SchedulePlanner.statics``): all that fit the GPUs are modelled. The smallest that the
    models take to be feasible is simulated first, so that there is a result to compare with; at most 3, until
    one is feasible.

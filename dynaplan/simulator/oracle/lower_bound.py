@@ -55,10 +55,16 @@ the argument goes:
 
 It does not hold, and none is given, where decode workers compute some prompts of a deployment with prefill
 workers (``DisaggregationSettings`` that are conditional or limit the queue): prefill workers may then have
-less work than is counted. With jitter of the step times it holds on average only. Prompts that share
-prefixes get no bound: b <= K / c takes the contexts of a batch to be separate, but requests that share blocks
-fit into larger, cheaper batches. A prompt with block hashes counts as one that may share, if the engine that
-computes prompts caches prefixes.
+less work than is counted. With jitter of the step times it holds on average only.
+
+SHARED PREFIXES. A prompt with block hashes, where the engine that computes prompts caches prefixes, counts
+T(prompt) - T(cached), with every block cached that any earlier prompt of the trace had: one endless cache of
+all workers. A real one is a part of that, whatever the router and the number of workers do, as long as no
+prompt is computed before an earlier one on the same worker. Where one is (prompts directed to a worker come
+before those of the shared queue, late ones wait with dispatch by deadline), the two may exchange what they
+compute: the sum stays where T is linear. Requests that share blocks fit into larger batches than b <= K / c
+allows, so that limit is left out, and with it the second way of sharing. A step counts every request's whole
+context, shared or not, as the simulator does.
 """
 
 from __future__ import annotations
@@ -72,17 +78,12 @@ from dynaplan.domain.lifecycle import Role
 from dynaplan.simulator.oracle.trace_arrays import TraceArrays
 from dynaplan.simulator.service import ANY_QUEUE, ServiceSettings
 
-PREFIXES_SHARED = "the prompts share prefixes, and shared KV blocks allow larger batches than it assumes"
-"""The reason why a trace with prefix hashes has no lower bound."""
-
 PREFILLED_LOCALLY = "decode workers compute some of the prompts, which it counts for the prefill workers"
 """The reason why a service whose disaggregation is conditional, or limits the queue, has no lower bound."""
 
 
-def why_no_lower_bound(arrays: TraceArrays, settings: ServiceSettings) -> str:
-    """Return the reason why the bound does not hold for this trace and service; empty when it does."""
-    if arrays.are_prefixes_shared:
-        return PREFIXES_SHARED
+def why_no_lower_bound(settings: ServiceSettings) -> str:
+    """Return the reason why the bound does not hold for this service; empty when it does."""
     placing = settings.disaggregation
     is_limited = placing.is_conditional or placing.max_prefill_queue_size < ANY_QUEUE
     return PREFILLED_LOCALLY if placing.is_on and is_limited else ""
@@ -102,10 +103,12 @@ def least_gpu_hours(arrays: TraceArrays, settings: ServiceSettings, percentile: 
     count = len(arrays.arrival_s)
     share_s = arrays.fixed_s / settings.concurrent_prefills if Role.PREFILL in widths else 0.0
     prompts = (
-        arrays.prefill_s[number] + share_s for number in range(count) if arrays.arrival_s[number] <= latest_s
+        arrays.least_prefill_s[number] + share_s
+        for number in range(count)
+        if arrays.arrival_s[number] <= latest_s
     )
     prefill_s = _without_dearest(prompts, may_miss)
-    costs = _TokenCosts(settings)
+    costs = _TokenCosts(settings, are_blocks_shared=arrays.are_prefixes_shared)
     answers = (
         arrays.steps[number] * costs.seconds(arrays.prompt_tokens[number] + arrays.steps[number] // 2)
         for number in range(count)
@@ -131,7 +134,8 @@ class _TokenCosts:
     miss.
     """
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    def __init__(self, settings: ServiceSettings, *, are_blocks_shared: bool) -> None:
+        self._are_blocks_shared = are_blocks_shared
         self._engine: EngineSettings
         self._timing: StepTiming
         self._engine, self._timing = settings.engines[Role.DECODE]
@@ -146,8 +150,9 @@ class _TokenCosts:
         return self._known[bucket]
 
     def _least(self, context_tokens: int) -> float:
-        kv_tokens = self._engine.total_blocks * self._engine.block_tokens
-        most = max(1, min(self._engine.request_slots, kv_tokens // context_tokens))
+        most = self._engine.request_slots
+        if not self._are_blocks_shared:
+            most = min(most, self._engine.total_blocks * self._engine.block_tokens // context_tokens)
         least_ms: Any = self._timing.decode_ms(1, context_tokens)
         for batch in range(2, most + 1):
             step_ms = self._timing.decode_ms(batch, batch * context_tokens)

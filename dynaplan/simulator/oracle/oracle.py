@@ -6,7 +6,7 @@ The package's page says what problem this solves and how.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.domain.lifecycle import Role
@@ -14,6 +14,7 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.oracle.lower_bound import least_gpu_hours, why_no_lower_bound
 from dynaplan.simulator.oracle.pool_models import Misses, MissLog
+from dynaplan.simulator.oracle.prompt_costs import PromptCosts
 from dynaplan.simulator.oracle.schedule import Levels, SchedulePolicy, filled, schedule
 from dynaplan.simulator.oracle.schedule_planner import SchedulePlanner, StaticSchedule
 from dynaplan.simulator.oracle.trace_arrays import trace_arrays
@@ -89,13 +90,17 @@ def find_oracle(
 
 @dataclass(frozen=True)
 class _SimulatedSchedule:
-    """One simulated schedule; ``excess`` are the misses of the worse target beyond M."""
+    """One simulated schedule; ``excess`` are the misses of the worse target beyond M.
+
+    ``computed_s`` are the measured seconds of its prompts, where they depend on the schedule.
+    """
 
     levels: Mapping[Role, Levels]
     entries: tuple[tuple[float, Targets], ...]
     result: Result
     missed: Misses
     excess: int
+    computed_s: array[float]
 
     @property
     def rank(self) -> tuple[bool, int, float]:
@@ -116,7 +121,8 @@ class _Finder:
         self._settings = settings
         self._options = options
         self._arrays = trace_arrays(trace(), settings)
-        self._planner = SchedulePlanner(self._arrays, settings)
+        self._costs = PromptCosts(self._static_costs)
+        self._planner = SchedulePlanner(self._arrays, settings, self._costs)
         self._simulated: dict[tuple[tuple[float, Targets], ...], _SimulatedSchedule] = {}
         total = len(self._arrays.arrival_s) + self._arrays.lost
         self._may_miss = int(total * (1 - options.percentile / 100) + 1e-9)
@@ -137,6 +143,7 @@ class _Finder:
                 self._tune(simulated)
             if not (simulated and simulated.excess):
                 levels = self._best.levels
+                self._follow(self._best)
         self._simulate_cheaper_statics()
         best = self._best
         verdict = self._verdict(is_slo_met=not best.excess)
@@ -144,7 +151,7 @@ class _Finder:
 
     def _verdict(self, *, is_slo_met: bool) -> Verdict:
         percentile = self._options.percentile
-        if reason := why_no_lower_bound(self._arrays, self._settings):
+        if reason := why_no_lower_bound(self._settings):
             return Verdict(percentile, is_slo_met, None, reason)
         bound = least_gpu_hours(self._arrays, self._settings, percentile)
         return Verdict(percentile, is_slo_met, bound)
@@ -204,14 +211,49 @@ class _Finder:
         entries = tuple(schedule(full, timings))
         if entries in self._simulated:
             return None
-        policy = SchedulePolicy("oracle", entries)
-        result = simulate(self._trace(), self._settings, entries[0][1], policy)
+        result, computed_s = self._run(entries, self._settings)
         outcome = result.outcome
         total = outcome.requests + outcome.lost
         missed = Misses(total - outcome.ttft_met, total - outcome.itl_met)
-        simulated = _SimulatedSchedule(full, entries, result, missed, self._excess(missed))
+        simulated = _SimulatedSchedule(full, entries, result, missed, self._excess(missed), computed_s)
         self._simulated[entries] = simulated
         return simulated
+
+    def _run(
+        self, entries: Sequence[tuple[float, Targets]], settings: ServiceSettings
+    ) -> tuple[Result, array[float]]:
+        """Simulate; return with the result the seconds that prompts took to compute, by number."""
+        arrays = self._arrays
+        if not arrays.are_prefixes_shared:
+            result = simulate(self._trace(), settings, entries[0][1], SchedulePolicy("oracle", entries))
+            return result, arrays.least_prefill_s
+        computed_s = array("d", arrays.least_prefill_s)
+
+        def note(place: int, cached_tokens: int) -> None:
+            number = arrays.number_of(place)
+            if number is not None:
+                computed_s[number] = arrays.computing_s(number, cached_tokens)
+
+        policy = SchedulePolicy("oracle", entries, note)
+        return simulate(self._trace(), settings, entries[0][1], policy), computed_s
+
+    def _static_costs(self, workers: int) -> array[float]:
+        """Return the seconds of all prompts while that many workers compute them, and nothing is refused."""
+        if not self._arrays.are_prefixes_shared:
+            return self._arrays.least_prefill_s
+        settings, targets = self._settings, Targets(0, workers)
+        if Role.PREFILL in settings.engines:
+            widths = settings.gpus_per_worker
+            left = settings.gpus - workers * widths[Role.PREFILL]
+            targets = Targets(workers, max(1, left // widths[Role.DECODE]))
+        unlimited = replace(settings, max_waiting_requests=None)
+        return self._run([(0.0, targets)], unlimited)[1]
+
+    def _follow(self, simulated: _SimulatedSchedule) -> None:
+        """Let prompts cost what they did in that simulation."""
+        if self._arrays.are_prefixes_shared:
+            role = Role.PREFILL if Role.PREFILL in simulated.levels else Role.DECODE
+            self._costs.follow(self._arrays, simulated.levels[role], simulated.computed_s)
 
     def _excess(self, missed: Misses) -> int:
         return max(0, missed.ttft - self._may_miss, missed.itl - self._may_miss)
@@ -221,6 +263,7 @@ class _Finder:
 
         Lost requests, which the models do not have, and TTFT misses of waiting to decode are taken off first.
         """
+        self._follow(simulated)
         count, lost = len(self._arrays.arrival_s), self._arrays.lost
         log = MissLog(ttft_s=array("d", bytes(8 * count)), itl_s=array("d", bytes(8 * count)))
         delayed = self._planner.time_requests(simulated.levels, log)

@@ -6,17 +6,17 @@ P, T and D see the package's page.
 
 Prefill (``PrefillModel``). Workers ask for prompts in turns, first come first served, and hold at most P
 each. A step takes all prompts that its worker holds when it begins, and lasts T(0) + the sum of their
-T(prompt) - T(0). A prompt's TTFT is the end of its step - its arrival + ``TraceArrays.rest_s`` (hand-off and
-first decode steps, the same for every schedule).
+T(prompt) - T(0), or T(prompt) - T(cached tokens) by ``PromptCosts``. A prompt's TTFT is the end of its step -
+its arrival + ``TraceArrays.rest_s`` (hand-off and first decode steps, the same for every schedule).
 
 Decode (``DecodeModel``). Requests go to the workers in turns, and come at their arrival, as if prefill took
 no time. A step of a worker's batch of b requests with kv tokens of context takes D(b, kv), and gives each of
 them one token. Between two events (a request joins, one ends) the steps are taken to be equally long, at the
 mean kv of that time. A request joins at once where KV tokens and slots allow, and otherwise waits, first come
 first served, for an end; if that wait, its prompt alone and ``rest_s`` exceed the TTFT target, it counts as a
-miss of TTFT, also when the prefill model counts it too. Its ITL is the time from joining to the end over its
-decode steps. An aggregated worker computes the prompt when the request joins, while its batch makes one step;
-the TTFT is the end of that - the arrival.
+miss of TTFT, also when the prefill model counts it too (its prompt as with one prefill worker). Its ITL is
+the time from joining to the end over its decode steps. An aggregated worker computes the prompt when the
+request joins, while its batch makes one step; the TTFT is the end of that - the arrival.
 
 Left out: paging of KV blocks and preemption, prompts in chunks, the router's choice, refusals, the prefill
 queue's limit (every prompt is computed remotely), and waiting of hand-offs. ``oracle`` makes up for their
@@ -36,6 +36,7 @@ from typing import Any, Protocol
 from dynaplan.core.engine.settings import EngineSettings
 from dynaplan.core.engine.timing import StepTiming
 from dynaplan.domain.lifecycle import Role
+from dynaplan.simulator.oracle.prompt_costs import PromptCosts
 from dynaplan.simulator.oracle.trace_arrays import TraceArrays
 from dynaplan.simulator.service import ServiceSettings
 
@@ -137,8 +138,11 @@ class PrefillModel:
 
     settle_windows = 1
 
-    def __init__(self, arrays: TraceArrays, settings: ServiceSettings, limits: LatencyLimits) -> None:
+    def __init__(
+        self, arrays: TraceArrays, settings: ServiceSettings, limits: LatencyLimits, costs: PromptCosts
+    ) -> None:
         self._arrays = arrays
+        self._costs = costs
         self._most_held = settings.concurrent_prefills
         self._limits = limits
 
@@ -202,7 +206,7 @@ class PrefillModel:
                 self._begin(state, number, now_s)
 
     def _begin(self, state: _PrefillState, number: int, now_s: float) -> None:
-        worker, prefill_s = state.workers[number], self._arrays.prefill_s
+        worker, prefill_s = state.workers[number], self._costs.at(len(state.serving))
         worker.step, worker.held = worker.held, []
         end_s = now_s + self._arrays.fixed_s
         for prompt in worker.step:
@@ -241,7 +245,11 @@ class _DecodeWorker:
 class DecodeModel:
     """Decode workers, or aggregated ones in a deployment without prefill workers."""
 
-    def __init__(self, arrays: TraceArrays, settings: ServiceSettings, limits: LatencyLimits) -> None:
+    def __init__(
+        self, arrays: TraceArrays, settings: ServiceSettings, limits: LatencyLimits, costs: PromptCosts
+    ) -> None:
+        self._costs = costs
+        self._prefill_s = array("d")
         self._engine: EngineSettings
         self._timing: StepTiming
         self._engine, self._timing = settings.engines[Role.DECODE]
@@ -267,6 +275,7 @@ class DecodeModel:
         GPUs."""
         arrays = self._arrays
         start_s = window * float(arrays.width_s)
+        self._prefill_s = self._costs.at(workers if self._is_aggregated else 1)
         for leaving in state[workers:]:
             self._advance(leaving, start_s, log)
             if leaving.batch:
@@ -304,7 +313,7 @@ class DecodeModel:
 
     def _compute(self, worker: _DecodeWorker, number: int) -> None:
         arrays, others = self._arrays, len(worker.batch)
-        worker.now_s += arrays.fixed_s + arrays.prefill_s[number]
+        worker.now_s += arrays.fixed_s + self._prefill_s[number]
         if others:
             worker.now_s += self._decode_s(others, worker.kv_tokens)
             worker.clock += 1
@@ -317,7 +326,7 @@ class DecodeModel:
             if log.ttft_s is not None:
                 log.ttft_s[number] = ttft_s
         else:
-            ttft_s = waited_s + arrays.fixed_s + arrays.prefill_s[number] + arrays.rest_s[number]
+            ttft_s = waited_s + arrays.fixed_s + self._prefill_s[number] + arrays.rest_s[number]
         if ttft_s > self._limits.ttft_s:
             log.ttft.append(number)
 

@@ -9,7 +9,7 @@ every fall a leave, and the package's objective is what the schedule costs (``gp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynaplan.domain.lifecycle import Role
@@ -126,18 +126,29 @@ def _wanted_at(changes: Sequence[tuple[float, int]], at_s: float) -> int:
 
 
 class SchedulePolicy:
-    """Asks for given numbers of workers at given moments, which are whole seconds, whatever happens."""
+    """Asks for given numbers of workers at given moments, which are whole seconds, whatever happens.
+
+    ``on_computed`` is the service's (``SimulatedService.on_computed``).
+    """
 
     every_s = LOOK_S
 
-    def __init__(self, name: str, entries: Sequence[tuple[float, Targets]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        entries: Sequence[tuple[float, Targets]],
+        on_computed: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.name = name
         self._entries = entries
+        self._on_computed = on_computed
         self._next = 0
 
     def begin(self, service: SimulatedService) -> None:
         """The service has started with the first entry's workers."""
         self._next = 1
+        if self._on_computed:
+            service.on_computed = self._on_computed
 
     def look(self, service: SimulatedService) -> None:
         """Ask for what is due; workers that leave are gone as soon as they have answered."""

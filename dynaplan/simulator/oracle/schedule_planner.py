@@ -29,6 +29,7 @@ from dynaplan.simulator.oracle.pool_models import (
     PoolModel,
     PrefillModel,
 )
+from dynaplan.simulator.oracle.prompt_costs import PromptCosts
 from dynaplan.simulator.oracle.schedule import Levels, WindowTiming, held
 from dynaplan.simulator.oracle.trace_arrays import TraceArrays
 from dynaplan.simulator.service import ServiceSettings
@@ -81,15 +82,15 @@ class StaticSchedule:
 class SchedulePlanner:
     """Plans without simulating. ``limits`` are those of the models, which the caller tunes by simulations."""
 
-    def __init__(self, arrays: TraceArrays, settings: ServiceSettings) -> None:
+    def __init__(self, arrays: TraceArrays, settings: ServiceSettings, costs: PromptCosts) -> None:
         slo = settings.slo
         self.arrays = arrays
         self.limits = LatencyLimits(slo.ttft_ms / 1000, slo.itl_ms / 1000)
         self._gpus = settings.gpus
         roles = tuple(settings.engines)
-        self.models: dict[Role, PoolModel] = {Role.DECODE: DecodeModel(arrays, settings, self.limits)}
+        self.models: dict[Role, PoolModel] = {Role.DECODE: DecodeModel(arrays, settings, self.limits, costs)}
         if Role.PREFILL in roles:
-            self.models[Role.PREFILL] = PrefillModel(arrays, settings, self.limits)
+            self.models[Role.PREFILL] = PrefillModel(arrays, settings, self.limits, costs)
         widths = settings.gpus_per_worker
         self.timings = {
             role: WindowTiming(

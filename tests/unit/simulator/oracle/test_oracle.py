@@ -66,13 +66,6 @@ def test_it_is_not_below_its_lower_bound() -> None:
     assert 0 < bound <= oracle.result.gpu_hours
 
 
-def test_a_trace_with_shared_prefixes_has_no_lower_bound_and_says_why() -> None:
-    trace = [TracedRequest(float(second), 200, 2, (1, 2, 3), 16) for second in range(20)]
-    verdict = find_oracle(lambda: trace, settings(), OracleOptions(effort=1)).verdict
-    assert verdict.lower_bound_gpu_hours is None
-    assert "share prefixes" in verdict.no_lower_bound
-
-
 @pytest.mark.parametrize("change", [{"is_conditional": True}, {"max_prefill_queue_size": 2}])
 def test_a_service_whose_decode_workers_compute_prompts_has_no_lower_bound(change: dict[str, Any]) -> None:
     here = settings()

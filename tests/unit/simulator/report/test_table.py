@@ -19,7 +19,7 @@ MET = Verdict(95.0, is_slo_met=True, lower_bound_gpu_hours=0.25)
 def test_without_the_oracle_nothing_is_compared_and_nothing_noted() -> None:
     table = rows([result("load", 1.0)])
 
-    assert list(columns_of(table)) == [key for key in PREFIXLESS if not key.endswith("_of_oracle")]
+    assert list(columns_of(table)) == [key for key in PREFIXLESS if "oracle" not in key]
     assert notes([result("load", 1.0)]) == []
 
 
@@ -28,6 +28,14 @@ def test_every_row_is_compared_with_the_oracles() -> None:
 
     assert list(columns_of(table)) == PREFIXLESS
     assert [row["gpu_hours_of_oracle"] for row in table] == [2.0, 1.0]
+
+
+def test_a_share_of_the_oracles_attainment_stands_beside_both_attainments() -> None:
+    table = rows([result("load", 1.0), result("oracle", 0.5, MET)])
+
+    keys = list(columns_of(table))
+    assert keys[keys.index("slo") :][:3] == ["slo", "oracle_slo", "slo_of_oracle"]
+    assert [(row["slo"], row["oracle_slo"], row["slo_of_oracle"]) for row in table] == [(0.8, 0.8, 1.0)] * 2
 
 
 def test_the_oracles_row_says_whether_it_meets_the_slo_and_what_the_least_is() -> None:
@@ -42,6 +50,7 @@ def test_a_note_tells_the_verdict_in_words() -> None:
     (note,) = notes([result("load", 1.0), result("oracle", 0.5, MET)])
 
     assert note.startswith("oracle: meets the SLO (each target by 95 % of the requests).")
+    assert "80.0% meet both targets" in note
     assert "at least 0.250 GPU-hours" in note
 
 
