@@ -17,7 +17,7 @@ search goes on from it, what was measured there takes the place of its own entri
     c(r, n(w)) = the seconds in that simulation, for each prompt r that arrives in window w
 
 So a quick model that runs the very schedule that was simulated computes what the simulated service does:
-also the empty caches of workers that have just started, and the loss of those that left. For a change of the
+also the empty caches of workers that have just started, and what is lost with a worker. For a change of the
 schedule, windows that keep their level keep their costs, and the others have those of the static schedule.
 What is left out is the effect of a change on the caches of later windows; the simulation that follows each
 search measures it. A prompt that was never computed there (it was refused) has the least cost
