@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.gpus import Gpu, GpuShare
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role
@@ -72,6 +72,18 @@ class Launch:
         """True when a program of the user's carries the planner's decisions out, and not the fleet plugin."""
         planners = (each.name for each in self.graph.services if each.role is Role.PLANNER)
         return any(self.settings_of(name).get("environment") == VIRTUAL for name in planners)
+
+    @property
+    def gpu_share(self) -> GpuShare | None:
+        """What never changes of its share in the box's GPUs; None when they are not shared."""
+        planner = next((each.name for each in self.graph.services if each.role is Role.PLANNER), "")
+        given = self.settings_of(planner) if planner else {}
+        known = [given.get("gpu-priority"), given.get("reserved-gpus")]
+        if known == [None, None] or not self.gpus:
+            return None
+        priority, reserved = (int(number or 0) for number in known)
+        visible = frozenset(gpu.uuid for gpu in self.gpus)
+        return GpuShare(self.namespace, self.arbiter.pid, priority, reserved, visible)
 
     def _process(self, component: str) -> ProcessSettings:
         given = {key: value for key, value in self.settings_of(component).items() if value is not None}

@@ -232,7 +232,7 @@ def first_workers(
     """
     claims = GpuClaims(make_claims(), gpus)
     # Not by ``claims``: the fleet plugin has claimed more in our name.
-    stack.callback(GpuClaims(make_claims(), gpus).release_beyond, ())
+    stack.callback(_give_back, make_claims, gpus)
     foreign = claims.foreign()
     busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
     notes = gpu_stock.notes(gpus, foreign, busy, uses_busy)
@@ -244,6 +244,15 @@ def first_workers(
         if not missed:
             return workers, notes
         unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
+
+
+def _give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
+    """Ask for no GPU any more, and give back every one."""
+    try:
+        make_claims().withdraw()
+    except DeploymentError as error:
+        log.warning("%s", error)
+    GpuClaims(make_claims(), gpus).release_beyond(())
 
 
 def listening_services(graph: GraphSpec) -> frozenset[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from dynaplan.domain.gpus import GpuShare, NodeGpus
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.wire.discovery import Instance
@@ -122,6 +124,12 @@ class FakeClaims:
 
     def foreign(self, uuids: Any) -> dict[str, str]:
         return {uuid: "somebody" for uuid in uuids if uuid in self.others}
+
+    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
+        share(NodeGpus(frozenset(self.held), frozenset(self.held | self.others), ()))
+
+    def withdraw(self) -> None:
+        pass
 
 
 class FakeHealth:

@@ -3,6 +3,8 @@
 One small file per claim in a directory that everybody may write to and where nobody may remove the
 files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
 arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
+Beside the claims lies a file of each deployment that shares its GPUs with others of its user: what it says
+of itself (``GpuShare``). It counts as long, and for its user only.
 What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
 the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
 if they share the directory and the pids of the machine.
@@ -16,7 +18,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +29,7 @@ from dynaplan.adapters.local.port_holders import user_name
 from dynaplan.adapters.local.processes import environment_of, is_alive
 from dynaplan.adapters.local.statefile import state_dir
 from dynaplan.domain.errors import DeploymentError
+from dynaplan.domain.gpus import GpuShare, NodeGpus
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.wire.documents import parse_object, text_field, whole_field
 
@@ -36,6 +39,12 @@ DEFAULT_DIRECTORY = Path("/tmp/dynaplan-gpus")
 
 LONGEST_NAMESPACE = 80
 """The most characters of a namespace that are shown: another user may have written it."""
+
+LONGEST_CLAIM, LONGEST_SHARE = 4096, 65536
+"""The most bytes of a file that are read."""
+
+SHARE = "share-"
+"""The beginning of the names of files in which deployments say what they share."""
 
 
 def node_dir(environ: Mapping[str, str]) -> Path:
@@ -92,6 +101,45 @@ class NodeClaims:
             self._claim_lost_ones(directory, held)
         return {uuid: held[uuid] for uuid in uuids if uuid in held}
 
+    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
+        """Call ``share`` with what all have published and claimed, and publish its result, in one step."""
+        with self._locked() as directory:
+            record = {**asdict(self._arbiter), **share(self._node_gpus(directory)).to_record()}
+            name = _share_name(self._arbiter)
+            if _share_in(directory, name) != record:
+                _replace(directory, name, record)
+
+    def withdraw(self) -> None:
+        """Publish nothing more; nothing happens when nothing was published."""
+        with self._locked() as directory:
+            if _share_in(directory, _share_name(self._arbiter)) is not None:
+                os.unlink(_share_name(self._arbiter), dir_fd=directory)
+
+    def _node_gpus(self, directory: int) -> NodeGpus:
+        """The living arbiters' claims, and what those of our user say; what a dead one said is removed."""
+        claimed: set[str] = set()
+        held: dict[ProcessIdentity, set[str]] = {}
+        shares: dict[ProcessIdentity, Mapping[str, Any]] = {}
+        for name in os.listdir(directory):
+            if (document := _read(directory, name)) and is_alive(arbiter := _arbiter(document)):
+                claimed.add(document["uuid"])
+                if document["uid"] == os.getuid():  # another user may name our arbiter
+                    held.setdefault(arbiter, set()).add(document["uuid"])
+            elif record := _share_in(directory, name):
+                if is_alive(arbiter := _arbiter(record)):
+                    shares[arbiter] = record
+                else:
+                    os.unlink(name, dir_fd=directory)
+        return NodeGpus(
+            frozenset(held.get(self._arbiter, ())),
+            frozenset(claimed),
+            tuple(
+                GpuShare.from_record(record, frozenset(held.get(arbiter, ())))
+                for arbiter, record in shares.items()
+                if arbiter != self._arbiter
+            ),
+        )
+
     def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
         """Write claims of ours again that have vanished, and say so."""
         there = {
@@ -129,14 +177,7 @@ class NodeClaims:
         document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
         if self._worker:
             document["worker"] = self._worker
-        try:
-            os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:
-            pass
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
-        with open(fd, "w") as file:
-            os.fchmod(fd, 0o644)
-            file.write(json.dumps(document))
+        _replace(directory, name, document)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -198,24 +239,59 @@ def _file_name(uuid: str, uid: int) -> str:
     return f"{uuid.replace('/', '_')}.{uid}.json"
 
 
+def _share_name(arbiter: ProcessIdentity) -> str:
+    return f"{SHARE}{arbiter.pid}.{os.getuid()}.json"
+
+
+def _replace(directory: int, name: str, document: Mapping[str, Any]) -> None:
+    """Replace a file of ours by this document, for all to read."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
+    with open(fd, "w") as file:
+        os.fchmod(fd, 0o644)
+        file.write(json.dumps(document))
+
+
 def _read(directory: int, name: str) -> dict[str, Any] | None:
     """The claim in that file; None when it is none, or is not by the user that it says."""
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(fd)
-        text = os.read(fd, 4096) if stat.S_ISREG(status.st_mode) else b""
-    finally:
-        os.close(fd)
+    text, uid = _text_of(directory, name, LONGEST_CLAIM)
     try:
         document = parse_object(text)
         _arbiter(document)
-        is_own = name == _file_name(document["uuid"], status.st_uid) and "namespace" in document
+        is_own = name == _file_name(document["uuid"], uid) and "namespace" in document
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {**document, "uid": status.st_uid} if is_own else None
+    return {**document, "uid": uid} if is_own else None
+
+
+def _share_in(directory: int, name: str) -> dict[str, Any] | None:
+    """What an arbiter of our user says in that file; None when it is none, or another user's."""
+    if not name.startswith(SHARE):
+        return None
+    text, uid = _text_of(directory, name, LONGEST_SHARE)
+    try:
+        record = parse_object(text)
+        GpuShare.from_record(record, frozenset())
+        is_own = uid == os.getuid() and name == _share_name(_arbiter(record))
+    except ValueError:
+        return None
+    return record if is_own else None
+
+
+def _text_of(directory: int, name: str, most_bytes: int) -> tuple[bytes, int]:
+    """The beginning of a file, and the user that it belongs to; nothing of what is no plain file."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b"", -1
+    try:
+        status = os.fstat(fd)
+        return (os.read(fd, most_bytes) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
+    finally:
+        os.close(fd)
 
 
 def _holder(document: Mapping[str, Any], pid: int) -> str:

@@ -34,6 +34,9 @@ served least, then the highest index."""
 NO_WORTH: Mapping[str, int] = MappingProxyType({})
 """The worth of caches where no frontend routes by them."""
 
+NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
+"""What is given to other deployments where GPUs are not shared."""
+
 _IN_THOUSANDS = 10_000
 
 _WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
@@ -78,6 +81,7 @@ def reconcile(
     retry_failed: bool = False,
     worth: Mapping[str, int] = NO_WORTH,
     leave_first: str = "",
+    given: Mapping[str, str] = NOTHING_GIVEN,
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -87,11 +91,18 @@ def reconcile(
     that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
     come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
-    Before any other the one named ``leave_first`` leaves.
+    Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
+    holds GPUs leaves for another deployment, though it is asked for: component -> the reason.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
+    wanted |= {name: min(wanted[name], _holding(fleet, name) - 1) for name in given}
     leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first)
+    leaving |= {
+        name: (each, given[each.component])
+        for name, (each, _) in leaving.items()
+        if each.component in given and each.state in HOLDS_GPUS
+    }
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
@@ -122,6 +133,11 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
 def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
     number = desired.get(service.name, -1)
     return service.workers if number < 0 else number
+
+
+def _holding(fleet: Fleet, component: str) -> int:
+    """The number of the component's workers that stay and hold GPUs."""
+    return sum(each.component == component and each.state in COUNTS & HOLDS_GPUS for each in fleet)
 
 
 def _failures(replaced: Iterable[Worker]) -> dict[str, int]:

@@ -11,14 +11,25 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
+from dynaplan.supervisor.fleet.gpu_sharing import Bounds, GpuSharing
 
 TAKEN_MEANWHILE = "claimed by another deployment a moment ago"
 
 
 class FleetGpus:
-    """Joins the claims and the memory; ``memory`` is None with ``--use-busy-gpus``, and only claims count."""
+    """Joins the claims and the memory; ``memory`` is None with ``--use-busy-gpus``, and only claims count.
 
-    def __init__(self, inventory: Sequence[Gpu], claims: GpuClaims, memory: GpuMemory | None) -> None:
+    ``sharing`` is None where GPUs are given to no other deployment and taken from none.
+    """
+
+    def __init__(
+        self,
+        inventory: Sequence[Gpu],
+        claims: GpuClaims,
+        memory: GpuMemory | None,
+        sharing: GpuSharing | None = None,
+    ) -> None:
+        self._sharing = sharing
         self._inventory = inventory
         self._claims = claims
         self._memory = memory
@@ -28,6 +39,10 @@ class FleetGpus:
         """Return the GPUs that no further worker may get now: index -> the holder, in words."""
         self._claimed = self._claims.foreign()
         return self._busy(fleet) | self._claimed
+
+    def bounds(self, fleet: Sequence[Worker], desired: Mapping[str, int], is_new: bool) -> Bounds:
+        """Return what the other deployments of this user make of it; see ``GpuSharing.bounds``."""
+        return self._sharing.bounds(fleet, desired, self._busy(fleet), is_new) if self._sharing else Bounds()
 
     def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Claim the GPUs of these workers; return the ones that could not be obtained, with the reason."""

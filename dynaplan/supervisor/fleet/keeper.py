@@ -26,7 +26,7 @@ from dynaplan.core.fleet.observing import (
     observe,
     own_instances,
 )
-from dynaplan.core.fleet.reconcile import Reconciled, reconcile, replaced
+from dynaplan.core.fleet.reconcile import Fleet, Reconciled, reconcile, replaced
 from dynaplan.core.fleet.removals import MOST_REMOVALS, REMOVALS, Removal
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
@@ -37,6 +37,7 @@ from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
+from dynaplan.supervisor.fleet.gpu_sharing import Bounds
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.fleet.waits import Waits
 from dynaplan.supervisor.launch import Launch
@@ -209,7 +210,8 @@ class FleetKeeper:
         is_new = self._decision_id is not None and decision_id != self._decision_id
         self._decision_id = decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
-        unusable = self._gpus.unusable(fleet)
+        bounds = self._gpus.bounds(fleet, desired, is_new)
+        unusable = {**bounds.kept, **self._gpus.unusable(fleet)}
         served = self._link.cache_worth
         worth = {worker.name: served.get(worker.instance_id, 0) for worker in fleet} if served else {}
         fleet = self._gpus.moved(fleet, self._waits.overdue(self._clock.now_s()), unusable)
@@ -220,10 +222,11 @@ class FleetKeeper:
                 retry_failed=is_new,
                 worth=worth,
                 leave_first=self._link.leave_first,
+                given=bounds.given,
             )
             missed = self._gpus.claim_for(after.fleet)
             if missed.keys() <= unusable.keys():
-                return after
+                return _told(after, fleet, bounds, self._say)
             unusable = missed | unusable
 
     # -- act -------------------------------------------------------------------------------------
@@ -336,3 +339,13 @@ class FleetKeeper:
             elif worker.state is WorkerState.STOPPED:
                 due_s.append(now_s)
         return max(0.001, min(due_s) - now_s)
+
+
+def _told(after: Reconciled, before: Fleet, bounds: Bounds, say: Callable[[str], None]) -> Reconciled:
+    """Tell the user which worker leaves for another deployment; what waits is told from where GPUs come."""
+    for step, worker in after.steps(before):
+        if step == "drain" and worker.reason == bounds.given.get(worker.component):
+            say(f"{worker.name} leaves when its requests are done: {worker.reason}")
+    if not bounds.outlook:
+        return after
+    return replace(after, waiting={name: f"{why}; {bounds.outlook}" for name, why in after.waiting.items()})

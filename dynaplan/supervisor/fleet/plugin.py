@@ -19,6 +19,7 @@ from dynaplan import wiring
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.foundation.tasks import BackgroundTasks
+from dynaplan.ports.box import Clock
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.supervisor.fleet.departures import Departures
@@ -26,6 +27,7 @@ from dynaplan.supervisor.fleet.document import Statefile
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
+from dynaplan.supervisor.fleet.gpu_sharing import GpuSharing
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
@@ -79,8 +81,6 @@ class FleetPlugin(CircusPlugin):
         statefile = await Statefile.open(store, launch, circus, processes)
         link = StoreLink(wiring.connections.connect_store(), launch.namespace, self._wake)
         link.start()
-        claims = GpuClaims(wiring.box.gpu_claims(launch.arbiter, launch.namespace), launch.gpus)
-        memory = self._gpu_memory(launch)
         clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(launch.runtime_dir)
         departures = Departures(
             launch,
@@ -101,7 +101,7 @@ class FleetPlugin(CircusPlugin):
             clock=clock,
             link=link,
             departures=departures,
-            gpus=FleetGpus(launch.gpus, claims, memory),
+            gpus=self._fleet_gpus(launch, clock),
             record=statefile.record,
             say=terminal.say,
             learn=wiring.box.startup_times(launch.statefile).learn,
@@ -112,6 +112,11 @@ class FleetPlugin(CircusPlugin):
         log.info("keeping %d workers", len(keeper.workers))
         self._tasks.spawn(KeyKeeper(link, statefile, terminal.say).run(), "kept keys")
         await keeper.run()
+
+    def _fleet_gpus(self, launch: Launch, clock: Clock) -> FleetGpus:
+        claims, share = wiring.box.gpu_claims(launch.arbiter, launch.namespace), launch.gpu_share
+        sharing = GpuSharing(share, launch.graph, launch.gpus, claims, clock) if share else None
+        return FleetGpus(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch), sharing)
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
         """Begin to follow the memory of the GPUs, unless what others use does not count."""

@@ -14,10 +14,12 @@ from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.ports.box import Claims
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
+from dynaplan.supervisor.fleet.gpu_sharing import GpuSharing
 from dynaplan.supervisor.fleet.keeper import FleetKeeper
 from dynaplan.supervisor.launch import Launch
 from tests.fakes.circus import FakeCircus, FakeClaims, FakeHealth, FakeLink, FakeProcesses, FakeStandstill
@@ -54,7 +56,8 @@ class Box:
             leave_timeout_s=10,
         )
         self.now = 100.0
-        self.circus, self.link, self.claims = FakeCircus(), FakeLink(), FakeClaims(*foreign)
+        self.circus, self.link = FakeCircus(), FakeLink()
+        self.claims: Claims = FakeClaims(*foreign)
         self.health = FakeHealth()
         self.standstill = FakeStandstill()
         self.oom_kills = 3
@@ -67,6 +70,7 @@ class Box:
         self.learnt: list[tuple[str, float]] = []
         self.wake = asyncio.Event()
         self.memory: GpuMemory | None = None
+        self.sharing: GpuSharing | None = None
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> FleetKeeper:
@@ -79,7 +83,9 @@ class Box:
             clock=self,
             link=cast(Any, self.link),
             departures=self.departures(),
-            gpus=FleetGpus(self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory),
+            gpus=FleetGpus(
+                self.launch.gpus, GpuClaims(self.claims, self.launch.gpus), self.memory, self.sharing
+            ),
             record=self.record,
             say=self.said.append,
             learn=lambda key, seconds: self.learnt.append((key, seconds)),
