@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.gpus import Gpu, GpuShare
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
@@ -183,3 +183,15 @@ def test_an_engine_that_may_take_long_does_not_make_its_process_wait_longer_for_
 def test_what_a_service_of_the_users_own_means_by_our_keys_is_its_own_affair() -> None:
     launch = replace(LAUNCH, config={"Backend": {"drain-deadline": "soon"}})
     assert launch.leave_timeout_of("Backend") == 600
+
+
+def test_the_gpus_are_shared_where_the_planner_section_says_how() -> None:
+    services = (*LAUNCH.graph.services, ServiceSpec("Planner", Role.PLANNER))
+    launch = replace(LAUNCH, graph=replace(LAUNCH.graph, services=services))
+    assert launch.gpu_share is None, "first come first served"
+    sharing = replace(launch, config={"Planner": {"gpu-priority": 5}})
+    assert sharing.gpu_share == GpuShare("ns", 1, 5, 0, frozenset({"GPU-a", "GPU-b"}))
+    reserving = replace(launch, config={"Planner": {"reserved-gpus": 0}})
+    assert reserving.gpu_share == GpuShare("ns", 1, 0, 0, frozenset({"GPU-a", "GPU-b"}))
+    assert replace(sharing, gpus=()).gpu_share is None
+    assert replace(sharing, graph=LAUNCH.graph).gpu_share is None
