@@ -76,7 +76,7 @@ class GpuPool:
 
 @dataclass(frozen=True)
 class GpuShare:
-    """What one deployment says of its GPUs to the others that share the box's GPUs with it.
+    """The words of one deployment about its GPUs to the others that share the box's GPUs with it.
 
     GPUs are named by UUID. ``reserved`` is the number that no other takes from it, ``visible`` are the ones
     that it may use at all, ``left_out`` the ones that nobody claims and that it cannot use all the same.

@@ -75,7 +75,7 @@ class Launch:
 
     @property
     def gpu_share(self) -> GpuShare | None:
-        """What never changes of its share in the box's GPUs; None when they are not shared."""
+        """The part of its share in the box's GPUs that never changes; None when they are not shared."""
         planner = next((each.name for each in self.graph.services if each.role is Role.PLANNER), "")
         given = self.settings_of(planner) if planner else {}
         known = [given.get("gpu-priority"), given.get("reserved-gpus")]

@@ -14,17 +14,19 @@ BOX = frozenset(f"GPU-{number}" for number in range(8))
 
 
 class Deployments:
-    """Deployments of single-GPU workers on one box, each of which acts on its own part when it has a turn."""
+    """Deployments on one box, each of which acts on its own part when it has a turn."""
 
-    def __init__(self, asked: list[tuple[int, int, int, int]]) -> None:
-        self.wanted = {}
+    def __init__(self, asked: list[tuple[int, int, int, int]], sizes: list[int]) -> None:
+        self.wanted: dict[str, int] = {}
+        self.size: dict[str, int] = {}
         self.shares: dict[str, GpuShare] = {}
         self.passed: list[tuple[str, str]] = []
         free = sorted(BOX)
         for number, (priority, reserved, wanted, first) in enumerate(asked):
             name = f"ns{number}"
-            held, free = frozenset(free[: min(first, wanted)]), free[min(first, wanted) :]
-            self.wanted[name] = wanted
+            self.wanted[name], self.size[name] = wanted, sizes[number]
+            gpus = min(first, wanted, len(free) // sizes[number]) * sizes[number]
+            held, free = frozenset(free[:gpus]), free[gpus:]
             self.shares[name] = GpuShare(name, number, priority, reserved, BOX, held=held)
         for name in self.shares:
             self.publish(name)
@@ -39,13 +41,13 @@ class Deployments:
 
     def publish(self, name: str) -> None:
         share = self.shares[name]
-        staying = len(share.held - share.leaving)
-        lacks = max(0, self.wanted[name] - staying)
+        size, staying = self.size[name], len(share.held - share.leaving)
+        lacks = max(0, self.wanted[name] - staying // size)
         self.shares[name] = replace(
             share,
-            pools=(GpuPool("W", 1, staying),),
-            wants=staying + min(lacks, 1),
-            wants_in_all=staying + lacks,
+            pools=(GpuPool("W", size, staying // size),),
+            wants=staying + min(lacks, 1) * size,
+            wants_in_all=staying + lacks * size,
             promised=0,
         )
 
@@ -61,23 +63,23 @@ class Deployments:
         if step and step.giver.namespace == name:
             self.check(step.giver, step.taker)
             self.passed.append((name, step.taker.namespace))
-            leaves = max(step.giver.held)
-            self.shares[name] = replace(after(step), leaving=frozenset({leaves}))
+            leaving = frozenset(sorted(step.giver.held)[-self.size[name] :])
+            self.shares[name] = replace(after(step), leaving=leaving)
         return self.shares[name] != before
 
     def take(self, name: str) -> None:
         share = self.shares[name]
         free = sorted(BOX - self.claimed)
         back = kept_back(share, self.all, self.claimed).number
-        lacks = share.wants_in_all - len(share.held)
-        self.shares[name] = replace(
-            share, held=share.held | set(free[: max(0, min(lacks, len(free) - back))])
-        )
+        lacks = share.wants_in_all - len(share.held - share.leaving)
+        gpus = max(0, min(lacks, len(free) - back)) // self.size[name] * self.size[name]
+        self.shares[name] = replace(share, held=share.held | set(free[:gpus]))
 
     def check(self, giver: GpuShare, taker: GpuShare) -> None:
         assert right(taker, giver)
         assert taker.needs
-        assert len(giver.held) - 1 >= max(giver.reserved, 1), "beyond its minimum, and one goes on answering"
+        size = self.size[giver.namespace]
+        assert len(giver.held) - size >= max(giver.reserved, size), "beyond its minimum, and one answers"
         assert giver.priority < taker.priority or taker.wants <= taker.reserved
         assert not any(share.coming for share in self.all), "one at a time"
         assert self.claimed >= BOX or giver.visible - self.claimed, "free ones first"
@@ -91,11 +93,11 @@ ASKED = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(ASKED, st.data())
+@given(ASKED, st.sampled_from([[1] * 4, [2, 1, 3, 1], [1, 2, 4, 2]]), st.data())
 def test_gpus_come_to_rest_and_none_goes_back_and_forth(
-    asked: list[tuple[int, int, int, int]], data: st.DataObject
+    asked: list[tuple[int, int, int, int]], sizes: list[int], data: st.DataObject
 ) -> None:
-    box = Deployments(asked)
+    box = Deployments(asked, sizes)
     for _ in range(12):  # any order of turns
         box.turn(data.draw(st.sampled_from(sorted(box.shares))))
     turns = 0
@@ -104,10 +106,11 @@ def test_gpus_come_to_rest_and_none_goes_back_and_forth(
         assert turns < 100, f"it never rests: {box.passed}"
     assert sum(len(share.held) for share in box.all) == len(box.claimed), "no GPU has two owners"
     assert len(box.passed) <= 2 * len(BOX)
+    if set(sizes) != {1}:
+        return  # What a gift leaves over anybody takes, and gives back to a better right.
     pairs = set(box.passed)
     assert not any((taker, giver) in pairs for giver, taker in pairs), "none is taken back"
-    lacking = [share for share in box.all if share.needs]
-    for taker in lacking:
+    for taker in (share for share in box.all if share.needs):
         assert box.claimed == BOX, "no GPU lies idle beside somebody who lacks one"
         for giver in box.all:
             is_beyond = len(giver.held) > max(1, giver.reserved)
@@ -116,5 +119,5 @@ def test_gpus_come_to_rest_and_none_goes_back_and_forth(
 
 @given(ASKED)
 def test_equals_never_take_from_each_other(asked: list[tuple[int, int, int, int]]) -> None:
-    box = Deployments([(1, 0, wanted, first) for _, _, wanted, first in asked])
+    box = Deployments([(1, 0, wanted, first) for _, _, wanted, first in asked], [1] * 4)
     assert transfer(box.all, box.claimed) is None

@@ -268,7 +268,7 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
 
 
 def _share_in(directory: int, name: str) -> dict[str, Any] | None:
-    """What an arbiter of our user says in that file; None when it is none, or another user's."""
+    """Read the share of an arbiter of our user in that file; None when it is none, or another user's."""
     if not name.startswith(SHARE):
         return None
     text, uid = _text_of(directory, name, LONGEST_SHARE)

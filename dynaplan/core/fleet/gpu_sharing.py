@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class KeptBack:
-    """Free GPUs that are for others, with a better right to them; ``why`` says for whom, and by what."""
+    """Free GPUs that are for others, with a better right to them; ``why`` names the first, and its right."""
 
     number: int = 0
     visible: frozenset[str] = frozenset()

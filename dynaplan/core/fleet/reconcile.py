@@ -35,7 +35,7 @@ NO_WORTH: Mapping[str, int] = MappingProxyType({})
 """The worth of caches where no frontend routes by them."""
 
 NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
-"""What is given to other deployments where GPUs are not shared."""
+"""The gifts to other deployments where GPUs are not shared."""
 
 _IN_THOUSANDS = 10_000
 

@@ -11,7 +11,7 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
-from dynaplan.supervisor.fleet.gpu_sharing import Bounds, GpuSharing
+from dynaplan.supervisor.fleet.gpu_sharing import SharingBounds, GpuSharing
 
 TAKEN_MEANWHILE = "claimed by another deployment a moment ago"
 
@@ -30,6 +30,7 @@ class FleetGpus:
         sharing: GpuSharing | None = None,
     ) -> None:
         self._sharing = sharing
+        self._kept: Mapping[int, str] = {}
         self._inventory = inventory
         self._claims = claims
         self._memory = memory
@@ -40,9 +41,13 @@ class FleetGpus:
         self._claimed = self._claims.foreign()
         return self._busy(fleet) | self._claimed
 
-    def bounds(self, fleet: Sequence[Worker], desired: Mapping[str, int], is_new: bool) -> Bounds:
+    def bounds(self, fleet: Sequence[Worker], desired: Mapping[str, int], is_new: bool) -> SharingBounds:
         """Return what the other deployments of this user make of it; see ``GpuSharing.bounds``."""
-        return self._sharing.bounds(fleet, desired, self._busy(fleet), is_new) if self._sharing else Bounds()
+        if self._sharing is None:
+            return SharingBounds()
+        bounds = self._sharing.bounds(fleet, desired, self._busy(fleet), is_new)
+        self._kept = bounds.kept
+        return bounds
 
     def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Claim the GPUs of these workers; return the ones that could not be obtained, with the reason."""
@@ -85,7 +90,7 @@ class FleetGpus:
     def free(self, fleet: Sequence[Worker]) -> list[int]:
         """Return the indices of the GPUs that a further worker may get now."""
         held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
-        taken = held | self._busy(fleet).keys() | self._claimed.keys()
+        taken = held | self._busy(fleet).keys() | self._claimed.keys() | self._kept.keys()
         return [gpu.index for gpu in self._inventory if gpu.index not in taken]
 
     def left_out(self, fleet: Sequence[Worker]) -> list[str]:

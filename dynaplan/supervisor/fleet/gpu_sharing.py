@@ -24,8 +24,8 @@ BEING_FREED_S = 30.0
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What the sharing asks of the fleet in one pass.
+class SharingBounds:
+    """The bounds that sharing sets to the fleet in one pass.
 
     ``given`` is component -> why one of its workers leaves for another deployment; ``kept`` are free GPUs
     that are for others: index -> why; ``outlook`` says from where missing GPUs are to come.
@@ -52,14 +52,14 @@ class GpuSharing:
 
     def bounds(
         self, fleet: Sequence[Worker], desired: Mapping[str, int], busy: Mapping[int, str], is_new: bool
-    ) -> Bounds:
+    ) -> SharingBounds:
         """Publish, and return what the fleet is to do; nothing while the claims cannot be used.
 
         ``desired`` is component -> number of workers; ``busy`` are the GPUs whose memory is in use;
         ``is_new`` tells that the numbers were written anew: what has failed is tried again.
         """
         self._note_failing(fleet, desired, is_new)
-        decided = Bounds()
+        decided = SharingBounds()
 
         def share(seen: NodeGpus) -> GpuShare:
             nonlocal decided
@@ -75,15 +75,17 @@ class GpuSharing:
             self._claims.publish(share)
         except DeploymentError as error:
             log.warning("%s", error)
-            return Bounds()
+            return SharingBounds()
         return decided
 
-    def _decided(self, own: GpuShare, seen: NodeGpus, in_use: frozenset[str]) -> tuple[Bounds, GpuShare]:
+    def _decided(
+        self, own: GpuShare, seen: NodeGpus, in_use: frozenset[str]
+    ) -> tuple[SharingBounds, GpuShare]:
         everybody = (own, *seen.shares)
         step = gpu_sharing.transfer(everybody, seen.claimed)
         back = gpu_sharing.kept_back(own, everybody, seen.claimed)
         free = [gpu for gpu in self._inventory if gpu.uuid in back.visible - in_use]
-        bounds = Bounds(
+        bounds = SharingBounds(
             kept={gpu.index: back.why for gpu in free[max(0, len(free) - back.number) :]},
             outlook=gpu_sharing.outlook(own, everybody, seen.claimed),
         )

@@ -37,7 +37,7 @@ from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
-from dynaplan.supervisor.fleet.gpu_sharing import Bounds
+from dynaplan.supervisor.fleet.gpu_sharing import SharingBounds
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.fleet.waits import Waits
 from dynaplan.supervisor.launch import Launch
@@ -341,7 +341,7 @@ class FleetKeeper:
         return max(0.001, min(due_s) - now_s)
 
 
-def _told(after: Reconciled, before: Fleet, bounds: Bounds, say: Callable[[str], None]) -> Reconciled:
+def _told(after: Reconciled, before: Fleet, bounds: SharingBounds, say: Callable[[str], None]) -> Reconciled:
     """Tell the user which worker leaves for another deployment; what waits is told from where GPUs come."""
     for step, worker in after.steps(before):
         if step == "drain" and worker.reason == bounds.given.get(worker.component):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.gpus import GpuPool, GpuShare, NodeGpus
 from dynaplan.domain.lifecycle import Worker
-from dynaplan.supervisor.fleet.gpu_sharing import BEING_FREED_S, Bounds, GpuSharing
+from dynaplan.supervisor.fleet.gpu_sharing import BEING_FREED_S, SharingBounds, GpuSharing
 from tests.fakes.circus import FakeClaims
 from tests.unit.core.fleet.graphs import (
     DRAINING,
@@ -58,7 +58,7 @@ class Sharing:
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def bounds(self, busy: Mapping[int, str] = {}, is_new: bool = False, wanted: int = 2) -> Bounds:
+    def bounds(self, busy: Mapping[int, str] = {}, is_new: bool = False, wanted: int = 2) -> SharingBounds:
         return self.sharing.bounds(self.fleet, {"VllmWorker": wanted}, busy, is_new)
 
 
@@ -123,4 +123,4 @@ def test_a_promise_is_published_with_the_decision() -> None:
     assert sharing.claims.share.promised == 1
     assert sharing.claims.share.pools == (GpuPool("VllmWorker", 1, 1),)
     sharing.claims.is_broken = True
-    assert sharing.bounds() == Bounds()
+    assert sharing.bounds() == SharingBounds()
