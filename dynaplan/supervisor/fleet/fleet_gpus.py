@@ -11,7 +11,7 @@ from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
-from dynaplan.supervisor.fleet.gpu_sharing import SharingBounds, GpuSharing
+from dynaplan.supervisor.fleet.gpu_sharing import GpuSharing, SharingBounds
 
 TAKEN_MEANWHILE = "claimed by another deployment a moment ago"
 

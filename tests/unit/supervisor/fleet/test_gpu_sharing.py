@@ -8,7 +8,7 @@ from dataclasses import replace
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.gpus import GpuPool, GpuShare, NodeGpus
 from dynaplan.domain.lifecycle import Worker
-from dynaplan.supervisor.fleet.gpu_sharing import BEING_FREED_S, SharingBounds, GpuSharing
+from dynaplan.supervisor.fleet.gpu_sharing import BEING_FREED_S, GpuSharing, SharingBounds
 from tests.fakes.circus import FakeClaims
 from tests.unit.core.fleet.graphs import (
     DRAINING,
