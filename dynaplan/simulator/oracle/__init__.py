@@ -95,9 +95,8 @@ a window 8. To model the whole schedule of two pools once costs 1.15 passes. The
 passes and every later one 2 E, and as many again for its last step, the spending of misses. A search ends
 before when a round accepts no change and prices move by less than a quarter, from the fifth round on.
 
-The whole ends after E simulations (those of step 2 included, those of step 6 not), or when for the third time
-in all a search finds a schedule that was simulated before. The search after the first such find begins at a
-third of the prices, that after the second at three times the prices, to leave a local minimum.
+The whole ends after E simulations (those of step 2 included, those of step 6 not), or when a search finds a
+schedule that was simulated before.
 
 WHAT IT PROVES
 

@@ -41,10 +41,6 @@ DOUBT = 1.0
 """A static schedule is still simulated where the models count at most M * (1 + DOUBT) misses of either
 target: they may be wrong by as much."""
 
-SHAKES = (1 / 3, 3.0)
-"""The factors on the prices with which a search begins, one for each time that the search before it found a
-schedule simulated already. Each is used once; when both are used up, the next such find is the end."""
-
 TUNING = (0.25, 4.0)
 """The least and the largest limit of the quick models, as multiples of the targets: beyond, a model is wrong
 in another way than its limit. Even within, tuning fits the number of misses, not which requests miss."""
@@ -133,15 +129,14 @@ class _Finder:
         self._simulate_smallest_static()
         planner.begin(self._allowed())
         levels: Mapping[Role, Levels] | None = None
-        shakes, shake = iter(SHAKES), 1.0
-        while self._simulations < options.effort and shake:
+        while self._simulations < options.effort:
             effort = options.effort * (NEXT_SEARCH if levels else FIRST_SEARCH)
-            levels = planner.improve(levels, self._allowed(), effort, shake)
+            levels = planner.improve(levels, self._allowed(), effort)
             simulated = self._simulate(levels)
-            shake = 1.0 if simulated else next(shakes, 0.0)
-            if simulated:
-                self._tune(simulated)
-            if not (simulated and simulated.excess):
+            if simulated is None:
+                break
+            self._tune(simulated)
+            if not simulated.excess:
                 levels = self._best.levels
                 self._follow(self._best)
         self._simulate_cheaper_statics()

@@ -210,15 +210,12 @@ class SchedulePlanner:
 
     # -- improving it ----------------------------------------------------------------------------
 
-    def improve(
-        self, start: Schedules | None, allowed: Misses, effort: float, shake: float = 1.0
-    ) -> Schedules:
+    def improve(self, start: Schedules | None, allowed: Misses, effort: float) -> Schedules:
         """Return the cheapest schedule found that misses no more than allowed, or else misses least.
 
         ``effort`` is the largest number of passes before the last squeeze, which may take as many again. A
         pass is as many requests modelled in the decode pool as ``whole``: the servable ones, and
-        ``WINDOW_COST`` for each window. A ``shake`` other than 1 begins with a sweep at the last prices times
-        it, to leave a local minimum.
+        ``WINDOW_COST`` for each window.
         """
         search = self._search
         assert search is not None
@@ -231,8 +228,6 @@ class SchedulePlanner:
             search.repair(allowed, until)
             search.run()
             best = min(best, (_rank(search, allowed), search.levels()), key=_first)
-        if shake != 1:
-            search.sweep(Prices(shake * self._prices.ttft, shake * self._prices.itl), until)
         step = FIRST_STEP
         while search.spent < until:
             made = search.sweep(self._prices, until)
