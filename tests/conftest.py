@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,9 @@ MARK = pytest.StashKey[str]()
 LEFT = pytest.StashKey[dict[int, str]]()
 
 
-# An example that takes long on a busy machine breaks no rule.
-settings.register_profile("dynaplan", deadline=None)
+# An example that takes long on a busy machine breaks no rule. The examples are the same in every run, so that
+# a red one can be repeated; `tox -e torture` looks for new ones.
+settings.register_profile("dynaplan", deadline=None, derandomize=not os.environ.get("DYNAPLAN_TORTURE"))
 settings.load_profile("dynaplan")
 
 

@@ -2,7 +2,8 @@
 
 A hold goes before thresholds, targets, minimums and guards. One that keeps or adds workers takes room in the
 GPU budget from the other role, down to that role's minimum or its own hold; where even that is not enough the
-hold is kept and the budget is exceeded, as ``dynaplan scale`` may.
+hold is kept and the budget is exceeded, as ``dynaplan scale`` may. One that keeps a role small leaves its
+room to the other.
 """
 
 from __future__ import annotations
