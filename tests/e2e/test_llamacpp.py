@@ -197,6 +197,7 @@ async def test_prefill_workers_come_and_go_under_load_and_nothing_is_lost(two_po
     await eventually(lambda: scratch_files(two_pools) == [], 10)
 
 
+@in_torture
 async def test_stop_under_load_ends_the_streams_and_leaves_nothing(tmp_path: Path, tiny_gguf: Path) -> None:
     deployment = disaggregated(tmp_path, tiny_gguf)
     try:

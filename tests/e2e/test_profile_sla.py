@@ -183,6 +183,7 @@ def _assert_known(points: list[dict[str, Any]]) -> None:
             assert values["itl_ms"] == pytest.approx(fed_ms, rel=0.1), values
 
 
+@in_torture
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_llamacpp_is_measured_for_real(profiler: Profiler, tmp_path: Path) -> None:

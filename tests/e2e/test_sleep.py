@@ -99,6 +99,7 @@ async def told(deployment: Deployment, number: int) -> None:
         await store.close()
 
 
+@in_torture
 async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_demand(start: Start) -> None:
     deployment = start("--VllmWorker.ServiceArgs.workers=2")
     pids = {name: deployment.pid_of(name) for name in WORKERS}

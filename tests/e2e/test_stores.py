@@ -65,6 +65,7 @@ def names_of(deployment: Deployment) -> dict[str, int | None]:
     return {name: worker["lease"] for name, worker in deployment.workers().items()}
 
 
+@in_torture
 async def test_a_store_in_files_needs_no_server_and_all_holds(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET, "--store", "file")
     assert servers_of(deployment) == set()
