@@ -19,8 +19,9 @@ from dynaplan.supervisor.launch import Launch
 from dynaplan.supervisor.scratch import remove_files_of
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 
-EXIT_CODE_WITHIN_S = 0.3
-"""Time for which an exit code is waited for: circus tells it a moment after the process is gone."""
+EXIT_CODE_WITHIN_S = 0.9
+"""Time for which an exit code is waited for: circus tells it a moment after the process is gone, on a busy
+machine half a second."""
 
 REVOKED_REACT_S = 3.0
 """Time after which a worker whose lease was revoked is also sent SIGTERM: it may not have heard."""
