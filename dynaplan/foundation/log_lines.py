@@ -30,7 +30,7 @@ class JsonLogLines(LogLines):
     """Writes each record as one JSON object: time, level, logger, message, its fields, its exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record as the text of one JSON object, without a line break."""
         line = {
             "time": self.formatTime(record),
             "level": record.levelname,

@@ -57,7 +57,7 @@ class ProcessWatch(Protocol):
         ...
 
     def close(self) -> None:
-        """Watch nothing more."""
+        """Stop watching, and give back what the watch held; no end is told afterwards."""
         ...
 
 

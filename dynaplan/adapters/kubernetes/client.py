@@ -108,7 +108,7 @@ class KubernetesClient:
         return cls(http, environ.get(NAMESPACE_VARIABLE) or config.namespace)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the API server; what the cluster holds stays."""
         await self._http.aclose()
 
     async def get(self, resource: Resource, name: str, subresource: str = "") -> Object:
@@ -169,7 +169,7 @@ class KubernetesClient:
         return await self._object("PATCH", resource.path(self.namespace, name, subresource), changes, kind)
 
     async def delete(self, resource: Resource, name: str) -> None:
-        """Delete an object."""
+        """Delete an object; raises ClusterNotFound when it is not there."""
         await self._object("DELETE", resource.path(self.namespace, name))
 
     async def _object(

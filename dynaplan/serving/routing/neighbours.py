@@ -49,7 +49,7 @@ class Neighbours:
         self._stop_following = discovery.on_change(self._follow)
 
     async def close(self) -> None:
-        """Watch nothing more."""
+        """Stop watching the workers; revocations that are under way are given up."""
         self._stop_following()
         self._watch.close()
         await self._tasks.cancel()
