@@ -385,7 +385,7 @@ async def test_sigterm_ends_the_program_at_once_also_while_it_loads(
 ) -> None:
     os.mkfifo(endless := tmp_path / "endless.gguf")
     child = child_of(endless)
-    program = psutil.Process(child.pid)
+    program = psutil.Process(await eventually(lambda: child.engine_pid))
     await eventually(lambda: str(endless) in " ".join(program.cmdline()))
     await eventually(lambda: len(program.threads()) > 1)  # llama.cpp's, so it is in its constructor
     begun_s = time.monotonic()
@@ -420,8 +420,8 @@ async def test_the_program_has_a_group_of_its_own_a_loopback_port_and_no_key_on_
     start_worker: StartWorker,
 ) -> None:
     worker = await start_worker()
-    child = psutil.Process(worker.engine._child.pid)
-    assert os.getpgid(child.pid) == child.pid
+    child = psutil.Process(worker.engine._child.engine_pid)
+    assert os.getpgid(child.pid) == worker.engine._child.pid
     assert TOKEN not in " ".join(child.cmdline())
     listening = [each.laddr for each in child.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     assert [address.ip for address in listening] == ["127.0.0.1"]
@@ -447,7 +447,7 @@ from dynaplan.domain.engine import EngineContext
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
     await engine.start()
-    print(engine._child.pid, flush=True)
+    print(engine._child.engine_pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -506,7 +506,7 @@ async def test_the_program_as_a_child_serves_hands_over_and_ends_with_its_worker
     answer = await answer_of(decode, "r", body, hand_off)
     prefill.engine.release("r")
     assert answer["timings"]["prompt_n"] == 1
-    child = psutil.Process(decode.engine._child.pid)
+    child = psutil.Process(decode.engine._child.engine_pid)
     assert TOKEN not in " ".join(child.cmdline())
     await decode.engine.stop()
     assert not child.is_running()
@@ -518,7 +518,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 ) -> None:
     worker = await start_worker(llama_server=str(write_program(tmp_path)))
     dying = asyncio.create_task(worker.engine.died())
-    os.kill(worker.engine._child.pid, signal.SIGKILL)
+    os.kill(worker.engine._child.engine_pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="SIGKILL"):
         await asyncio.wait_for(dying, 5)
 
@@ -529,7 +529,7 @@ async def test_a_child_that_stands_still_is_hung(
     monkeypatch.setattr("dynaplan.adapters.engines.common.watch.READ_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
-    os.kill(worker.engine._child.pid, signal.SIGSTOP)
+    os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="hang"):
         await asyncio.wait_for(dying, 20)
 

@@ -18,6 +18,7 @@ from dynaplan.adapters.local import processes
 from dynaplan.adapters.local.processes import (
     TRACKERS_WITHIN_S,
     boot_id,
+    descendants_of,
     group_members,
     identify,
     identity_of,
@@ -28,6 +29,8 @@ from dynaplan.core.fleet.statefile import Document
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.supervisor.leftovers import end_leftovers
 from tests.fakes.polling import wait_until
+
+ROOT = Path(__file__).parents[2]
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 ENGINE = """
@@ -148,6 +151,80 @@ def test_strangers_in_a_session_without_its_leader_are_left_alone(spawn: Spawn) 
     worker.wait()
     assert kill_group(worker.pid, started_at) == ()
     assert len(session_members(worker.pid)) == 3
+
+
+SHIMMED = """
+import os, subprocess, sys
+from dynaplan.foundation.children.shim import shimmed
+server = "setsid sleep 600 & exec sleep 600"
+subprocess.Popen(shimmed(["sh", "-c", server], os.getpid()), process_group=0)
+print('up', flush=True)
+sys.stdin.read()
+"""
+"""A worker whose engine has a child in a session of its own."""
+
+
+def shimmed_worker(spawn: Spawn) -> tuple[subprocess.Popen[bytes], int, list[int]]:
+    """A worker with a shim, its start time, and what is below the shim: the engine, and its child apart."""
+    worker = spawn(
+        sys.executable, "-c", SHIMMED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=str(ROOT)
+    )
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == b"up\n"
+    below = wait_until(lambda: (found := descendants_of(worker.pid))[2:] and found)
+    wait_until(lambda: len({os.getsid(pid) for pid in below}) == 2)
+    return worker, identity_of(worker.pid).started_at, below
+
+
+@pytest.mark.parametrize("waits_s", [0.0, TRACKERS_WITHIN_S])
+def test_what_an_engine_has_in_other_sessions_ends_with_its_worker(spawn: Spawn, waits_s: float) -> None:
+    worker, started_at, below = shimmed_worker(spawn)
+
+    kill_group(worker.pid, started_at, waits_s)
+
+    wait_until(lambda: not any(identify(pid) for pid in (worker.pid, *below)))
+    worker.wait()
+    assert kill_group(worker.pid, started_at) == ()
+
+
+def test_a_worker_that_was_stopped_with_all_its_processes_is_ended_with_them(spawn: Spawn) -> None:
+    worker, started_at, below = shimmed_worker(spawn)
+    for pid in (worker.pid, *below):
+        os.kill(pid, signal.SIGSTOP)
+
+    kill_group(worker.pid, started_at)
+
+    wait_until(lambda: not any(identify(pid) for pid in (worker.pid, *below)))
+
+
+DEAF = """
+import subprocess, time
+subprocess.Popen(["setsid", "sleep", "600"])
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_shim_that_does_not_end_is_killed_in_a_later_look_with_all_below_it(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The shim is one by its command line only."""
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pytest.fail("it blocks"))
+    monkeypatch.setattr("dynaplan.adapters.local.processes.time", clock)
+    (tmp_path / "children").mkdir()
+    (script := tmp_path / "children" / "shim.py").write_text(DEAF)
+    shim = spawn(sys.executable, "-I", "-S", str(script), "--child", "1", stdout=subprocess.PIPE)
+    assert shim.stdout is not None and shim.stdout.readline() == b"up\n"
+    started_at = identity_of(shim.pid).started_at
+    [apart] = wait_until(lambda: [each for each in descendants_of(shim.pid) if os.getsid(each) == each])
+
+    for now[0] in (200.0, 200.0 + TRACKERS_WITHIN_S - 0.1):
+        assert kill_group(shim.pid, started_at) == (shim.pid,)
+    assert identify(apart)
+    now[0] = 200.0 + TRACKERS_WITHIN_S
+    kill_group(shim.pid, started_at)
+    wait_until(lambda: not any(identify(pid) for pid in (shim.pid, apart)))
 
 
 def test_our_own_group_is_never_killed() -> None:

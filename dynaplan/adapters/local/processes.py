@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.foundation.children.shim import descendants, is_shim, parents
 
 _PROC = Path("/proc")
 _WORKER_MARK = "DYNAPLAN_WORKER_NAME"
@@ -20,7 +21,7 @@ TRACKERS_WITHIN_S = 3.0
 
 _POLL_S = 0.01
 _alone_since_s: dict[tuple[int, int], float] = {}
-"""The moment since which only trackers were left of a session, by its leader's pid and start time."""
+"""The moment since which only what ends by itself was left of a session, by its leader's pid and start."""
 
 
 class _Stat(NamedTuple):
@@ -105,6 +106,20 @@ def session_members(session: int) -> tuple[int, ...]:
     return tuple(pid for pid, stat in _running() if stat.session == session)
 
 
+def descendants_of(pid: int) -> list[int]:
+    """Return the pids of the processes below a process, without zombies."""
+    return descendants(pid, parents())
+
+
+def command_under(shim: int) -> int:
+    """Return the pid of the command that a shim has started; 0 when there is none.
+
+    It is the oldest of its children: later ones are orphans that the shim has adopted.
+    """
+    ages = {pid: identify(pid) for pid, parent in parents().items() if parent == shim}
+    return min(ages, key=lambda pid: (ages[pid] or 0, pid), default=0)
+
+
 def _running() -> Iterator[tuple[int, _Stat]]:
     for name in os.listdir(_PROC):
         stat = _stat(int(name)) if name.isdigit() else None
@@ -121,7 +136,8 @@ def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ..
     the number was reused since, only members that started after the leader are killed, and only when one of
     them carries a worker's environment: all members descend from one leader.
 
-    Python's resource trackers are left to end by themselves, and count as found. The call blocks for them for
+    Python's resource trackers are left to end by themselves, and so are shims, which end engines with all
+    that these have started, in other sessions too; they count as found. The call blocks for them for
     ``waits_s`` seconds at most and then kills them. With 0 it never blocks, and a later call kills them, once
     they have been alone for ``TRACKERS_WITHIN_S``.
     """
@@ -134,50 +150,60 @@ def kill_group(pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ..
         members = members if any(map(_is_marked, members)) else ()
     elif leader.started_at != started_at or leader.session != pid:
         return ()
-    if _spares_trackers(pid, started_at, members, waits_s):
+    if _spares(pid, started_at, members, waits_s):
         return members
-    for group in {stat.group for each in members if (stat := _stat(each)) and stat.session == pid}:
+    left = {each: stat for each in members if (stat := _stat(each)) and stat.session == pid}
+    parent_of = parents()
+    for each in {below for member in left for below in descendants(member, parent_of)} - left.keys():
+        _kill(each)  # in a session of its own, below a shim that has had its time
+    for group in {stat.group for stat in left.values()}:
         # By groups: a process that is born meanwhile belongs to one of them, and dies with it.
         _kill(-group)
     return members
 
 
-def kill_but_trackers(pids: Collection[int]) -> frozenset[int]:
-    """SIGKILL these processes but Python's resource trackers among them; return the trackers.
+def kill_but_self_ending(pids: Collection[int]) -> frozenset[int]:
+    """SIGKILL these processes but the ones that end by themselves; return the latter.
 
-    A tracker removes the shared memory of killed processes and then ends: gigabytes of a vLLM engine, which
-    would stay in /dev/shm until the next boot. Without a tracker nothing is killed: that is left to the
-    caller.
+    They are Python's resource trackers and our shims. A tracker removes the shared memory of killed processes
+    and then ends: gigabytes of a vLLM engine, which would stay in /dev/shm until the next boot. A shim ends
+    when its parent has, and everything below it, in other sessions too. A stopped one goes on for that.
+    Without any of them nothing is killed: that is left to the caller.
     """
-    trackers = frozenset(pid for pid in pids if _is_tracker(pid))
-    if trackers:
-        for pid in set(pids) - trackers:
-            _kill(pid)
-    return trackers
+    spared = frozenset(pid for pid in pids if _ends_by_itself(pid))
+    if spared:
+        for pid in pids:
+            _kill(pid, signal.SIGCONT if pid in spared else signal.SIGKILL)
+    return spared
 
 
-def _spares_trackers(session: int, started_at: int, members: Collection[int], waits_s: float) -> bool:
-    """Kill all but trackers; tell whether trackers in the session still have time to end by themselves."""
-    trackers = kill_but_trackers(members)
-    if trackers and waits_s > 0:
+def _spares(session: int, started_at: int, members: Collection[int], waits_s: float) -> bool:
+    """Kill the members but trackers and shims; tell whether there are some with time left to end."""
+    spared = kill_but_self_ending(members)
+    if spared and waits_s > 0:
         give_up_s = time.monotonic() + waits_s
-        while any(identify(pid) for pid in trackers) and time.monotonic() < give_up_s:
+        while any(identify(pid) for pid in spared) and time.monotonic() < give_up_s:
             time.sleep(_POLL_S)
         return False
     key, now_s = (session, started_at), time.monotonic()
-    if trackers and (
-        trackers != set(members) or now_s - _alone_since_s.setdefault(key, now_s) < TRACKERS_WITHIN_S
+    if spared and (
+        spared != set(members) or now_s - _alone_since_s.setdefault(key, now_s) < TRACKERS_WITHIN_S
     ):
         return True
     _alone_since_s.pop(key, None)
     return False
 
 
-def _is_tracker(pid: int) -> bool:
+def _ends_by_itself(pid: int) -> bool:
+    line = _command_line(pid)
+    return b"multiprocessing.resource_tracker" in line or is_shim(line)
+
+
+def _command_line(pid: int) -> bytes:
     try:
-        return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
+        return (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -199,9 +225,9 @@ def _is_younger(pid: int, started_at: int) -> bool:
     return start is not None and start >= started_at
 
 
-def _kill(pid: int) -> None:
-    """SIGKILL a process, or a group by its negative number, unless it is gone or another user's."""
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process, or a group by its negative number, unless it is gone or another user's."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return

@@ -14,10 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.adapters.engines.common.server_client import ServerClient
-from dynaplan.adapters.local.processes import TRACKERS_WITHIN_S, group_members, kill_but_trackers
+from dynaplan.adapters.local.processes import (
+    TRACKERS_WITHIN_S,
+    command_under,
+    descendants_of,
+    group_members,
+    kill_but_self_ending,
+)
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.masking import MASK
-from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.children.shim import END_SIGNAL, shimmed
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +42,20 @@ POLL_S = 0.02
 READY_POLL_S = 0.1
 """Seconds between two questions to a starting server whether it is ready."""
 
+SHIM_WITHIN_S = TRACKERS_WITHIN_S + 1.0
+"""Seconds after which a shim that was told to end the engine is not waited for any more."""
+
 GONE_WITHIN_S = 10.0
-"""Seconds that the kernel may take to end a killed process group: freeing a GPU's memory takes a while."""
+"""Seconds that the kernel may take to end killed processes: freeing a GPU's memory takes a while."""
 
 
 class EngineChild:
-    """One engine process and its children, in a process group of their own within the worker's session.
+    """One engine process and all that it starts, below a shim (``dynaplan.foundation.children.shim``).
 
-    The kernel kills the leader when the worker dies, or the thread that spawned it: spawn from the main
-    thread. The group's output goes to standard error, which is the worker's log. No other process gets the
-    leader's pid before ``stop`` returns.
+    The shim leads a process group of their own within the worker's session. It ends all of them, whatever
+    group and session they have moved to, when the worker dies, or the thread that spawned it: spawn from the
+    main thread. And when the engine ends; then the shim ends like it. The output goes to standard error,
+    which is the worker's log. No other process gets the shim's pid before ``stop`` returns.
     """
 
     def __init__(
@@ -81,7 +91,7 @@ class EngineChild:
         os.set_blocking(theirs, True)
         try:
             process = subprocess.Popen(
-                guarded(argv, os.getpid()),
+                shimmed(argv, os.getpid()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
@@ -98,20 +108,25 @@ class EngineChild:
 
     @property
     def pid(self) -> int:
-        """The leader's pid, which is also the number of the group."""
+        """The shim's pid, which is also the number of the group."""
         return self._process.pid
 
     @property
+    def engine_pid(self) -> int:
+        """The engine's pid; 0 when it has ended, or the shim has not started it yet."""
+        return command_under(self.pid)
+
+    @property
     def has_exited(self) -> bool:
-        """True when the leader has ended."""
+        """True when the engine has ended, with all that it had started."""
         return self._exit.done()
 
     async def exited(self) -> int:
-        """Wait for the leader's end; returns its exit code, or the negative number of the signal."""
+        """Wait for its end; returns the engine's exit code, or the negative number of the signal."""
         return await asyncio.shield(self._exit)
 
     async def lost_part(self, marks: Sequence[str]) -> str:
-        """Wait until a process that is in the group now has ended; returns its command line.
+        """Wait until a process that the engine has started has ended; returns its command line.
 
         Watches only processes whose command line holds one of the texts in ``marks``; without any it never
         returns.
@@ -119,8 +134,9 @@ class EngineChild:
         ended: asyncio.Future[str] = self._loop.create_future()
         watched: list[int] = []
         try:
-            for pid, command in _commands(group_members(self.pid)):
-                if pid == self.pid or not any(mark in command for mark in marks):
+            engine_pid = self.engine_pid
+            for pid, command in _commands(descendants_of(self.pid)):
+                if pid == engine_pid or not any(mark in command for mark in marks):
                     continue
                 with suppress(ProcessLookupError):
                     watched.append(os.pidfd_open(pid))
@@ -138,7 +154,7 @@ class EngineChild:
         return "\n".join([*self._lines, *([begun] if begun else [])])
 
     async def stop(self, term_deadline_s: float) -> None:
-        """Send SIGTERM to the leader, SIGKILL to the group at the deadline; return when the group is gone.
+        """Send SIGTERM to the engine, SIGKILL to all at the deadline; return when all are gone.
 
         A deadline of 0 s kills at once. Calling it again, or after the end, does no harm.
         """
@@ -152,26 +168,35 @@ class EngineChild:
             self.kill()
             await self._gone()
 
-    def kill(self, *, spares_trackers: bool = True) -> None:
-        """Send SIGKILL to the whole group, also to children that outlived their leader; never blocks.
+    def kill(self, *, by_shim: bool = True) -> None:
+        """Send SIGKILL to the engine and to all that it has started; never blocks.
 
-        Spared are Python's resource trackers: they remove the engine's shared memory and then end by
-        themselves. ``spares_trackers=False`` kills them too.
+        The shim does it, and spares Python's resource trackers: they remove the engine's shared memory and
+        then end by themselves. ``by_shim=False`` kills them too, and the shim.
         """
-        if self._process.returncode is None:  # not reaped: the number is still this group's
-            if spares_trackers and kill_but_trackers(group_members(self.pid)):
-                return
+        if self._process.returncode is not None:  # reaped: the number may be another's
+            return
+        if by_shim and not self.has_exited:
+            os.kill(self.pid, END_SIGNAL)
+            os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it, with its engine
+            return
+        others = descendants_of(self.pid)
+        if by_shim and kill_but_self_ending(group_members(self.pid)):
+            return
+        for pid in others:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _gone(self) -> None:
-        """Wait for the group's end, then reap the leader: only after that may its number be used again."""
+        """Wait for the end of all, then reap the shim: only after that may its number be used again."""
         if self._process.returncode is not None:
             return
         begun_s = time.monotonic()
         while not self.has_exited or group_members(self.pid):
             waited_s = time.monotonic() - begun_s
-            self.kill(spares_trackers=waited_s < TRACKERS_WITHIN_S)
+            self.kill(by_shim=waited_s < SHIM_WITHIN_S)
             if waited_s > GONE_WITHIN_S:
                 log.error("processes of the engine's group %d resist SIGKILL", self.pid)
                 return
@@ -190,7 +215,7 @@ class EngineChild:
         self._pidfd = self._output = -1
 
     def _note_exit(self) -> None:
-        """Note the leader's end, and leave it a zombie, so that its number is not used again."""
+        """Note the shim's end, and leave it a zombie, so that its number is not used again."""
         self._loop.remove_reader(self._pidfd)
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if not self._exit.done():

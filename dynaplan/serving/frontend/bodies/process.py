@@ -15,7 +15,7 @@ from array import array
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
-from dynaplan.foundation.helper_process import end_helper, helper_environment
+from dynaplan.foundation.children.helper_process import end_helper, helper_environment
 from dynaplan.serving.openai_api import ApiError, ApiPath, Call, bad_request
 
 log = logging.getLogger(__name__)

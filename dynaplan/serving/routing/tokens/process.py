@@ -16,7 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from pathlib import Path
 
-from dynaplan.foundation.helper_process import end_helper, helper_environment, kill_helper
+from dynaplan.foundation.children.helper_process import end_helper, helper_environment, kill_helper
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.serving.openai_api import Call, PromptBlocks
 from dynaplan.serving.routing.tokens.process_main import ANSWER, FAULT, QUESTION

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dynaplan.adapters.engines.common.child import EngineChild, exit_words
-from dynaplan.adapters.local.processes import group_members, identify
+from dynaplan.adapters.local.processes import descendants_of, group_members, identify
 from dynaplan.foundation.guard import EXIT_NEVER
 from tests.fakes.polling import eventually, wait_until
 
@@ -39,6 +40,16 @@ async def printed(child: EngineChild, text: str) -> None:
     await eventually(lambda: text in child.last_lines())
 
 
+def below(child: EngineChild, words: str) -> int:
+    """The process below the shim with this command line; 0 without one."""
+    for pid in descendants_of(child.pid):
+        with suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line.rstrip(b"\0").replace(b"\0", b" ").decode() == words:
+                return pid
+    return 0
+
+
 def kill_named(child: EngineChild, last_word: str) -> None:
     for pid in group_members(child.pid):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
@@ -54,7 +65,7 @@ async def test_the_end_of_the_engine_is_noticed_with_its_exit_code(spawn: Spawn)
 
 async def test_a_kill_is_told_as_a_signal(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(await eventually(lambda: child.engine_pid), signal.SIGKILL)
     assert await asyncio.wait_for(child.exited(), 5) == -signal.SIGKILL
 
 
@@ -80,8 +91,9 @@ async def test_a_program_that_is_not_there_is_an_engine_that_ends(spawn: Spawn) 
 
 async def test_it_has_a_process_group_of_its_own_in_our_session(spawn: Spawn) -> None:
     child = spawn("sleep", "60")
-    await eventually(lambda: os.getpgid(child.pid) == child.pid)
-    assert os.getsid(child.pid) == os.getsid(0)
+    engine = await eventually(lambda: child.engine_pid)
+    assert os.getpgid(engine) == child.pid
+    assert os.getsid(engine) == os.getsid(0)
 
 
 async def test_none_of_our_secrets_gets_into_its_environment(
@@ -145,17 +157,51 @@ async def test_one_that_ignores_sigterm_is_killed_at_the_deadline(spawn: Spawn) 
 
 
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
-async def test_what_a_dead_engine_leaves_behind_is_killed_with_its_group(
+async def test_what_a_dead_engine_leaves_behind_has_gone_when_its_end_is_told(
     spawn: Spawn, ends: signal.Signals
 ) -> None:
+    child = spawn(*shell('(trap "" TERM; echo up; while :; do sleep 0.01; done) & setsid sleep 63 & wait'))
+    await printed(child, "up")
+    apart = await eventually(lambda: below(child, "sleep 63"))
+    os.kill(child.engine_pid, ends)
+    assert await child.exited() == -ends
+    assert group_members(child.pid) == ()
+    assert identify(apart) is None
+    await child.stop(5)
+    assert identify(child.pid) is None
+
+
+async def test_what_a_killed_shim_leaves_behind_is_killed_with_its_group(spawn: Spawn) -> None:
     child = spawn(*shell('(trap "" TERM; echo up; while :; do sleep 0.01; done) & wait'))
     await printed(child, "up")
-    os.kill(child.pid, ends)
+    os.kill(child.pid, signal.SIGKILL)
     await child.exited()
     assert group_members(child.pid) != ()
     await child.stop(5)
     assert group_members(child.pid) == ()
-    assert identify(child.pid) is None
+
+
+async def test_an_engine_that_was_stopped_with_its_shim_is_ended_with_all_below(spawn: Spawn) -> None:
+    child = spawn(*shell("setsid sleep 63 & echo up; wait"))
+    await printed(child, "up")
+    apart = await eventually(lambda: below(child, "sleep 63"))
+    os.killpg(child.pid, signal.SIGSTOP)
+    await child.stop(0)
+    assert group_members(child.pid) == ()
+    assert identify(apart) is None
+
+
+async def test_a_shim_that_does_not_hear_is_killed_with_everything_below_it(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaplan.adapters.engines.common.child.SHIM_WITHIN_S", 0.1)
+    monkeypatch.setattr("dynaplan.adapters.engines.common.child.END_SIGNAL", signal.SIGCONT)
+    child = spawn(*shell("setsid sleep 63 & echo up; wait"))
+    await printed(child, "up")
+    apart = await eventually(lambda: below(child, "sleep 63"))
+    await child.stop(0)
+    assert group_members(child.pid) == ()
+    await eventually(lambda: identify(apart) is None)
 
 
 async def test_the_shared_memory_of_a_killed_engine_is_removed_and_a_kill_does_not_block(
@@ -205,7 +251,7 @@ def test_it_dies_with_the_worker() -> None:
         "import asyncio, sys\n"
         "from dynaplan.adapters.engines.common.child import EngineChild\n"
         "async def main():\n"
-        "    child = EngineChild.spawn(['sleep', '60'], {})\n"
+        "    child = EngineChild.spawn(['setsid', 'sleep', '60'], {})\n"
         "    print(child.pid, flush=True)\n"
         "    await child.exited()\n"
         "asyncio.run(main())\n"
@@ -214,11 +260,12 @@ def test_it_dies_with_the_worker() -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[5]
     )
     assert worker.stdout is not None
-    pid = int(worker.stdout.readline())
-    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text().strip() == "sleep")
+    shim = int(worker.stdout.readline())
+    pids = wait_until(lambda: descendants_of(shim))
+    wait_until(lambda: Path(f"/proc/{pids[-1]}/comm").read_text().strip() == "sleep")
     worker.kill()
     worker.communicate()
-    wait_until(lambda: identify(pid) is None)
+    wait_until(lambda: not any(identify(pid) for pid in (shim, *pids)))
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ async def test_its_load_follows_what_it_says(start: Start) -> None:
 async def test_without_an_answer_its_requests_are_unknown(start: Start) -> None:
     engine = await start()
     assert engine._child is not None
-    os.kill(engine._child.pid, signal.SIGKILL)
+    os.kill(engine._child.engine_pid, signal.SIGKILL)
     await engine._child.exited()
     with pytest.raises(TemporaryError):
         await engine.requests()
@@ -225,8 +225,8 @@ async def test_a_killed_engine_has_died_and_its_core_with_it(start: Start) -> No
     engine = await start()
     assert engine._child is not None
     pid = engine._child.pid
-    assert len(group_members(pid)) == 2
-    os.kill(pid, signal.SIGKILL)
+    assert len(group_members(pid)) == 3  # the shim, the server, its core
+    os.kill(engine._child.engine_pid, signal.SIGKILL)
     with pytest.raises(PermanentError, match="vllm was killed by SIGKILL"):
         await asyncio.wait_for(engine.died(), 10)
     await eventually(lambda: group_members(pid) == ())
@@ -255,7 +255,7 @@ async def test_a_stopped_process_hangs(start: Start, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(watch, "READ_TIMEOUT_S", 0.1)
     engine = await start({"hang-timeout": 0.3})
     assert engine._child is not None
-    os.kill(engine._child.pid, signal.SIGSTOP)
+    os.kill(engine._child.engine_pid, signal.SIGSTOP)
     with pytest.raises(PermanentError, match="vllm hangs"):
         await asyncio.wait_for(engine.died(), 10)
 
@@ -316,7 +316,7 @@ async def test_a_prompt_that_the_engine_fails_at_may_be_computed_elsewhere(start
     with pytest.raises(TemporaryError, match="500"):
         await engine.prefill(prompt(), no_hand_over)
     assert engine._child is not None
-    os.kill(engine._child.pid, signal.SIGKILL)
+    os.kill(engine._child.engine_pid, signal.SIGKILL)
     await engine._child.exited()
     with pytest.raises(TemporaryError, match="did not answer"):
         await engine.prefill(prompt(), no_hand_over)
@@ -372,7 +372,7 @@ async def test_stopping_does_not_wait_for_hand_offs_of_a_dead_engine(start: Star
     assert engine._child is not None
     stopping = asyncio.create_task(engine.stop())
     await asyncio.sleep(0)
-    os.kill(engine._child.pid, signal.SIGKILL)
+    os.kill(engine._child.engine_pid, signal.SIGKILL)
     await asyncio.wait_for(stopping, 10)
 
 

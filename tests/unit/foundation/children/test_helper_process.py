@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import dynaplan
-from dynaplan.foundation.helper_process import end_helper, helper_environment, kill_helper
+from dynaplan.foundation.children.helper_process import end_helper, helper_environment, kill_helper
 from tests.fakes.polling import eventually, wait_until
 
 

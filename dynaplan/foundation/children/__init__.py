@@ -1,0 +1,1 @@
+"""Child processes of ours: their environment, and their end."""
