@@ -28,6 +28,7 @@ COMMANDS = {
     "why": ("watching.why", "Explain the last scaling decisions."),
     "logs": ("watching.logs", "Print or follow the logs."),
     "stop": ("stop", "End the deployment in order."),
+    "bench": ("measuring.bench", "Put load on it, and compare with the simulation."),
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
@@ -38,6 +39,8 @@ COMMANDS = {
 """Each command in the order of the help page: the module that has it as ``command``, and its purpose."""
 
 HABITS = {
+    "load": "bench",
+    "benchmark": "bench",
     "run": "serve",
     "start": "serve",
     "up": "serve",

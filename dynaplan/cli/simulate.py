@@ -96,29 +96,29 @@ def command(
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
-            _check_writable(option, Path(written))
+            check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
     graph = read_graph(file, context.obj)
     policies = policies or (str(graph.sections["Planner"].get("policy", "load")),)
-    options = _options(policies, given, graph)
+    options = simulation_of(policies, given, graph)
     for warning in warnings(options):
         click.echo(f"Warning: {warning}", err=True)
     with ProgressLine() as line:
         results = list(run_simulations(options, _watcher(policies, line)))
     table = rows(results)
     width = screen.width()
-    said = [*notes(results), *_origins(options)]
+    said = [*notes(results), *origins(options)]
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:
-        _write("--json", json_path, json.dumps(table, indent=2) + "\n")
+        write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
         from dynaplan.simulator.report.page import page
 
-        _write("--html", html_path, page(options, results))
+        write("--html", html_path, page(options, results))
 
 
-def _origins(options: SimulateOptions) -> list[str]:
+def origins(options: SimulateOptions) -> list[str]:
     """Return what is said of estimated profiles, each once."""
     from dynaplan import wiring
     from dynaplan.domain.lifecycle import Role
@@ -152,7 +152,7 @@ SETTLED_S = 1.0
 """Seconds of a simulation after which its pace tells the time left."""
 
 
-def _check_writable(option: str, path: Path) -> None:
+def check_writable(option: str, path: Path) -> None:
     """Raise ConfigError for a file that cannot be written: before the simulation, not after it."""
     directory = path.absolute().parent
     if not directory.is_dir():
@@ -161,7 +161,8 @@ def _check_writable(option: str, path: Path) -> None:
         raise _unwritable(option, str(path), "Permission denied")
 
 
-def _write(option: str, path: str, text: str) -> None:
+def write(option: str, path: str, text: str) -> None:
+    """Write the file that an option names; raises ConfigError when it cannot be written."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -175,16 +176,22 @@ def _unwritable(option: str, path: str, why: str | None) -> ConfigError:
 
 
 def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
-    """Return the rows under their headings, latencies in ms; a screen of ``width`` columns has fewer."""
+    """Return the rows under their headings, latencies in ms, a dash for what a row does not know.
+
+    A screen of ``width`` columns has fewer columns.
+    """
     from dynaplan.simulator.report.table import COLUMNS, LEAST_NEEDED, columns_of
 
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
-    cells += [[shown.format(row[key]) for key, (_, shown) in columns.items()] for row in table]
+    cells += [
+        ["-" if row.get(key) is None else shown.format(row[key]) for key, (_, shown) in columns.items()]
+        for row in table
+    ]
     return tables.text_table(cells, width=width, dropping=[COLUMNS[key][0] for key in LEAST_NEEDED])
 
 
-def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
+def target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
     """Return a target in ms: of the command line, or else of the planner's options, or its default."""
     from dynaplan.domain.settings.planner import PlannerSettings
 
@@ -194,7 +201,13 @@ def _target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) 
     return float(PlannerSettings.from_options(stated).to_options()[name])
 
 
-def _options(policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph) -> Any:
+def simulation_of(
+    policies: Sequence[str], given: Mapping[str, Any], graph: SimulatedGraph
+) -> SimulateOptions:
+    """Return the simulation of a graph; ``given`` are the command's options, by their parameters' names.
+
+    Raises ConfigError for a value that the graph cannot have.
+    """
     from dynaplan.simulator.options import SimulateOptions
     from dynaplan.simulator.outcome import Slo
 
@@ -210,7 +223,7 @@ def _options(policies: Sequence[str], given: Mapping[str, Any], graph: Simulated
         is_disaggregated=mode == "disagg",
         startup_time_s=startup_s if given["startup_time"] is None else given["startup_time"],
         rate_scale=given["rate_scale"],
-        slo=Slo(*(_target_ms(name, given, planner) for name in ("ttft", "itl"))),
+        slo=Slo(*(target_ms(name, given, planner) for name in ("ttft", "itl"))),
         first=_targets(given["start"], mode, graph),
         seed=given["seed"],
         engine={**decode, **profile},

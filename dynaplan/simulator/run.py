@@ -85,41 +85,63 @@ def simulate(
     trace: Iterable[TracedRequest], settings: ServiceSettings, first: Targets, policy: Policy
 ) -> Result:
     """Run the whole trace through the service under the policy, then answer the requests that are left."""
-    service = SimulatedService(settings, first)
-    policy.begin(service)
-    history = History(service)
-    look_s, last_s = 0.0, 0.0
+    course = Course(settings, first, policy)
     for request in trace:
-        while look_s <= request.arrival_s:
-            look_s = _look(service, policy, history, look_s)
-        service.run_until(request.arrival_s)
-        service.outcome.windows.of(last_s := request.arrival_s).arrive(request)
-        service.arrive(request)
-        history.arrived += 1
-    service.advance_decoders(last_s)
-    gpu_s = service.pools.gpu_seconds(last_s)
-    while service.in_service and look_s < last_s + LONGEST_TAIL_S:
-        look_s = _look(service, policy, history, look_s)
-    end_s = service.run_out()
-    return Result(
-        policy.name,
-        service.outcome,
-        gpu_s / 3600,
-        last_s,
-        end_s,
-        history.scale_events,
-        history.flaps,
-        history.moments.items(),
-        history.fleet.items(),
-        history.events.items(),
-    )
+        course.advance(request.arrival_s)
+        course.arrive(request)
+    return course.result()
 
 
-def _look(service: SimulatedService, policy: Policy, history: History, look_s: float) -> float:
-    service.run_until(look_s)
-    policy.look(service)
-    history.note(getattr(policy, "why", ""))
-    return look_s + policy.every_s
+class Course:
+    """One simulation as it goes on: the caller lets time pass and requests arrive, then asks for the
+    result."""
+
+    def __init__(self, settings: ServiceSettings, first: Targets, policy: Policy) -> None:
+        self.service = SimulatedService(settings, first)
+        self._policy = policy
+        policy.begin(self.service)
+        self._history = History(self.service)
+        self._look_s = self._last_s = 0.0
+
+    def advance(self, at_s: float) -> None:
+        """Let time pass until that moment; the policy looks whenever it is time."""
+        while self._look_s <= at_s:
+            self._look()
+        self.service.run_until(at_s)
+
+    def arrive(self, request: TracedRequest) -> None:
+        """Let a request arrive, at the moment to which time has passed."""
+        self._last_s = request.arrival_s
+        self.service.outcome.windows.of(request.arrival_s).arrive(request)
+        self.service.arrive(request)
+        self._history.arrived += 1
+
+    def result(self) -> Result:
+        """Answer the requests that are left, and return the result."""
+        service, policy, history, last_s = self.service, self._policy, self._history, self._last_s
+        service.advance_decoders(last_s)
+        gpu_s = service.pools.gpu_seconds(last_s)
+        while service.in_service and self._look_s < last_s + LONGEST_TAIL_S:
+            self._look()
+        end_s = service.run_out()
+        return Result(
+            policy.name,
+            service.outcome,
+            gpu_s / 3600,
+            last_s,
+            end_s,
+            history.changes.scale_events,
+            history.changes.flaps,
+            history.moments.items(),
+            history.fleet.items(),
+            history.events.items(),
+        )
+
+    def _look(self) -> None:
+        self.service.run_until(self._look_s)
+        self._policy.look(self.service)
+        self._history.note(getattr(self._policy, "why", ""))
+        self._look_s += self._policy.every_s
 
 
 @dataclass(frozen=True)

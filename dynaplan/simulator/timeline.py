@@ -88,16 +88,33 @@ class Thinned(Generic[T]):
         return item.at_s // self._stretch_s if self._stretch_s else item.at_s
 
 
+class ChangeCount:
+    """Counts changes of the numbers of workers, one for each role, and the flaps among them."""
+
+    def __init__(self) -> None:
+        self.scale_events = 0
+        self.flaps = 0
+        self._last: dict[Role, tuple[int, float]] = {}
+
+    def count(self, before: Targets, after: Targets, at_s: float) -> None:
+        """Count a change, no earlier than the one counted last."""
+        for role in SCALED_ROLES:
+            change = after.of(role) - before.of(role)
+            if change:
+                self.scale_events += 1
+                last, last_s = self._last.get(role, (0, 0.0))
+                self.flaps += last * change < 0 and at_s - last_s <= FLAP_S
+                self._last[role] = change, at_s
+
+
 class History:
     """Records a service that has just begun; the caller counts ``arrived``."""
 
     def __init__(self, service: SimulatedService) -> None:
         self._service = service
         self._wanted = service.pools.wanted
-        self._last: dict[Role, tuple[int, float]] = {}
         self.arrived = 0
-        self.scale_events = 0
-        self.flaps = 0
+        self.changes = ChangeCount()
         self.moments: Thinned[Moment] = Thinned()
         self.fleet: Thinned[FleetChange] = Thinned()
         self.events: Thinned[ScaleEvent] = Thinned()
@@ -110,18 +127,9 @@ class History:
         at_s, wanted = service.now_s, service.pools.wanted
         if wanted != self._wanted:
             self.events.add(ScaleEvent(at_s, self._wanted, wanted, why))
-            self._count(wanted, at_s)
+            self.changes.count(self._wanted, wanted, at_s)
             self._wanted = wanted
         self.moments.add(Moment(at_s, service.in_service, service.queue_depth, self.arrived))
-
-    def _count(self, wanted: Targets, at_s: float) -> None:
-        for role in SCALED_ROLES:
-            change = wanted.of(role) - self._wanted.of(role)
-            if change:
-                self.scale_events += 1
-                before, before_s = self._last.get(role, (0, 0.0))
-                self.flaps += before * change < 0 and at_s - before_s <= FLAP_S
-                self._last[role] = change, at_s
 
     def _fleet_changed(self, at_s: float) -> None:
         pools = self._service.pools

@@ -126,7 +126,7 @@ def document_of(
     from dynaplan.core.fleet.observing import unmanaged
 
     held = (answers.holds or held_in(found.document)).by_role
-    usual, waits, loads = _usual_start_s(found), answers.waits, answers.loads
+    usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
@@ -242,7 +242,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     ]
 
 
-def _usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
+def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
     from dynaplan import wiring
     from dynaplan.core.fleet.startup_times import startup_key, usual_s

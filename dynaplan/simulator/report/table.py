@@ -46,8 +46,12 @@ LEAST_NEEDED = (
 
 
 def columns_of(table: Sequence[Row]) -> Columns:
-    """Return the columns that occur in the rows; all of them for an empty table."""
-    return {key: column for key, column in COLUMNS.items() if not table or table[0].get(key) is not None}
+    """Return the columns that occur in a row; all of them for an empty table."""
+    return {
+        key: column
+        for key, column in COLUMNS.items()
+        if not table or any(row.get(key) is not None for row in table)
+    }
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from dynaplan.domain.settings.routing import ROUTERS
 from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.options.planner import settings_of
+from dynaplan.simulator.closed_loop import ClosedLoop
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
 from dynaplan.simulator.policies import PlannerPolicy
@@ -57,6 +58,17 @@ WATCHED_EVERY = 64
 """Requests between two of those calls."""
 
 
+def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Result]:
+    """Return the result of each policy under that load in place of the options' trace, in their order.
+
+    Raises ConfigError at once. Under clients the oracle, which must know all requests beforehand, is not
+    among the policies.
+    """
+    settings = service_settings(options)
+    runs = [_run(name, load, options, settings) for name in options.policies]
+    return (run() for run in runs)
+
+
 def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Iterator[Result]:
     """Return the result of each policy on the same trace, in their order; raises ConfigError at once.
 
@@ -86,21 +98,23 @@ def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
 
 
 def _run(
-    name: str, trace: Trace, options: SimulateOptions, settings: ServiceSettings
+    name: str, load: Trace | ClosedLoop, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
     kind, _, effort = name.partition(":")
     _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
-    if kind == ORACLE:
+    if kind == ORACLE and not isinstance(load, ClosedLoop):
         if effort and not (effort.isdecimal() and int(effort)):
             raise ConfigError(f"policy {name!r}", hint=f"Expected {ORACLE}:EFFORT, a whole number from 1 on.")
         oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
-        return lambda: find_oracle(trace, settings, oracle).result
+        return lambda: find_oracle(load, settings, oracle).result
     policy, first = _policy(name, options, settings), _first(name, options)
     _check_fits(name, first, settings)
 
     def run() -> Result:
         try:
-            return simulate(trace(), settings, first, policy)
+            if isinstance(load, ClosedLoop):
+                return load.run(settings, first, policy)
+            return simulate(load(), settings, first, policy)
         finally:
             if isinstance(policy, PlannerPolicy):
                 policy.close()

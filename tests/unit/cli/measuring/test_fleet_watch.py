@@ -1,0 +1,61 @@
+"""GPU-hours and changes of a deployment while it is measured."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.cli.measuring.fleet_watch import FleetWatch
+from dynaplan.core.planning.deciding import decide
+from dynaplan.domain.errors import DeploymentError
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
+from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.supervisor import deployments
+from tests.unit.core.planning.situations import interval
+
+
+def found(tmp_path: Any, *states: WorkerState) -> Any:
+    workers = [Worker(f"w{n}", "VllmWorker", Role.DECODE, state, (n,)) for n, state in enumerate(states)]
+    frontend = Worker("f", "Frontend", Role.FRONTEND, WorkerState.READY)
+    return SimpleNamespace(namespace="ns", log_dir=tmp_path, workers=(*workers, frontend))
+
+
+def test_gpu_seconds_are_those_that_workers_hold_and_end_with_the_deployment(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, failed = WorkerState.READY, WorkerState.FAILED
+    seen = [found(tmp_path, ready, ready, failed)]
+    monkeypatch.setattr(deployments, "find_deployment", lambda namespace: seen[0])
+    watch = FleetWatch(found(tmp_path, ready), 10.0)
+    watch.look(12.0)
+    assert watch.gpu_s == 2.0
+    watch.look(13.0)
+    assert watch.gpu_s == 4.0
+
+    def gone(namespace: str) -> Any:
+        raise DeploymentError("no deployment ns is running here")
+
+    monkeypatch.setattr(deployments, "find_deployment", gone)
+    watch.look(14.0)
+    watch.look(99.0)
+    assert watch.gpu_s == 6.0
+
+
+def test_changes_are_the_planners_since_the_beginning(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, seen = PlannerSettings(), interval(0, 2, kv=0.0)
+    state, decision = decide(settings, PlannerState(), seen)
+    assert decision.is_change
+
+    def record(at: datetime) -> dict[str, Any]:
+        return DecisionRecord(at.isoformat(), settings, PlannerState(), seen, decision, state).to_json()
+
+    watch = FleetWatch(found(tmp_path), 0.0)
+    now = datetime.now().astimezone()
+    documents = [record(now - timedelta(hours=1)), record(now + timedelta(seconds=1)), {"broken": True}]
+    monkeypatch.setattr(wiring.planning, "recent_decisions", lambda directory, last: documents)
+    assert watch.changes().scale_events == 1
