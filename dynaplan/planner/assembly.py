@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.core.shadowing.shadow import Models, ShadowPlanner
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
@@ -88,12 +89,14 @@ def check_sources(settings: PlannerSettings) -> None:
 
     Of a Prometheus server only the address is checked.
     """
+    if settings.sees_traffic and settings.prometheus_endpoint:
+        wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
     if settings.is_by_targets:
-        if settings.prometheus_endpoint:
-            wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
         wiring.planning.sla_model(settings, {})
+    if settings.sees_traffic:
         wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
         _warm_up(settings)
+    _shadow(settings)
 
 
 async def run_planner(settings: PlannerSettings) -> None:
@@ -240,11 +243,30 @@ def make_planner(
         model = wiring.planning.sla_model(settings, {})
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
+    if settings.sees_traffic:
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(
-        settings, observer, connector, recorders, clock, model=model, traffic=traffic, beat=beat
+        settings,
+        observer,
+        connector,
+        recorders,
+        clock,
+        model=model,
+        traffic=traffic,
+        beat=beat,
+        shadow=_shadow(settings),
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, end)
+
+
+def _shadow(settings: PlannerSettings) -> ShadowPlanner | None:
+    """Return the second policy that decides beside this one; raises ConfigError without a profile."""
+    shadow = settings.of_shadow()
+    if shadow is None:
+        return None
+    deciding = wiring.planning.sla_model(shadow, {})
+    judging = wiring.planning.sla_model(settings, {}) if settings.is_by_targets else deciding
+    return ShadowPlanner(settings, shadow, Models(judging, deciding))
 
 
 def _connector(

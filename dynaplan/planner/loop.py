@@ -16,6 +16,8 @@ from dynaplan.domain.planning.observation import Observation
 
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
+    from dynaplan.core.shadowing.shadow import ShadowPlanner
+    from dynaplan.domain.planning.decisions import PlannerState, ShadowRecord
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.planner.forecasts import TrafficWatch
     from dynaplan.planner.observer import Observer
@@ -58,6 +60,7 @@ class PlannerLoop:
         traffic: TrafficWatch | None = None,
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
+        shadow: ShadowPlanner | None = None,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -68,6 +71,7 @@ class PlannerLoop:
         self._beat = beat
         self._traffic = traffic
         self._cycle = PlanningCycle(settings, model)
+        self._shadow = shadow
         self._failure = ""
 
     async def run(self) -> None:
@@ -165,10 +169,24 @@ class PlannerLoop:
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
         if not decision.is_change and not observation.unknown:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
-        before, after = self._cycle.before, self._cycle.state
-        record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
+        before, after, wall_time = self._cycle.before, self._cycle.state, self._wall_time()
+        shadow = self._shadowed(observation, decision, after, wall_time)
+        record = DecisionRecord(wall_time, self._settings, before, observation, decision, after, shadow)
         for recorder in self._recorders:
             recorder.decided(record)
+
+    def _shadowed(
+        self, observation: Observation, decision: Decision, after: PlannerState, wall_time: str
+    ) -> ShadowRecord | None:
+        """Return what the shadow decides; a fault of it never keeps the live decision back."""
+        if self._shadow is None:
+            return None
+        try:
+            return self._shadow.follow(observation, decision, after, wall_time)
+        except Exception:
+            log.exception("the shadow failed: it decides no more until the planner starts again")
+            self._shadow = None
+            return None
 
     async def _carry_out(self, decision: Decision) -> None:
         if self._settings.no_operation:

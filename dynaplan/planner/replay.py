@@ -24,9 +24,6 @@ from dynaplan.domain.settings.planner import PlannerSettings
 IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
 """Options that cannot change: averages and counts over them cannot be taken apart again."""
 
-MINIMUMS = {"min-gpu-budget", "min-endpoint"}
-"""Options that state the same minimum: one given replaces the other's recorded value."""
-
 MOST_CHARACTERS = 400
 """The part of a fault that is shown: a record may hold values of any length."""
 
@@ -52,30 +49,30 @@ def replay(path: Path, options: Mapping[str, Any]) -> list[Replayed]:
     replayed ones. Forecasts are made anew when an option of forecasting differs. Raises ConfigError for a
     file that is no recording, and for options that a recording cannot answer.
     """
-    return asyncio.run(_replayed(_records(path), options))
+    return asyncio.run(_replayed(read_decisions(path), options))
 
 
 async def _replayed(records: Iterable[DecisionRecord], options: Mapping[str, Any]) -> list[Replayed]:
     replayed: list[Replayed] = []
-    replayer: _Replayer | None = None
+    replayer: Replayer | None = None
     for record in records:
         if replayer is None or replayer.recorded != record.settings:
             if replayer:
                 await replayer.close()
-            replayer = _Replayer(record, options)
+            replayer = Replayer(record, options)
         replayed.append(await replayer.decide(record))
     if replayer:
         await replayer.close()
     return replayed
 
 
-class _Replayer:
+class Replayer:
     """Decides on for as long as the recorded settings stay the same: other settings are another planner."""
 
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
-        self._settings = settings = _replayed_settings(first.settings, options)
-        self._model: SlaModel | None = (
+        self.settings = settings = _replayed_settings(first.settings, options)
+        self.model: SlaModel | None = (
             wiring.planning.sla_model(settings, {}) if settings.is_by_targets else None
         )
         self._state: PlannerState = first.state
@@ -86,8 +83,8 @@ class _Replayer:
 
     async def decide(self, record: DecisionRecord) -> Replayed:
         """Decide the record's interval again, from its observation and the state of the last one."""
-        observation = await self._with_forecast(record.observation)
-        self._state, decision = decide(self._settings, self._state, observation, self._model)
+        observation = await self.with_forecast(record.observation)
+        self._state, decision = decide(self.settings, self._state, observation, self.model)
         return Replayed(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:
@@ -95,8 +92,9 @@ class _Replayer:
         if self._forecaster:
             await self._forecaster.close()
 
-    async def _with_forecast(self, observation: Observation) -> Observation:
-        settings = self._settings
+    async def with_forecast(self, observation: Observation) -> Observation:
+        """Return the observation with forecasts of these settings; raises ConfigError without traffic."""
+        settings = self.settings
         if settings.is_by_targets and observation.traffic is None and not observation.unknown:
             raise ConfigError(
                 f"Planner.policy: {settings.policy!r}, but the planner that recorded saw no traffic",
@@ -118,11 +116,7 @@ class _Replayer:
 
 
 def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
-    given = {key.replace("_", "-"): value for key, value in options.items()}
-    kept = recorded.to_options()
-    if MINIMUMS & given.keys():
-        kept = {name: value for name, value in kept.items() if name not in MINIMUMS}
-    settings = PlannerSettings.from_options({**kept, **given})
+    settings = recorded.overridden(options)
     before, after = recorded.to_options(), settings.to_options()
     for name in IN_THE_RECORD:
         if before[name] != after[name]:
@@ -139,7 +133,8 @@ def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
     return (settings.startup_time_s, *(options.get(name) for name in sorted(names)))
 
 
-def _records(path: Path) -> Iterator[DecisionRecord]:
+def read_decisions(path: Path) -> Iterator[DecisionRecord]:
+    """Yield the decisions of a recording, oldest first; raises ConfigError for what is none."""
     for number, document in wiring.planning.recorded_decisions(path):
         try:
             yield DecisionRecord.from_json(document)

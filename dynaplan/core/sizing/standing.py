@@ -55,20 +55,22 @@ MOST_BUSY = 0.95
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The cost of the interval's requests: prompts/s of a worker, room for waiting in s, and an answer's."""
+class FluidWork:
+    """The cost of an interval's requests: prompts/s of a worker, room for waiting in s, and an answer's."""
 
     state: SteadyState
     targets: SlaTargets
 
     @property
     def prompts_per_s(self) -> float:
+        """Prompts/s of a worker at its largest batch; of an aggregated one, of one at a time."""
         prompts, service = self.state.prompts, self.state.service
         batch = 1.0 if service.prefill is None else largest_batch(prompts, service.prefill)
         return 1000 * batch / (prompts.fixed_ms + batch * prompts.mean_ms)
 
     @property
     def room_s(self) -> float:
+        """Seconds that a prompt may wait and still keep its target, at least 0."""
         prompts, service = self.state.prompts, self.state.service
         own_ms = prompts.fixed_ms + prompts.mean_ms
         if service.prefill is not None:
@@ -99,7 +101,7 @@ def tried(
     most: Targets,
 ) -> Standing:
     """Return the trials after an interval with these arrivals in equal pulls; up to ``most`` workers."""
-    work = _Work(SteadyState(service, demand), targets)
+    work = FluidWork(SteadyState(service, demand), targets)
     fade, pull_s = math.exp(-interval_s / window_s), interval_s / len(arrivals)
     is_aggregated = service.prefill is None
     requests = fade * before.requests + sum(arrivals)
@@ -107,7 +109,7 @@ def tried(
     for number, each in enumerate(_known(before.prefill, most.decode if is_aggregated else most.prefill), 1):
         load, late, out = each.load, fade * each.late, []
         for arrived in arrivals:
-            after, part = _queued(load, arrived, pull_s, number * work.prompts_per_s, work.room_s)
+            after, part = queued(load, arrived, pull_s, number * work.prompts_per_s, work.room_s)
             out.append(load + arrived - after)
             load, late = after, late + part * arrived
         prefill.append(StandingTrial(load, late))
@@ -118,7 +120,7 @@ def tried(
         load, late = each.load, fade * each.late
         for arrived in computed[number - 1 if is_aggregated else enough - 1]:
             busy = arrived / pull_s / work.prompts_per_s / number if is_aggregated else 0.0
-            load, part = _decoded(load, arrived, pull_s, number, work, busy)
+            load, part = decoded(load, arrived, pull_s, number, work, busy)
             late += part * arrived
         decode.append(StandingTrial(load, late))
     return Standing(requests, tuple(prefill), tuple(decode))
@@ -135,7 +137,7 @@ def _fewest(trials: Sequence[StandingTrial], may_be_late: float) -> int:
     return next(enough, len(trials))
 
 
-def _queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
+def queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
     """Return the queue after a pull, and the part of its arrivals whose wait exceeds the room."""
     after = load + arrived - per_s * pull_s
     first_s, last_s = load / per_s, max(0.0, after) / per_s
@@ -146,8 +148,8 @@ def _queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: fl
     return max(0.0, after), part
 
 
-def _decoded(
-    load: float, arrived: float, pull_s: float, workers: int, work: _Work, busy: float
+def decoded(
+    load: float, arrived: float, pull_s: float, workers: int, work: FluidWork, busy: float
 ) -> tuple[float, float]:
     """Return the requests that decode after a pull, and the part of its arrivals whose ITL is too long."""
     batch, most = load / workers, work.most_at_once

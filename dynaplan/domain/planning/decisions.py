@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.domain.planning.score import Score
 from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction, Standing, StandingTrial
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -109,11 +110,37 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 
 @dataclass(frozen=True)
+class ShadowRecord:
+    """The decision of a policy that never acts, and how it and the live one have fared since ``since``.
+
+    ``options`` are the ones that differ from the live policy's. ``since`` is ISO 8601 with its offset. Both
+    scores are by the model, on the requests that came.
+    """
+
+    options: Mapping[str, Any]
+    decision: Decision
+    since: str
+    live_score: Score
+    shadow_score: Score
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ShadowRecord:
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        return cls(
+            document["options"],
+            Decision.from_json(document["decision"]),
+            document["since"],
+            Score(**document["live_score"]),
+            Score(**document["shadow_score"]),
+        )
+
+
+@dataclass(frozen=True)
 class DecisionRecord:
     """One interval as it is written down: enough to decide it again, and to explain it.
 
     ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives ``(next_state,
-    decision)``.
+    decision)``. ``shadow`` is what a second policy decided beside it, where one does.
     """
 
     wall_time: str
@@ -122,10 +149,11 @@ class DecisionRecord:
     observation: Observation
     decision: Decision
     next_state: PlannerState = field(default_factory=PlannerState)
+    shadow: ShadowRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back; the settings' fingerprint is added."""
-        return {
+        document = {
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
             "settings": self.settings.to_options(),
@@ -134,6 +162,7 @@ class DecisionRecord:
             "decision": asdict(self.decision),
             "next_state": asdict(self.next_state),
         }
+        return {**document, "shadow": asdict(self.shadow)} if self.shadow else document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
@@ -145,6 +174,7 @@ class DecisionRecord:
             observation=Observation.from_json(document["observation"]),
             decision=Decision.from_json(document["decision"]),
             next_state=PlannerState.from_json(document["next_state"]),
+            shadow=ShadowRecord.from_json(document["shadow"]) if "shadow" in document else None,
         )
         check_types(record)
         return record
