@@ -71,7 +71,8 @@ def command(
     if is_gate:
         from dynaplan.cli.gating import pass_gate
 
-        return pass_gate(decisions, options, may_lose, may_cost, is_json=is_json)
+        pass_gate(decisions, options, may_lose, may_cost, is_json=is_json)
+        return
     replayed = replay(decisions, options)
     shown = [each for each in replayed if is_all or not each.is_same]
     if is_json:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from dynaplan.options.planner import settings_in_graph
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
+from dynaplan.planner.remembering import remembered
 
 if TYPE_CHECKING:
     from dynaplan.ports.box import Clock
@@ -234,6 +236,7 @@ def make_planner(
     log.info("what the planner sees and decides is written to %s", log_dir)
     gauges = wiring.planning.planner_gauges(settings)
     recorders = (*wiring.planning.planner_recorders(log_dir, settings), gauges)
+    state = remembered(wiring.planning.recent_decisions(planner_log_root(), 1), settings, datetime.now(UTC))
     try:
         wiring.planning.announce_log_dir(planner_log_root(), log_dir)
     except OSError as error:
@@ -255,6 +258,7 @@ def make_planner(
         traffic=traffic,
         beat=beat,
         shadow=_shadow(settings),
+        state=state,
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, end)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ class Compared:
     The last two are by the model alone, from the same first interval on.
     """
 
-    served: Score = Score()
-    old: Score = Score()
-    new: Score = Score()
+    served: Score = field(default_factory=Score)
+    old: Score = field(default_factory=Score)
+    new: Score = field(default_factory=Score)
     intervals: int = 0
 
 

@@ -42,7 +42,7 @@ def local_time() -> str:
 
 
 class PlannerLoop:
-    """One planner. ``run`` never returns, and only a cancellation leaves it.
+    """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     ``PlanningCycle`` says when to pull and when to decide. ``beat`` is told at every pull that the loop goes
     on, and in how many seconds the next pull is due.
@@ -61,6 +61,7 @@ class PlannerLoop:
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         shadow: ShadowPlanner | None = None,
+        state: PlannerState | None = None,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -70,7 +71,7 @@ class PlannerLoop:
         self._wall_time = wall_time
         self._beat = beat
         self._traffic = traffic
-        self._cycle = PlanningCycle(settings, model)
+        self._cycle = PlanningCycle(settings, model, state)
         self._shadow = shadow
         self._failure = ""
 

@@ -1,14 +1,20 @@
-"""The learnt floor in a decision (``learnt-floor``): it learns from the interval, and raises the minimums."""
+"""The learnt floor in a decision: it learns from the interval, and raises the minimums.
+
+With ``learnt-floor`` it always does. Without, only while the error budget is overspent, and then only to what
+is there already: workers stay, none is added (``core/sizing/error_budget.py``).
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from dynaplan.core.sizing.error_budget import is_overspent
 from dynaplan.core.sizing.gpu_budget import at_least
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.standing import learnt_floor, tried
+from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.sizing import Standing, StandingTrial, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
@@ -17,7 +23,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 def with_learnt_floor(
     settings: PlannerSettings,
-    before: Standing,
+    state: PlannerState,
     observation: Observation,
     service: ServiceModel,
     limits: WorkerLimits,
@@ -27,12 +33,18 @@ def with_learnt_floor(
 
     The floor fits the GPU budget; where it does not fit beside higher minimums these stay.
     """
-    if not settings.learnt_floor or not settings.slo_window_s:
-        return before, limits, []
-    after = _after(settings, before, observation, service, limits)
+    if not settings.slo_window_s:
+        return state.standing, limits, []
+    after = _after(settings, state.standing, observation, service, limits)
+    is_owed = is_overspent(state.error_budget)
+    if not settings.learnt_floor and not is_owed:
+        return after, limits, []
     floor = learnt_floor(after, settings.targets(), limits, is_aggregated=service.prefill is None)
-    least = at_least(floor, limits.least)
     why = f"{floor}, standing still, would have kept the promise lately" if floor.decode else "nothing learnt"
+    if not settings.learnt_floor:
+        floor = Targets(min(floor.prefill, current.prefill), min(floor.decode, current.decode))
+        why = f"the error budget is overspent, no worker leaves below {floor}: {why}"
+    least = at_least(floor, limits.least)
     if least == limits.least or limits.gpus(least) > limits.max_gpus:
         least, why = limits.least, f"{why}: the minimums stay"
     step = Step("learnt floor", current, current, why)
@@ -53,7 +65,7 @@ def _after(
     fade = math.exp(-traffic.interval_s / settings.slo_window_s)
     demand = measured_demand(traffic)
     if demand is None or not traffic.arrivals:
-        return _without_requests(before, fade) if not traffic.requests else before
+        return without_requests(before, fade) if not traffic.requests else before
     most = Targets(limits.max_gpus // limits.prefill_gpus, limits.max_gpus // limits.decode_gpus)
     return tried(
         before,
@@ -67,7 +79,9 @@ def _after(
     )
 
 
-def _without_requests(before: Standing, fade: float) -> Standing:
+def without_requests(before: Standing, fade: float) -> Standing:
+    """Return the trials after a time without requests: queues are empty, and the past counts ``fade``."""
+
     def faded(trials: tuple[StandingTrial, ...]) -> tuple[StandingTrial, ...]:
         return tuple(StandingTrial(0.0, fade * each.late) for each in trials)
 

@@ -16,20 +16,21 @@ from dynaplan.domain.settings.planner import PlannerSettings
 
 
 class PlanningCycle:
-    """One planner's intervals. Times are monotonic seconds.
+    """One planner's intervals. Times are monotonic seconds. ``state`` is what is known from before.
 
     With the policy ``load`` nothing is pulled and nothing decided while a decision is being carried out
     (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.
     Targets are planned for in even intervals, whatever is being carried out.
     """
 
-    def __init__(self, settings: PlannerSettings, model: SlaModel | None = None) -> None:
+    def __init__(
+        self, settings: PlannerSettings, model: SlaModel | None = None, state: PlannerState | None = None
+    ) -> None:
         self._settings = settings
         self._model = model
         self._samples: list[Sample] = []
         self._began_s = 0.0
-        self.before = PlannerState()
-        self.state = PlannerState()
+        self.before = self.state = state or PlannerState()
         self.is_scaling = True
 
     def begin(self, now_s: float) -> None:

@@ -5,7 +5,7 @@ Each interval, in this order:
 1. *Error budget*: the misses of the finished interval are booked (``core/sizing/error_budget.py``).
 2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
    Not while the numbers of workers changed in the interval, nor with ``no-correction``.
-   With ``learnt-floor`` what came raises the minimums (``burst_floor.py``).
+   With ``learnt-floor``, or an overspent error budget, what came raises the minimums (``burst_floor.py``).
 3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
    and once for one that is removed.
 4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
@@ -79,7 +79,7 @@ def plan_for_targets(
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
     standing, limits, floor = with_learnt_floor(
-        settings, state.standing, observation, _corrected(model, state, current), limits, current
+        settings, state, observation, _corrected(model, state, current), limits, current
     )
     state, notes = replace(state, standing=standing), [*notes, *floor]
     foresight, traffic = observation.foresight, observation.traffic

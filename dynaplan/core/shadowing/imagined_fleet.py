@@ -5,7 +5,7 @@ never serves, and one that serves leaves at once. Unmanaged workers serve beside
 
 **Late requests** of an interval, for each target on its own, are the larger of two parts:
 
-- a fluid's (``core/sizing/standing.py``): the arrivals by metric pull go through the workers that served in
+- a fluid's (``core/sizing/fluid.py``): the arrivals by metric pull go through the workers that served in
   that pull, queues being carried on from interval to interval. It sees bursts, backlogs and start-ups,
 - the steady state's (``queueing_model.py``) at the mean rate, with Poisson arrivals and the workers of the
   interval's middle: the waits by chance that a fluid does not have. Where these are overloaded it says
@@ -26,12 +26,12 @@ interval counts as one even stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dynaplan.core.planning.unmanaged import together
+from dynaplan.core.sizing.fluid import Work, decoded, queued
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.standing import FluidWork, decoded, queued
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.sizing import SlaTargets
@@ -58,7 +58,7 @@ class ImaginedFleet:
     starting: tuple[StartingWorker, ...] = ()
     prompts: float = 0.0
     answers: float = 0.0
-    alone: Targets = Targets()
+    alone: Targets = field(default_factory=Targets)
 
     def managed(self, at_s: float) -> Targets:
         """Return the numbers of managed workers that serve at a time."""
@@ -104,7 +104,7 @@ def fared(
     if demand is None:
         return (replace(fleet, prompts=0.0, answers=0.0) if traffic.requests == 0 else fleet), None
     steady = SteadyState(service, replace(demand, burstiness=1.0))
-    flow = _Flow(fleet, FluidWork(steady, targets))
+    flow = _Flow(fleet, Work(steady, targets))
     arrivals = traffic.arrivals or (demand.requests_per_s * traffic.interval_s,)
     pull_s = traffic.interval_s / len(arrivals)
     for number, arrived in enumerate(arrivals):
@@ -115,7 +115,7 @@ def fared(
 class _Flow:
     """One interval's arrivals on their way through the workers."""
 
-    def __init__(self, fleet: ImaginedFleet, work: FluidWork) -> None:
+    def __init__(self, fleet: ImaginedFleet, work: Work) -> None:
         self.fleet = fleet
         self._work = work
         self._prompts_per_s, self._room_s = work.prompts_per_s, work.room_s
@@ -150,8 +150,6 @@ class _Flow:
             late = max(late, state.chance_of_ttft_over(targets.ttft_ms, serving))
             long = max(long, state.decode_batch(serving.decode).chance_of_itl_over(targets.itl_ms))
         full_ms = self._work.step_ms(self._work.most_at_once)
-        alone = state.idle().mean_times(Targets(1, 1))
-        ttft_ms = (means or alone).mean_ttft_ms if means or alone else full_ms
-        return Fares(
-            1 - (1 - late) * (1 - long), ttft_ms + wait_ms, means.mean_itl_ms if means else full_ms
-        )
+        known = means or state.idle().mean_times(Targets(1, 1))
+        ttft_ms = known.mean_ttft_ms if known else full_ms
+        return Fares(1 - (1 - late) * (1 - long), ttft_ms + wait_ms, means.mean_itl_ms if means else full_ms)

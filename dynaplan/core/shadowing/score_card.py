@@ -51,9 +51,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         more, dearer = "more" if self.points >= 0 else "fewer", "more" if self.per_cent >= 0 else "fewer"
-        return (
-            f"{abs(self.points):.1f} points {more} in time, with {abs(self.per_cent):.1f} % {dearer} GPU hours"
-        )
+        gained = f"{abs(self.points):.1f} points {more} in time"
+        return f"{gained}, with {abs(self.per_cent):.1f} % {dearer} GPU hours"
 
 
 def card_rows(scores: Mapping[str, Score]) -> list[list[str]]:

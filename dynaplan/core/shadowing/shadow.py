@@ -54,9 +54,7 @@ class Judge:
             service = service.slowed(
                 effective_correction(corrections.prefill), effective_correction(corrections.decode)
             )
-        return fared(
-            fleet, observation.traffic, observation.at_s, service, self.settings.targets()
-        )
+        return fared(fleet, observation.traffic, observation.at_s, service, self.settings.targets())
 
 
 @dataclass(frozen=True)
@@ -173,9 +171,7 @@ def _gpus(settings: PlannerSettings, observation: Observation, asked: Targets) -
     return sum(asked.of(role) * guards.gpus_of(settings, observation.fleet, role) for role in SCALED_ROLES)
 
 
-def _seen(
-    live: Interval, before: ImaginedFleet, after: ImaginedFleet, fares: Fares | None
-) -> Observation:
+def _seen(live: Interval, before: ImaginedFleet, after: ImaginedFleet, fares: Fares | None) -> Observation:
     """Return the interval as the shadow sees it."""
     observation, at_s = live.observation, live.observation.at_s
     fleet, serving = observation.fleet, after.managed(at_s)

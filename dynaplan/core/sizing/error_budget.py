@@ -15,7 +15,8 @@ the promise. After an interval of t seconds in which R requests arrived,
 
 so what is one window old counts 37 %. Below 0, too many missed. It starts at 0. Fading bounds it: a steady
 rate earns up to rate x window x (1 - P / 100) without misses, and owes up to rate x window x P / 100 if all
-miss. A debt buys no stricter promise, but nothing is spent until it is paid or has faded.
+miss. A debt buys no stricter promise, but nothing is spent until it is paid or has faded, and meanwhile it
+holds workers.
 
 **What missed**, q. Frontends report means, and histograms too coarse for a tail. So q is the queueing
 model's chance to exceed the target at the measured demand and the uncorrected profile, with its
@@ -40,6 +41,15 @@ without requests, lengths, a mean TTFT or a worker of each role only fades the b
 T; a removed worker should not be wanted back within the window. With *adding* it is decided how many
 workers there must be, with *removing* whether fewer would do (``core/sizing/look_ahead.py``). *Kept back* is
 the expected cost of a surge that no forecast announces, in requests that are late until help has started.
+
+**Overspent.** Workers that left are the likeliest reason of a debt in traffic that comes in bursts. So while
+more requests missed either target than promised (a debt of half a request or more), no worker leaves below
+the number that, standing still, would have kept the promise over the window: the learnt floor
+(``standing.py``). It adds none: that is what the option ``learnt-floor`` does, debt or not. When the debt is
+paid or has faded, what it held leaves as any other worker.
+
+**A restart** of the planner keeps the budget, and what the floor has learnt: both are read from the last
+record of the planner before, faded by the time between (``planner/remembering.py``).
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
 was meant. q is modelled, not counted.
@@ -101,12 +111,27 @@ def budget_after(
     window_s: float,
 ) -> ErrorBudget:
     """Return the budget after an interval in which ``shares`` of the requests missed TTFT and ITL."""
-    fade = math.exp(-traffic.interval_s / window_s)
-    ttft, itl = fade * budget.ttft_requests, fade * budget.itl_requests
+    after = faded(budget, traffic.interval_s, window_s)
+    ttft, itl = after.ttft_requests, after.itl_requests
     if shares and traffic.requests:
         ttft += traffic.requests * (1 - targets.ttft_percentile / 100 - shares[0])
         itl += traffic.requests * (1 - targets.itl_percentile / 100 - shares[1])
     return ErrorBudget(ttft, itl)
+
+
+def faded(budget: ErrorBudget, passed_s: float, window_s: float) -> ErrorBudget:
+    """Return the budget after some seconds without requests."""
+    fade = math.exp(-passed_s / window_s)
+    return ErrorBudget(fade * budget.ttft_requests, fade * budget.itl_requests)
+
+
+def is_overspent(budget: ErrorBudget) -> bool:
+    """Tell whether more requests missed either target lately than promised."""
+    return _is_owed(budget.ttft_requests) or _is_owed(budget.itl_requests)
+
+
+def _is_owed(requests: float) -> bool:
+    return round(requests) < 0
 
 
 def targets_with_spare(
@@ -142,6 +167,6 @@ def in_words(budget: ErrorBudget, spent: SlaTargets) -> str:
 
 def _in_words_for(name: str, requests: float, allowed: float) -> str:
     may_miss = f"{allowed:.0%} may miss it for now"
-    if round(requests) < 0:
+    if _is_owed(requests):
         return f"{-requests:.0f} requests more than promised missed the {name} lately, {may_miss}"
     return f"{max(requests, 0.0):.0f} requests fewer than promised missed the {name} lately, {may_miss}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
+import pytest
+
 from dynaplan.core.planning.burst_floor import with_learnt_floor
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import Standing, WorkerLimits
+from dynaplan.domain.planning.sizing import ErrorBudget, Standing, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -19,6 +21,7 @@ from tests.unit.core.planning.targets import planned_interval
 ON = replace(targets.SETTINGS, learnt_floor=True)
 SERVICE = targets.model().service
 LIMITS = WorkerLimits()
+NOTHING_OWED, ONE_EACH = ErrorBudget(), Targets(1, 1)
 BURST = (0.0,) * 5 + (60.0,) * 5
 
 
@@ -33,10 +36,13 @@ def floor_after(
     settings: PlannerSettings = ON,
     limits: WorkerLimits = LIMITS,
     service: ServiceModel = SERVICE,
+    budget: ErrorBudget = NOTHING_OWED,
+    current: Targets = ONE_EACH,
 ) -> tuple[Standing, WorkerLimits, list[Step]]:
-    """The trials, the limits and the steps after an interval with that traffic on one worker of each role."""
+    """The trials, the limits and the steps after an interval with that traffic."""
+    state = PlannerState(standing=before or Standing(), error_budget=budget)
     observation = replace(planned_interval(1, 1, [1.0]), traffic=traffic)
-    return with_learnt_floor(settings, before or Standing(), observation, service, limits, Targets(1, 1))
+    return with_learnt_floor(settings, state, observation, service, limits, current)
 
 
 def test_a_burst_raises_the_minimums_of_the_decisions_after_it() -> None:
@@ -47,9 +53,36 @@ def test_a_burst_raises_the_minimums_of_the_decisions_after_it() -> None:
     assert "standing still, would have kept the promise" in step.why
 
 
-def test_it_is_off_unless_it_is_switched_on_and_without_a_window() -> None:
-    for settings in (targets.SETTINGS, replace(ON, slo_window_s=0.0)):
-        assert floor_after(seen(), settings=settings) == (Standing(), LIMITS, [])
+def test_it_only_learns_unless_it_is_switched_on_and_not_even_that_without_a_window() -> None:
+    standing, limits, steps = floor_after(seen(), settings=targets.SETTINGS)
+    assert (standing.requests, limits, steps) == (300, LIMITS, [])
+    assert floor_after(seen(), settings=replace(ON, slo_window_s=0.0)) == (Standing(), LIMITS, [])
+
+
+@pytest.mark.parametrize("budget", [ErrorBudget(ttft_requests=-2), ErrorBudget(itl_requests=-2)])
+def test_an_overspent_error_budget_holds_what_would_have_kept_the_promise(budget: ErrorBudget) -> None:
+    _, limits, [step] = floor_after(seen(), settings=targets.SETTINGS, budget=budget, current=Targets(6, 3))
+    assert 3 <= limits.least.prefill < 6
+    assert limits.least.decode < 3
+    assert "the error budget is overspent, no worker leaves below prefill" in step.why
+
+
+def test_an_overspent_error_budget_adds_no_worker() -> None:
+    owed = ErrorBudget(ttft_requests=-2)
+    _, limits, _ = floor_after(seen(), settings=targets.SETTINGS, budget=owed, current=Targets(2, 1))
+    assert limits.least == Targets(2, 1)
+
+
+def test_workers_that_a_quiet_interval_would_remove_stay_until_the_debt_is_paid() -> None:
+    learnt = floor_after(seen())[0]
+    wanted = (Targets(1, 1),) * 9
+    quiet = planned_interval(5, 1, [1.0, 1.0])
+
+    def left(budget: ErrorBudget) -> int:
+        state = PlannerState(standing=learnt, error_budget=budget, wanted=wanted)
+        return decide(targets.SETTINGS, state, quiet, targets.model())[1].desired.prefill
+
+    assert left(ErrorBudget(50, 50)) < 3 <= left(ErrorBudget(-50, 50)) < 5
 
 
 def test_without_data_what_was_learnt_stays_and_without_requests_the_queues_empty() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from dynaplan.core.shadowing.imagined_fleet import ImaginedFleet, fared
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.domain.planning.traffic import Lengths, Traffic
 from tests.unit.core.planning.targets import SETTINGS, model, traffic
 
 MODEL, PROMISE = model(), SETTINGS.targets()
@@ -43,7 +44,7 @@ def test_a_serving_worker_leaves_at_once_and_unmanaged_ones_serve_beside():
 @pytest.mark.parametrize("prefill", [1, 0], ids=["disaggregated", "aggregated"])
 def test_more_workers_have_no_more_late_requests(prefill):
     rates = [late(prefill * workers, workers, 40.0) for workers in range(1, 7)]
-    assert all(after <= before + 1e-9 for before, after in zip(rates, rates[1:], strict=False))
+    assert all(after <= before + 1e-9 for before, after in pairwise(rates))
     assert rates[0] > 0.5
     assert rates[-1] < 0.1
 
@@ -85,7 +86,7 @@ def test_without_a_worker_of_a_role_every_request_is_late(prefill, decode):
 
 
 def test_a_prompt_that_fits_no_worker_has_the_time_of_a_full_one():
-    seen = traffic(5.0, isl=900_000)
+    seen = replace(traffic(5.0), isl=Lengths.fixed(900_000.0))
     _, fares = fared(ImaginedFleet(Targets(0, 1)), seen, 10.0, MODEL.service_for(Targets(0, 1)), PROMISE)
     assert fares
     assert fares.ttft_ms > 0

@@ -110,7 +110,9 @@ def test_what_is_wrong_is_named_with_key_value_and_what_was_expected(options, me
 
 
 def test_a_shadow_has_the_other_options_of_the_live_policy_and_no_shadow_of_its_own():
-    settings = PlannerSettings.from_options({"max-gpu-budget": 4, "shadow": {"policy": "sla", "min_endpoint": 2}})
+    settings = PlannerSettings.from_options(
+        {"max-gpu-budget": 4, "shadow": {"policy": "sla", "min_endpoint": 2}}
+    )
     shadow = settings.of_shadow()
     assert shadow == PlannerSettings.from_options({"max-gpu-budget": 4, "policy": "sla", "min-endpoint": 2})
     assert settings.sees_traffic

@@ -1,0 +1,77 @@
+"""A burst as a fluid: the queue of prompts and the requests that decode, pull by pull, with fixed workers.
+
+The formulas stand in ``standing.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dynaplan.core.sizing.queueing.prefill_model import largest_batch
+from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
+from dynaplan.domain.planning.sizing import SlaTargets
+
+MOST_BUSY = 0.95
+"""Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The cost of an interval's requests: prompts/s of a worker, room for waiting in s, and an answer's."""
+
+    state: SteadyState
+    targets: SlaTargets
+
+    @property
+    def prompts_per_s(self) -> float:
+        """Prompts/s of a worker at its largest batch; of an aggregated one, of one at a time."""
+        prompts, service = self.state.prompts, self.state.service
+        batch = 1.0 if service.prefill is None else largest_batch(prompts, service.prefill)
+        return 1000 * batch / (prompts.fixed_ms + batch * prompts.mean_ms)
+
+    @property
+    def room_s(self) -> float:
+        """Seconds that a prompt may wait and still keep its target, at least 0."""
+        prompts, service = self.state.prompts, self.state.service
+        own_ms = prompts.fixed_ms + prompts.mean_ms
+        if service.prefill is not None:
+            own_ms += service.transfer_ms + service.transfer_ms_per_token * prompts.mean_tokens
+            own_ms += FIRST_TOKEN_STEPS * self.targets.itl_ms / 2
+        return max(0.0, self.targets.ttft_ms - own_ms) / 1000
+
+    @property
+    def most_at_once(self) -> float:
+        """The most requests that one worker decodes at once: its slots, or what its KV cache holds."""
+        kind, context = self.state.service.decode, self.state.answers.context_tokens
+        return max(1.0, min(float(kind.settings.request_slots), kind.kv_tokens / context))
+
+    def step_ms(self, requests: float) -> float:
+        """Return the ms of a step with that many requests on one worker."""
+        context, batch = self.state.answers.context_tokens, max(1.0, requests)
+        return self.state.service.decode.decode_ms(batch, batch * context)
+
+
+def queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
+    """Return the queue after a pull, and the part of its arrivals whose wait exceeds the room."""
+    after = load + arrived - per_s * pull_s
+    first_s, last_s = load / per_s, max(0.0, after) / per_s
+    low_s, high_s = min(first_s, last_s), max(first_s, last_s)
+    if high_s <= room_s:
+        return max(0.0, after), 0.0
+    part = 1.0 if low_s >= room_s else (high_s - room_s) / (high_s - low_s)
+    return max(0.0, after), part
+
+
+def decoded(
+    load: float, arrived: float, pull_s: float, workers: int, work: Work, busy: float
+) -> tuple[float, float]:
+    """Return the requests that decode after a pull, and the part of its arrivals whose ITL is too long."""
+    batch, most = load / workers, work.most_at_once
+    step_ms = work.step_ms(min(batch, most)) / (1 - min(busy, MOST_BUSY))
+    life_s = max(work.state.answers.mean_steps * step_ms / 1000, 1e-9)
+    if batch > most:
+        return max(0.0, load + arrived - workers * most * pull_s / life_s), 1.0
+    left = math.exp(-pull_s / life_s)
+    after = load * left + arrived / pull_s * life_s * (1 - left)
+    return after, float(step_ms > work.targets.itl_ms)
