@@ -12,7 +12,7 @@ from dynaplan import wiring
 from dynaplan.core.shadowing.shadow import Judge, LiveScore, Shadow
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import DecisionRecord
-from dynaplan.domain.planning.score import Score
+from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.planner.replay import Replayer, read_decisions
 
 
@@ -23,9 +23,9 @@ class Compared:
     The last two are by the model alone, from the same first interval on.
     """
 
-    served: Score = field(default_factory=Score)
-    old: Score = field(default_factory=Score)
-    new: Score = field(default_factory=Score)
+    served: PolicyScore = field(default_factory=PolicyScore)
+    old: PolicyScore = field(default_factory=PolicyScore)
+    new: PolicyScore = field(default_factory=PolicyScore)
     intervals: int = 0
 
 

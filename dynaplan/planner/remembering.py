@@ -1,4 +1,4 @@
-"""What a planner that starts remembers of the one before it: what is left of the promise."""
+"""The memory of a planner that starts: what the one before it knew of the promise."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ never serves, and one that serves leaves at once. Unmanaged workers serve beside
   interval's middle: the waits by chance that a fluid does not have. Where these are overloaded it says
   nothing.
 
-They are not added: both count a wait where load is near capacity. Who misses the first target misses the
-second independently of it: late = 1 - (1 - late TTFT) (1 - long ITL).
+They are not added: both count a wait where load is near capacity. A request misses the first target
+independently of the second: late = 1 - (1 - late TTFT) (1 - long ITL).
 
 **Mean TTFT** is the steady state's (of a lone request where it is overloaded) and the mean wait of the
 fluid; the mean ITL is the steady state's, or that of full workers.
@@ -72,7 +72,7 @@ class ImaginedFleet:
         return together(self.managed(at_s), self.alone)
 
     def asking(self, desired: Targets, at_s: float, startup_s: float) -> ImaginedFleet:
-        """Return the fleet after a decision; of workers that are too many those that start leave first."""
+        """Return the fleet after a decision; of workers that are too many the starting ones leave first."""
         starting = [each for each in self.starting if each.ready_s > at_s]
         for role in SCALED_ROLES:
             more = desired.of(role) - self.asked.of(role)
@@ -85,7 +85,7 @@ class ImaginedFleet:
 
 @dataclass(frozen=True)
 class Fares:
-    """What an interval's requests got: the part that was late (0 to 1), mean TTFT and ITL in ms."""
+    """The outcome of an interval's requests: the part that was late (0 to 1), mean TTFT and ITL in ms."""
 
     late: float
     ttft_ms: float

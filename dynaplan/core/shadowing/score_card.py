@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dynaplan.domain.errors import UserError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord
-from dynaplan.domain.planning.score import Score
+from dynaplan.domain.planning.score import PolicyScore
 
 
 class Tolerances(NamedTuple):
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
     per_cent: float
 
     @classmethod
-    def between(cls, old: Score, new: Score) -> Difference:
+    def between(cls, old: PolicyScore, new: PolicyScore) -> Difference:
         """Return the difference from the old score to the new one; 0 where one is not known."""
         points = 0.0
         if old.attainment is not None and new.attainment is not None:
@@ -55,7 +55,7 @@ class Difference(NamedTuple):
         return f"{gained}, with {abs(self.per_cent):.1f} % {dearer} GPU hours"
 
 
-def card_rows(scores: Mapping[str, Score]) -> list[list[str]]:
+def card_rows(scores: Mapping[str, PolicyScore]) -> list[list[str]]:
     """Return a table of the scores by the policies' names, its headings first."""
     rows = [["policy", "in time", "late", "GPU hours", "mean GPUs", "changes"]]
     for name, score in scores.items():
@@ -66,7 +66,7 @@ def card_rows(scores: Mapping[str, Score]) -> list[list[str]]:
     return rows
 
 
-def verdict(name: str, old: Score, new: Score, within: Tolerances = USUAL) -> str:
+def verdict(name: str, old: PolicyScore, new: PolicyScore, within: Tolerances = USUAL) -> str:
     """Say in a sentence whether the new policy, by its name, did better than the old one."""
     difference = Difference.between(old, new)
     if not old.requests or not new.requests:
@@ -90,8 +90,8 @@ class ShadowedInterval(NamedTuple):
     shadow: str
     options: str
     since: str
-    live_score: Score
-    shadow_score: Score
+    live_score: PolicyScore
+    shadow_score: PolicyScore
 
 
 def shadowed_intervals(documents: Sequence[Mapping[str, Any]]) -> list[ShadowedInterval]:

@@ -26,7 +26,7 @@ from dynaplan.core.shadowing.imagined_fleet import Fares, ImaginedFleet, fared
 from dynaplan.domain.planning.decisions import Decision, PlannerState, ShadowRecord
 from dynaplan.domain.planning.observation import Load, Observation, WorkerCounts
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.planning.score import Score
+from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.sizing import Corrections
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
@@ -67,7 +67,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Interval:
-    """What the live workers did in one interval: the queues before and after it, and what requests got."""
+    """One interval of the live workers: the queues before and after it, and what requests got."""
 
     observation: Observation
     before: ImaginedFleet
@@ -83,7 +83,7 @@ class LiveScore:
         self._judge = judge
         self._fleet: ImaginedFleet | None = None
         self._last_s = 0.0
-        self.score = Score()
+        self.score = PolicyScore()
 
     def follow(self, observation: Observation, decision: Decision, corrections: Corrections) -> Interval:
         """Return what was observed, and add it to the score; the first interval only begins it."""
@@ -110,7 +110,7 @@ class Shadow:
         self._fleet: ImaginedFleet | None = None
         self._last_s = 0.0
         self.state = PlannerState()
-        self.score = Score()
+        self.score = PolicyScore()
 
     def follow(self, live: Interval, corrections: Corrections) -> Decision:
         """Decide after the interval that the live planner observed; begins with the live numbers."""
@@ -160,11 +160,11 @@ class ShadowPlanner:
 
 def _scored(
     observation: Observation, fares: Fares | None, lasted_s: float, gpus: int, decision: Decision
-) -> Score:
-    """Return the score of one interval in which so many GPUs were asked for."""
+) -> PolicyScore:
+    """Return the score of one interval in which that number of GPUs was asked for."""
     requests = (observation.traffic.requests or 0.0) if observation.traffic and fares else 0.0
     late = requests * fares.late if fares else 0.0
-    return Score(requests, late, gpus * lasted_s, int(decision.is_change), lasted_s)
+    return PolicyScore(requests, late, gpus * lasted_s, int(decision.is_change), lasted_s)
 
 
 def _gpus(settings: PlannerSettings, observation: Observation, asked: Targets) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.score import Score
+from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction, Standing, StandingTrial
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -120,8 +120,8 @@ class ShadowRecord:
     options: Mapping[str, Any]
     decision: Decision
     since: str
-    live_score: Score
-    shadow_score: Score
+    live_score: PolicyScore
+    shadow_score: PolicyScore
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ShadowRecord:
@@ -130,8 +130,8 @@ class ShadowRecord:
             document["options"],
             Decision.from_json(document["decision"]),
             document["since"],
-            Score(**document["live_score"]),
-            Score(**document["shadow_score"]),
+            PolicyScore(**document["live_score"]),
+            PolicyScore(**document["shadow_score"]),
         )
 
 

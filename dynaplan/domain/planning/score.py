@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Score:
+class PolicyScore:
     """The sums over some intervals of one policy.
 
     ``requests`` came, ``late`` of them missed a target. ``gpu_s`` are the GPU seconds of the workers that
-    were asked for, those that were still starting included. ``changes`` are the decisions that changed
+    were asked for, starting ones included. ``changes`` are the decisions that changed
     something, ``lasted_s`` the seconds of all intervals.
     """
 
@@ -35,9 +35,9 @@ class Score:
         """The mean number of GPUs that were asked for; 0 before the first interval."""
         return self.gpu_s / self.lasted_s if self.lasted_s else 0.0
 
-    def __add__(self, other: Score) -> Score:
+    def __add__(self, other: PolicyScore) -> PolicyScore:
         """Add the sums of other intervals."""
-        return Score(
+        return PolicyScore(
             self.requests + other.requests,
             self.late + other.late,
             self.gpu_s + other.gpu_s,

@@ -64,27 +64,3 @@ def test_it_finds_the_newest_recording_from_every_directory_that_serve_prints(tm
 def test_a_directory_without_a_recording_is_answered_with_where_one_is(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no decisions\n.*log directory"):
         run(tmp_path)
-
-
-GATED = [planned_interval(2, 1, [rate], at_s=10.0 * number) for number, rate in enumerate((20.0, 60.0) * 4)]
-
-
-def test_the_gate_passes_the_recorded_options_and_prints_both_scores(tmp_path):
-    recorded(tmp_path, SETTINGS, GATED)
-    result = run(tmp_path, "--gate")
-    assert result.exit_code == 0
-    assert "8 intervals" in result.output
-    assert "recorded options" in result.output
-    assert "as good, within what the model can tell" in result.output
-
-
-def test_the_gate_fails_with_1_where_the_new_options_do_worse(tmp_path):
-    recorded(tmp_path, SETTINGS, GATED)
-    worse = ["--gate", "--Planner.max-gpu-budget=2"]
-    result = run(tmp_path, *worse)
-    assert result.exit_code == 1
-    assert "The new options would have been worse" in result.output
-    assert run(tmp_path, *worse, "--may-lose=100").exit_code == 0
-    as_json = run(tmp_path, *worse, "--json")
-    assert as_json.exit_code == 1
-    assert json.loads(as_json.output)["is_worse"] is True

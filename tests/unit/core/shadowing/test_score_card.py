@@ -6,24 +6,32 @@ import pytest
 
 from dynaplan.core.shadowing.score_card import Difference, Tolerances, card_rows, shadowed_intervals, verdict
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState, ShadowRecord
-from dynaplan.domain.planning.score import Score
+from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning.situations import interval
 
-OLD = Score(1000, 100, 36_000, 4, 3600)
+OLD = PolicyScore(1000, 100, 36_000, 4, 3600)
 
 
 @pytest.mark.parametrize(
     ("new", "told", "is_worse"),
     [
-        (Score(1000, 50, 36_000), "better: 5.0 points more in time, with 0.0 % more GPU hours", False),
-        (Score(1000, 100, 28_800), "better: 0.0 points more in time, with 20.0 % fewer GPU hours", False),
-        (Score(1000, 120, 36_000), "worse: 2.0 points fewer in time", True),
-        (Score(1000, 100, 39_600), "worse: 0.0 points more in time, with 10.0 % more GPU hours", True),
-        (Score(1000, 120, 18_000), "worse: 2.0 points fewer in time, with 50.0 % fewer GPU hours", True),
-        (Score(1000, 50, 39_600), "better for requests, and dearer: 5.0 points more", False),
-        (Score(1000, 95, 36_500), "as good, within what the model can tell", False),
+        (PolicyScore(1000, 50, 36_000), "better: 5.0 points more in time, with 0.0 % more GPU hours", False),
+        (
+            PolicyScore(1000, 100, 28_800),
+            "better: 0.0 points more in time, with 20.0 % fewer GPU hours",
+            False,
+        ),
+        (PolicyScore(1000, 120, 36_000), "worse: 2.0 points fewer in time", True),
+        (PolicyScore(1000, 100, 39_600), "worse: 0.0 points more in time, with 10.0 % more GPU hours", True),
+        (
+            PolicyScore(1000, 120, 18_000),
+            "worse: 2.0 points fewer in time, with 50.0 % fewer GPU hours",
+            True,
+        ),
+        (PolicyScore(1000, 50, 39_600), "better for requests, and dearer: 5.0 points more", False),
+        (PolicyScore(1000, 95, 36_500), "as good, within what the model can tell", False),
     ],
 )
 def test_the_verdict_weighs_requests_in_time_against_gpu_hours(new, told, is_worse):
@@ -32,9 +40,9 @@ def test_the_verdict_weighs_requests_in_time_against_gpu_hours(new, told, is_wor
 
 
 def test_without_requests_there_is_no_verdict():
-    assert "no requests yet" in verdict("It", Score(), Score())
-    assert Difference.between(Score(), OLD) == Difference(0, 0)
-    assert card_rows({"live": Score()})[1][1] == "-"
+    assert "no requests yet" in verdict("It", PolicyScore(), PolicyScore())
+    assert Difference.between(PolicyScore(), OLD) == Difference(0, 0)
+    assert card_rows({"live": PolicyScore()})[1][1] == "-"
 
 
 def test_recorded_decisions_of_both_are_told_side_by_side():
