@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from dynaplan.core.forecasting.dispersion import Dispersions, averaged_with, dispersions_of
 from dynaplan.core.forecasting.series import joined
 from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.domain.planning.traffic import Lengths, Traffic
@@ -34,7 +35,8 @@ class TrafficHistory:
 
     ``before`` is a warm-up: the intervals of another day's trace. The live history counts from its first
     traffic on. ``isl`` and ``osl`` are the histograms of recent requests, ``dispersion`` the recent mean of
-    ``Traffic.dispersion``. Of prompts, the recent tokens and the cached ones among them are kept.
+    ``Traffic.dispersion``, ``dispersions`` that of the arrivals at several time scales. Of prompts, the
+    recent tokens and the cached ones among them are kept.
     """
 
     def __init__(self, interval_s: float, before: Iterable[IntervalLoad] = ()) -> None:
@@ -50,6 +52,7 @@ class TrafficHistory:
         self.isl: Lengths | None = None
         self.osl: Lengths | None = None
         self.dispersion: float | None = None
+        self.dispersions: Dispersions = ()
         self._dispersions = 0
         self._prompt_tokens = self._cached_tokens = 0.0
         self._newest_hit_rate = 1.0
@@ -75,6 +78,8 @@ class TrafficHistory:
             self._dispersions += 1
             weight, before = max(1 - self._fade, 1 / self._dispersions), self.dispersion or 0.0
             self.dispersion = before + weight * (traffic.dispersion - before)
+            newest = dispersions_of(traffic.arrivals, traffic.interval_s)
+            self.dispersions = averaged_with(self.dispersions, newest, weight)
 
     def _add_hits(self, traffic: Traffic) -> None:
         hit_rate, tokens = traffic.prefix_hit_rate, (traffic.requests or 0.0) * (traffic.isl_tokens or 0.0)

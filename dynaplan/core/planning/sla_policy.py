@@ -285,6 +285,7 @@ def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expecte
         _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
         foresight.prefix_hit_rate or 0.0,
         max(1.0, foresight.dispersion or 1.0),
+        foresight.dispersions,
     )
 
 

@@ -67,6 +67,7 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
         history.osl,
         history.dispersion,
         history.prefix_hit_rate,
+        history.dispersions,
     )
 
 

@@ -6,6 +6,7 @@ rate is that of the requests that arrived, its lengths are those of the requests
 
 from __future__ import annotations
 
+from dynaplan.core.forecasting.dispersion import dispersions_of
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand, Traffic
@@ -23,7 +24,8 @@ def measured_demand(traffic: Traffic) -> Demand | None:
         return None
     burstiness = max(1.0, traffic.dispersion or 1.0)
     hits = traffic.prefix_hit_rate or 0.0
-    return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness)
+    scales = dispersions_of(traffic.arrivals, traffic.interval_s)
+    return Demand(traffic.requests / traffic.interval_s, isl, osl, hits, burstiness, scales)
 
 
 def measured_steady_state(service: ServiceModel, traffic: Traffic, serving: Targets) -> SteadyState | None:

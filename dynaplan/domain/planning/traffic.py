@@ -74,7 +74,8 @@ class Demand:
 
     ``prefix_hit_rate`` is the part of the prompts' tokens (0 to 1) that need not be computed.
     ``burstiness`` is the variance of the number of arrivals over its mean: 1 for independent clients
-    (Poisson), 0 for a metronome.
+    (Poisson), 0 for a metronome. ``dispersions`` are the same at several time scales, each with the
+    length of its windows in s, the shortest first; none where they are not known.
     """
 
     requests_per_s: float
@@ -82,6 +83,7 @@ class Demand:
     osl: Lengths
     prefix_hit_rate: float = 0.0
     burstiness: float = 1.0
+    dispersions: tuple[tuple[float, float], ...] = ()
 
     def times(self, factor: float) -> Demand:
         """Return the demand with ``factor`` times the requests per second."""
@@ -141,7 +143,7 @@ class Foresight:
     """The forecast of the traffic of some coming intervals, the soonest first.
 
     ``isl`` and ``osl`` are the histograms of recent requests, None where there were none; ``dispersion`` and
-    ``prefix_hit_rate`` as in ``Traffic``, averaged over the last minutes.
+    ``prefix_hit_rate`` as in ``Traffic``, ``dispersions`` as in ``Demand``, averaged over the last minutes.
     """
 
     interval_s: float
@@ -150,12 +152,15 @@ class Foresight:
     osl: Lengths | None = None
     dispersion: float | None = None
     prefix_hit_rate: float | None = None
+    dispersions: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Foresight:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
         expected = tuple(Expected(**each) for each in document["expected"])
-        return cls(**{**document, "expected": expected, **_lengths_of(document)})
+        dispersions = tuple((float(each[0]), float(each[1])) for each in document.get("dispersions", ()))
+        parts = {"expected": expected, "dispersions": dispersions, **_lengths_of(document)}
+        return cls(**{**document, **parts})
 
 
 def _lengths_of(document: Mapping[str, Any]) -> dict[str, Lengths | None]:

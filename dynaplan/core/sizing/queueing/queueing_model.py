@@ -6,6 +6,8 @@ pull (option ``metric-pulling-interval``, 1 s unless set otherwise); 1 is Poisso
 mean of one adjustment interval, so a rate that drifts within it counts as bursts too, and bursts longer
 than a pull are seen in part only. Sizing uses the recent mean of b (half-life 300 s), a look back on an
 interval that interval's; below 1, unknown, or from fewer than 5 pulls it is 1 (``measured_load.py``).
+The prefill pool also uses b at several time scales, which tells batches of a clock from others
+(``core/forecasting/dispersion.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
 their step times are those of the profile, times the corrections (``corrections.py``).
 
@@ -133,7 +135,12 @@ class SteadyState:
         """Return the wait in a prefill pool of ``workers``."""
         if workers not in self._prefill_pools:
             self._prefill_pools[workers] = PrefillWaiting(
-                self.prompts, self._prefill_kind, workers, self._rate_per_ms, self.demand.burstiness
+                self.prompts,
+                self._prefill_kind,
+                workers,
+                self._rate_per_ms,
+                self.demand.burstiness,
+                self.demand.dispersions,
             )
         return self._prefill_pools[workers]
 
