@@ -152,7 +152,7 @@ class Foresight:
     osl: Lengths | None = None
     dispersion: float | None = None
     prefix_hit_rate: float | None = None
-    dispersions: tuple[tuple[float, ...], ...] = ()
+    dispersions: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Foresight:
