@@ -43,7 +43,7 @@ store_option = click.option(
     metavar="STORE",
     expose_value=False,
     callback=_choose_store,
-    help="Key-value store: etcd (the default), nats, or file, which needs no server.",
+    help="Key-value store: etcd (the default), nats, file, which needs no server, or kubernetes.",
 )
 
 

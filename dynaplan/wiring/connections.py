@@ -14,6 +14,7 @@ from dynaplan.domain.settings.servers import (
     BACKEND_VARIABLE,
     ETCD,
     FILE,
+    KUBERNETES,
     NATS,
     is_without_nats,
     store_backend,
@@ -56,6 +57,10 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
         from dynaplan.adapters.stores.nats_kv.store import NatsStore
 
         return NatsStore.from_environment(environ)
+    if backend == KUBERNETES:
+        from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
+
+        return ClusterStore.from_environment(environ)
     raise ConfigError(
         f"{BACKEND_VARIABLE} is {backend!r}: that store lives in one process",
         hint="Use file, which needs no server either.",

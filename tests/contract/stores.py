@@ -14,10 +14,13 @@ import pytest
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.adapters.stores.file.store import FileStore
+from dynaplan.adapters.stores.kubernetes_kv.documents import PodIdentity
+from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
 from dynaplan.ports.stores import Store
+from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 
@@ -25,6 +28,7 @@ EVERY_CHANGE = "a watch tells every value, also one that is replaced at once"
 ONE_REVISION = "all that a transaction writes has one revision"
 OTHER_CLIENTS = "another client reads and changes the same data"
 LEASES_OUTLIVE = "a lease lives on when its client has closed the store"
+LARGE_DATA = "megabytes of values have room"
 
 
 async def _memory(_request: pytest.FixtureRequest, _directory: Path) -> Callable[[], Store]:
@@ -50,17 +54,25 @@ async def _nats(request: pytest.FixtureRequest, _directory: Path) -> Callable[[]
     return lambda: NatsStore.from_environment(server.environment)
 
 
+async def _kubernetes(_request: pytest.FixtureRequest, _directory: Path) -> Callable[[], Store]:
+    api = KubeApi()
+    api.holds_watches = True
+    return lambda: ClusterStore(api.client(), PodIdentity("pod", "uid-of-pod"))
+
+
 BACKENDS: dict[str, Callable[[pytest.FixtureRequest, Path], Awaitable[Callable[[], Store]]]] = {
     "memory": _memory,
     "etcd": _etcd,
     "file": _file,
     "nats": _nats,
+    "kubernetes": _kubernetes,
 }
 """Backend -> what makes its data empty and returns a way to connect to it."""
 
 LACKS: dict[str, frozenset[str]] = {
     "memory": frozenset({OTHER_CLIENTS, LEASES_OUTLIVE}),
     "nats": frozenset({EVERY_CHANGE, ONE_REVISION}),
+    "kubernetes": frozenset({LARGE_DATA}),
 }
 """Backend -> promises that it does not make."""
 

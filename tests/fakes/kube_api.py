@@ -4,16 +4,20 @@ Copies of kube-apiserver 1.20.2 (as recorded in tests/fixtures/kubernetes): reso
 every write and refuse an older one with 409; ``generation``, which rises with ``spec``; the ``scale``
 subresource, whose ``spec`` is empty at 0; merge and JSON patches, a failed ``test`` with 422; 422 for
 a negative number of replicas; ``Status`` documents; 404 as plain text for a group that is not served; label
-selectors ``a=b``, ``a in (b,c)`` and ``a``; watches of what was changed before they began. It takes any
-object: there is no schema.
+selectors ``a=b``, ``a in (b,c)`` and ``a``, the field selector ``metadata.name=a``; watches of what was
+changed since a version, with an ERROR of 410 for one that was forgotten; 422 for more than 1 MiB in a
+ConfigMap and for 256 KiB of annotations. It takes any object otherwise: there is no schema. A watch ends when
+it has told what there was, or stays open when ``holds_watches``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -25,6 +29,7 @@ PATH = re.compile(
     r"^(?P<api>/api/v1|/apis/[^/]+/[^/]+)/namespaces/(?P<ns>[^/]+)/(?P<plural>[^/]+)"
     r"(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?$"
 )
+LARGEST_MAP_BYTES, LARGEST_ANNOTATIONS_BYTES = 1 << 20, 1 << 18
 STATUS_REASONS = {403: "Forbidden", 404: "NotFound", 409: "Conflict", 422: "Invalid"}
 
 
@@ -32,6 +37,24 @@ class Refused(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+@dataclass(eq=False)
+class HeldWatch(httpx2.AsyncByteStream):
+    """An open watch: what it has not told yet, and None when the connection breaks."""
+
+    selects: Callable[[str, str, Object], bool]
+    open: list[HeldWatch]
+    lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.open.append(self)
+        try:
+            while (line := await self.lines.get()) is not None:
+                yield line
+            raise httpx2.ReadError("the connection broke")
+        finally:
+            self.open.remove(self)
 
 
 class KubeApi:
@@ -46,8 +69,10 @@ class KubeApi:
         self.served: set[str] | None = None
         self.is_available = True
         self.before: Callable[[str, str], None] = lambda method, path: None
-        self._version = 100
+        self.holds_watches = False
+        self._version = self._forgotten = 100
         self._changes: list[tuple[str, str, str, Object]] = []
+        self._watches: list[HeldWatch] = []
 
     def client(self, namespace: str = "default") -> KubernetesClient:
         """A client of this server."""
@@ -78,6 +103,21 @@ class KubeApi:
         """Delete an object, as another client would."""
         self._touch(api, plural, self.objects.pop((api, plural, name)), "DELETED")
 
+    def go_away(self) -> None:
+        """Be away: nobody listens any more, and open watches break."""
+        self.is_available = False
+        self.break_watches()
+
+    def break_watches(self) -> None:
+        """Break the connections of open watches."""
+        for watch in self._watches:
+            watch.lines.put_nowait(None)
+
+    def forget(self) -> None:
+        """Forget all changes: a watch of an older version has expired."""
+        self._forgotten = self._version
+        self._changes.clear()
+
     def writes(self) -> list[tuple[str, str, Any]]:
         """The requests that were to change something."""
         return [each for each in self.requests if each[0] != "GET"]
@@ -88,6 +128,9 @@ class KubeApi:
         if is_new_spec:
             found["metadata"]["generation"] = found["metadata"].get("generation", 0) + 1
         self._changes.append((api, plural, kind, copy.deepcopy(found)))
+        for watch in self._watches:
+            if watch.selects(api, plural, found):
+                watch.lines.put_nowait(_line(kind, found))
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path
@@ -125,10 +168,11 @@ class KubeApi:
         if verb == "watch":
             return self._watch(api, plural, query)
         if verb == "list":
-            items = [each for each in self._all(api, plural) if selects(query.get("labelSelector", ""), each)]
+            items = [each for each in self._all(api, plural) if _is_asked_for(query, each)]
             metadata = {"resourceVersion": str(self._version)}
             return httpx2.Response(200, json={"kind": "List", "metadata": metadata, "items": items})
         if verb == "create":
+            _check_size(plural, body)
             if (api, plural, body["metadata"]["name"]) in self.objects:
                 raise Refused(409, f'{plural} "{body["metadata"]["name"]}" already exists')
             return httpx2.Response(201, json=self.add(api, plural, body))
@@ -155,6 +199,7 @@ class KubeApi:
             _json_patch(new, body)
         else:
             raise AssertionError(f"unexpected {kind}")
+        _check_size(plural, new)
         version = new["metadata"].get("resourceVersion")
         if version is not None and version != found["metadata"]["resourceVersion"]:
             raise Refused(
@@ -174,19 +219,46 @@ class KubeApi:
         self._touch(api, plural, found, "MODIFIED", is_new_spec=found.get("spec") != before)
 
     def _watch(self, api: str, plural: str, query: dict[str, str]) -> httpx2.Response:
-        """Answer with what has changed since the version, and end: its reader begins another watch."""
+        """Answer with what has changed since the version; its reader begins another watch when it ends."""
         since = int(query.get("resourceVersion", "0"))
-        events = [
-            {"type": kind, "object": found}
+        if 0 < since < self._forgotten:
+            status = {"kind": "Status", "code": 410, "message": f"too old resource version: {since}"}
+            return httpx2.Response(200, content=_line("ERROR", status))
+
+        def is_watched(of_api: str, of_plural: str, found: Object) -> bool:
+            return (of_api, of_plural) == (api, plural) and _is_asked_for(query, found)
+
+        told = [
+            _line(kind, found)
             for of_api, of_plural, kind, found in self._changes
-            if (of_api, of_plural) == (api, plural)
-            and int(found["metadata"]["resourceVersion"]) > since
-            and selects(query.get("labelSelector", ""), found)
+            if is_watched(of_api, of_plural, found) and int(found["metadata"]["resourceVersion"]) > since
         ]
-        return httpx2.Response(200, text="".join(json.dumps(event) + "\n" for event in events))
+        if not self.holds_watches:
+            return httpx2.Response(200, content=b"".join(told))
+        watch = HeldWatch(is_watched, self._watches)
+        for line in told:
+            watch.lines.put_nowait(line)
+        return httpx2.Response(200, stream=watch)
 
     def _all(self, api: str, plural: str) -> list[Object]:
         return [found for key, found in sorted(self.objects.items()) if key[:2] == (api, plural)]
+
+
+def _line(kind: str, found: Object) -> bytes:
+    return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+
+def _is_asked_for(query: dict[str, str], found: Object) -> bool:
+    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+    return selects(query.get("labelSelector", ""), found) and name in ("", found["metadata"]["name"])
+
+
+def _check_size(plural: str, found: Object) -> None:
+    annotations = found["metadata"].get("annotations") or {}
+    if sum(len(name) + len(text) for name, text in annotations.items()) > LARGEST_ANNOTATIONS_BYTES:
+        raise Refused(422, "metadata.annotations: Too long: must have at most 262144 bytes")
+    if plural == "configmaps" and sum(map(len, found.get("data", {}).values())) > LARGEST_MAP_BYTES:
+        raise Refused(422, "[]: Too long: must have at most 1048576 bytes")
 
 
 def selects(selector: str, document: Object) -> bool:

@@ -11,9 +11,11 @@ from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.servers.embedded import find_etcd
 from tests.fakes.polling import wait_until
 
+DISCOVERY = "system:serviceaccount:default:dynaplan-discovery"
 PLANNER = "system:serviceaccount:default:dynaplan-planner"
 TOKENS = f"""administrator,admin,1,"system:masters"
 planner,{PLANNER},2,"system:serviceaccounts"
+discovery,{DISCOVERY},3,"system:serviceaccounts"
 """
 KUBECONFIG = """apiVersion: v1
 kind: Config

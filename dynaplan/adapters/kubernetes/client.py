@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,9 @@ MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patc
 TIMEOUT_S = 5.0
 """Longest wait for one answer of the API server, seconds."""
 
-WATCH_S = 300
-"""Seconds after which the server is asked to end a watch: its reader begins another one."""
+WATCH_S = 60
+"""Seconds after which the server is asked to end a watch: its reader begins another one, so that a connection
+that leads nowhere is noticed."""
 
 PAGE = 500
 """Objects that are asked for at once."""
@@ -115,10 +116,12 @@ class KubernetesClient:
         """Return an object, or its subresource, such as ``scale``."""
         return await self._object("GET", resource.path(self.namespace, name, subresource))
 
-    async def list(self, resource: Resource, labels: str = "") -> tuple[list[Object], str]:
-        """Return the objects that a label selector matches, and the version of the collection."""
+    async def list(
+        self, resource: Resource, labels: str = "", *, fields: str = ""
+    ) -> tuple[list[Object], str]:
+        """Return the objects that label and field selectors match, and the version of the collection."""
         items: list[Object] = []
-        parameters: dict[str, str | int] = {"limit": PAGE} | ({"labelSelector": labels} if labels else {})
+        parameters: dict[str, str | int] = {"limit": PAGE, **_selected(labels, fields)}
         while True:
             page = await self._object("GET", resource.path(self.namespace), parameters=parameters)
             items += page.get("items") or []
@@ -128,8 +131,8 @@ class KubernetesClient:
             parameters["continue"] = metadata["continue"]
 
     async def watch(
-        self, resource: Resource, labels: str = "", version: str = ""
-    ) -> AsyncIterator[tuple[str, Object]]:
+        self, resource: Resource, labels: str = "", version: str = "", *, fields: str = ""
+    ) -> AsyncGenerator[tuple[str, Object]]:
         """Yield ``("ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK", object)`` of changes after a version.
 
         Ends when the server ends the watch: watch again from the newest version seen. Raises ClusterExpired
@@ -138,8 +141,7 @@ class KubernetesClient:
         import httpx2
 
         parameters: dict[str, str | int] = {"watch": "true", "timeoutSeconds": WATCH_S}
-        parameters |= {"allowWatchBookmarks": "true"}
-        parameters |= {"labelSelector": labels} if labels else {}
+        parameters |= {"allowWatchBookmarks": "true", **_selected(labels, fields)}
         parameters |= {"resourceVersion": version} if version else {}
         timeout = httpx2.Timeout(TIMEOUT_S, read=WATCH_S + TIMEOUT_S)
         path = resource.path(self.namespace)
@@ -196,6 +198,11 @@ class KubernetesClient:
         except (httpx2.HTTPError, json.JSONDecodeError, OSError) as error:
             raise ClusterUnavailable(_why(error)) from error
         return found
+
+
+def _selected(labels: str, fields: str) -> dict[str, str]:
+    chosen = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: selector for name, selector in chosen.items() if selector}
 
 
 def _why(error: Exception) -> str:

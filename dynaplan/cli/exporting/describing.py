@@ -57,6 +57,7 @@ class Wishes:
     kubernetes_namespace: str = ""
     nats: str = ""
     etcd: str = ""
+    store: str = ""
     volume_claims: tuple[str, ...] = ()
     api_key: str = field(default="", repr=False)
     token_file: Path | None = None
@@ -235,7 +236,11 @@ def _servers(source: ExportSource, wishes: Wishes, name: str) -> SharedServices:
     """Return the servers: named ones; a NATS of its own where it is the store or has the queue."""
     from dynaplan.supervisor.servers.needed import has_prefill_queue
 
-    store = ETCD if wishes.etcd else NATS
+    store = wishes.store or (ETCD if wishes.etcd else NATS)
+    if wishes.etcd and store != ETCD:
+        raise ConfigError(
+            f"--etcd {wishes.etcd} with --store {store}: there is one key-value store", hint="Leave one out."
+        )
     is_needed = store == NATS or has_prefill_queue(source.spec, source.config)
     is_own = is_needed and not wishes.nats
     url = f"nats://{name}-{NATS_COMPONENT}:{NATS_PORT}" if is_own else wishes.nats

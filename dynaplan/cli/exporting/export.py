@@ -8,6 +8,7 @@ from dynaplan.cli.lazy_group import LazyGroup
 
 TARGETS = {
     "kubernetes": ("exporting.kubernetes", "The manifests that run a deployment in a cluster."),
+    "crd": ("exporting.crd", "The kind of object that --store kubernetes needs, once in a cluster."),
     "prometheus": ("exporting.prometheus", "The configuration of a Prometheus server."),
     "grafana": ("exporting.grafana", "A dashboard over that server."),
 }

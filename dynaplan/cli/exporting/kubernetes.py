@@ -10,6 +10,7 @@ from dynaplan.cli.components.shared_options import token_file_option
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.cli.starting.serve import compat_option
 from dynaplan.core.manifests.documents import NONE, OPERATORS
+from dynaplan.domain.settings.servers import KUBERNETES, NATS
 
 
 @click.command(
@@ -33,6 +34,12 @@ from dynaplan.core.manifests.documents import NONE, OPERATORS
 )
 @click.option("--name", default=None, help="Beginning of the objects' names.  [default: the namespace]")
 @click.option("--kubernetes-namespace", default="", help="Namespace of the objects; default: kubectl's.")
+@click.option(
+    "--store",
+    type=click.Choice((NATS, KUBERNETES)),
+    default=None,
+    help="Key-value store: a NATS server (the default), or the cluster's API, which needs no server.",
+)
 @click.option("--nats", metavar="URL", default="", help="A NATS server of yours, in place of one of its own.")
 @click.option("--etcd", metavar="URL", default="", help="An etcd of yours to be the key-value store.")
 @click.option(
@@ -63,6 +70,7 @@ def command(
     namespace: str | None,
     name: str | None,
     kubernetes_namespace: str,
+    store: str | None,
     nats: str,
     etcd: str,
     volume_claims: tuple[str, ...],
@@ -83,7 +91,9 @@ def command(
     from dynaplan.domain.errors import ConfigError
 
     source = of_graph(graph, config_file, namespace, ctx.obj) if graph else of_running(namespace, ctx.obj)
-    wishes = Wishes(image, name, kubernetes_namespace, nats, etcd, volume_claims, api_key, token_file)
+    wishes = Wishes(
+        image, name, kubernetes_namespace, nats, etcd, store or "", volume_claims, api_key, token_file
+    )
     deployment, warnings = described(source, wishes)
     documents = manifests(deployment, operator)
     warn(warnings)

@@ -17,7 +17,7 @@ from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.view import view_of
 from dynaplan.domain.errors import DeploymentError
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.servers import FILE, says_where, store_backend
+from dynaplan.domain.settings.servers import FILE, KUBERNETES, says_where, store_backend
 from dynaplan.foundation import screen
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
@@ -60,7 +60,7 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
         found = find_deployments(namespace)
     except DeploymentError:
         is_named = says_where(os.environ)
-        if not is_named and store_backend(os.environ) != FILE:
+        if not is_named and store_backend(os.environ) not in (FILE, KUBERNETES):
             raise
         name = namespace or DEFAULT_NAMESPACE
         of_store = document_of_store(name, *asyncio.run(_asked(name)))

@@ -8,16 +8,27 @@ from typing import Any
 
 from dynaplan.core.manifests.exported import Document, ExportedDeployment, ExportedService
 from dynaplan.core.manifests.nats_server import nats_documents
-from dynaplan.core.manifests.objects import SCALED, config_map, metadata, secret, service, workload
+from dynaplan.core.manifests.objects import (
+    DISCOVERY,
+    PLANNER,
+    SCALED,
+    config_map,
+    metadata,
+    secret,
+    service,
+    workload,
+)
 from dynaplan.core.manifests.permissions import (
     NVIDIA,
+    account_with_rights,
+    discovery_rules,
     inside_only,
     operator_rules,
-    planner_rights,
     scaling_rules,
 )
 from dynaplan.core.manifests.pods import CONFIG_FILE, PORTS, file_key, pod_template
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.servers import KUBERNETES
 
 NONE, DYNAMO = "none", "dynamo"
 OPERATORS = (NONE, DYNAMO)
@@ -30,17 +41,34 @@ LARGEST_CONFIG_MAP_BYTES = 1 << 20
 def manifests(deployment: ExportedDeployment, operator: str = NONE) -> list[Document]:
     """Return the manifests of a deployment for that operator."""
     by_dynamo = operator == DYNAMO
-    rules = operator_rules(deployment) if by_dynamo else scaling_rules(deployment)
-    has_planner = deployment.of_role(Role.PLANNER) is not None
     return [
-        *(planner_rights(deployment, rules) if has_planner else ()),
+        *_accounts(deployment, operator_rules(deployment) if by_dynamo else scaling_rules(deployment)),
         secret(deployment),
         config_map(deployment, "graph", {CONFIG_FILE: deployment.config}),
         *_planner_files(deployment),
         *(nats_documents(deployment) if deployment.servers.is_own_nats else ()),
         inside_only(deployment),
+        *_services_of_workers(deployment),
         *([_graph_deployment(deployment)] if by_dynamo else _workloads(deployment)),
     ]
+
+
+def _accounts(deployment: ExportedDeployment, planning: Sequence[Document]) -> list[Document]:
+    """Return the accounts and their rights: ``planning`` are those to scale."""
+    finding = discovery_rules() if deployment.servers.store == KUBERNETES else []
+    has_planner = deployment.of_role(Role.PLANNER) is not None
+    return [
+        *(account_with_rights(deployment, PLANNER, [*planning, *finding]) if has_planner else ()),
+        *(account_with_rights(deployment, DISCOVERY, finding) if finding else ()),
+    ]
+
+
+def _services_of_workers(deployment: ExportedDeployment) -> list[Document]:
+    """Return a Service of each role of workers, where its EndpointSlices say which pods get requests."""
+    if deployment.servers.store != KUBERNETES:
+        return []
+    roles = [role for role in SCALED if deployment.of_role(role)]
+    return [service(deployment, role.value, "http", PORTS[role], has_address=False) for role in roles]
 
 
 def _planner_files(deployment: ExportedDeployment) -> list[Document]:

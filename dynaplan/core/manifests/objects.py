@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from dynaplan.core.manifests.exported import Document, ExportedDeployment
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.servers import KUBERNETES
 
 ROLE_LABEL = "dynaplan.io/role"
 """The label by which the planner finds what it scales: ``prefill`` or ``decode``."""
@@ -44,6 +45,27 @@ def intent_map_name(graph_namespace: str) -> str:
     """Return the name of the ConfigMap in which a planner writes its newest decision down."""
     name = re.sub(r"[^a-z0-9.-]+", "-", graph_namespace.lower()).strip("-.")
     return f"dynaplan-{name or 'planner'}"
+
+
+STORE_MAP = "dynaplan-store"
+"""The name of the ConfigMap with the shared keys of the key-value store ``kubernetes``."""
+
+DISCOVERY_LABELS = {
+    "nvidia.com/dynamo-discovery-backend": "kubernetes",
+    "nvidia.com/dynamo-discovery-enabled": "true",
+}
+"""The labels of Services, copied to their EndpointSlices, by which Dynamo finds the pods that are ready."""
+
+
+PLANNER, DISCOVERY = "planner", "discovery"
+"""Accounts: the planner's, and that of frontends and workers which find each other by the cluster's API."""
+
+
+def account_of(deployment: ExportedDeployment, role: Role) -> str:
+    """Return which account the pods of a role have; empty for none."""
+    if role is Role.PLANNER:
+        return PLANNER
+    return DISCOVERY if deployment.servers.store == KUBERNETES else ""
 
 
 def selector(deployment: ExportedDeployment, component: str) -> dict[str, str]:
@@ -85,13 +107,22 @@ def secret(deployment: ExportedDeployment) -> Document:
     }
 
 
-def service(deployment: ExportedDeployment, component: str, port_name: str, port: int) -> Document:
-    """Return the Service by which a component is found inside the cluster."""
+def service(
+    deployment: ExportedDeployment, component: str, port_name: str, port: int, *, has_address: bool = True
+) -> Document:
+    """Return the Service by which a component is found inside the cluster.
+
+    One without an address is there for its EndpointSlices, which say which pods are ready.
+    """
+    described = metadata(deployment, deployment.object_name(component), component)
+    if deployment.servers.store == KUBERNETES:
+        described["labels"] |= DISCOVERY_LABELS
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(deployment, deployment.object_name(component), component),
+        "metadata": described,
         "spec": {
+            **({} if has_address else {"clusterIP": "None"}),
             "selector": selector(deployment, component),
             "ports": [{"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}],
         },

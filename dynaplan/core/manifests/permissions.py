@@ -1,4 +1,4 @@
-"""The rights in the cluster: the planner's, as few as it needs, and which pods may call which."""
+"""The rights in the cluster, as few as each needs, and which pods may call which."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dynaplan.core.manifests.objects import (
     COMPONENT_LABEL,
     INSTANCE_LABEL,
     SCALED,
+    STORE_MAP,
     intent_map_name,
     metadata,
 )
@@ -17,9 +18,11 @@ from dynaplan.core.manifests.objects import (
 NVIDIA = "nvidia.com"
 
 
-def planner_rights(deployment: ExportedDeployment, rules: Sequence[Document]) -> list[Document]:
-    """Return the planner's ServiceAccount, its Role with these rules, and the RoleBinding between them."""
-    name = deployment.object_name("planner")
+def account_with_rights(
+    deployment: ExportedDeployment, part: str, rules: Sequence[Document]
+) -> list[Document]:
+    """Return a ServiceAccount, its Role with these rules, and the RoleBinding between them."""
+    name = deployment.object_name(part)
     group = "rbac.authorization.k8s.io"
     place = {"namespace": deployment.namespace} if deployment.namespace else {}
     return [
@@ -66,6 +69,29 @@ def inside_only(deployment: ExportedDeployment) -> Document:
 
 def _nats(deployment: ExportedDeployment) -> list[str]:
     return [NATS_COMPONENT] if deployment.servers.is_own_nats else []
+
+
+def discovery_rules() -> list[Document]:
+    """Return the rights to register, and to see which pods are registered and ready.
+
+    ``create`` and ``update`` cannot be bound to the one object of the own pod: its name is not known before.
+    The keys that people write, in the ConfigMap, are only read.
+    """
+    watching = ["list", "watch"]
+    return [
+        {
+            "apiGroups": [NVIDIA],
+            "resources": ["dynamoworkermetadatas"],
+            "verbs": ["create", "get", "update", *watching],
+        },
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": watching},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [STORE_MAP],
+            "verbs": ["get", *watching],
+        },
+    ]
 
 
 def scaling_rules(deployment: ExportedDeployment) -> list[Document]:

@@ -19,7 +19,7 @@ from dynaplan.core.manifests.exported import (
     ExportedDeployment,
     ExportedService,
 )
-from dynaplan.core.manifests.objects import labels
+from dynaplan.core.manifests.objects import account_of, labels
 from dynaplan.domain.lifecycle import Role
 
 PORTS = {Role.FRONTEND: 8000, Role.DECODE: 8001, Role.PREFILL: 8001, Role.PLANNER: 9085}
@@ -47,8 +47,8 @@ def pod_template(
     ``has_shared_memory``: Dynamo's operator, or another maker of the pods, brings ``/dev/shm`` along.
     """
     volumes, mounts = _volumes(deployment, service, has_shared_memory)
-    is_planner = service.role is Role.PLANNER
-    account = {"serviceAccountName": deployment.object_name("planner")} if is_planner else {}
+    part = account_of(deployment, service.role)
+    account = {"serviceAccountName": deployment.object_name(part)} if part else {}
     return {
         "metadata": {
             "labels": labels(deployment, service.role.value),
@@ -56,7 +56,7 @@ def pod_template(
         },
         "spec": {
             **account,
-            "automountServiceAccountToken": is_planner,
+            "automountServiceAccountToken": bool(part),
             "terminationGracePeriodSeconds": grace_s(service),
             # Else dynaplan were process 1: deaf to SIGTERM while it starts, and heir of what engines leave.
             "shareProcessNamespace": True,

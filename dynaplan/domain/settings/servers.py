@@ -1,7 +1,7 @@
 """The servers that the processes of a deployment share, as their environment names them.
 
 ``DYN_DISCOVERY_BACKEND`` chooses the key-value store, and other variables say where it is: ``ETCD_ENDPOINTS``
-and ``ETCD_AUTH_*``, ``NATS_SERVER`` and ``NATS_AUTH_*``, or ``DYN_FILE_KV``.
+and ``ETCD_AUTH_*``, ``NATS_SERVER`` and ``NATS_AUTH_*``, ``DYN_FILE_KV``, or ``POD_NAMESPACE``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,22 @@ BACKEND_VARIABLE = "DYN_DISCOVERY_BACKEND"
 ETCD_VARIABLE = "ETCD_ENDPOINTS"
 NATS_VARIABLE = "NATS_SERVER"
 FILE_VARIABLE = "DYN_FILE_KV"
+CLUSTER_VARIABLE = "POD_NAMESPACE"
 
-ETCD, NATS, FILE, MEMORY = "etcd", "nats", "file", "mem"
+ETCD, NATS, FILE, KUBERNETES, MEMORY = "etcd", "nats", "file", "kubernetes", "mem"
 
-BACKENDS: Mapping[str, str] = {"etcd": ETCD, "kv_store": ETCD, "nats": NATS, "file": FILE, "mem": MEMORY}
+BACKENDS: Mapping[str, str] = {
+    "kv_store": ETCD,
+    **{name: name for name in (ETCD, NATS, FILE, KUBERNETES, MEMORY)},
+}
 """Words that choose the key-value store -> the store; ``kv_store`` is the original's word for its default."""
 
-COMING = ("kubernetes",)
-"""Words of the original for stores that dynaplan does not have yet."""
-
-PLACES: Mapping[str, str] = {ETCD: ETCD_VARIABLE, NATS: NATS_VARIABLE, FILE: FILE_VARIABLE}
+PLACES: Mapping[str, str] = {
+    ETCD: ETCD_VARIABLE,
+    NATS: NATS_VARIABLE,
+    FILE: FILE_VARIABLE,
+    KUBERNETES: CLUSTER_VARIABLE,
+}
 """Store -> the variable that says where it is."""
 
 PATHS = (
@@ -68,17 +74,12 @@ _OF_CLIENTS = (
 
 
 def store_backend(environ: Mapping[str, str], where: str = BACKEND_VARIABLE) -> str:
-    """Return the chosen store: ``etcd`` (which is the default), ``nats``, ``file`` or ``mem``.
+    """Return the chosen store: ``etcd`` (the default), ``nats``, ``file``, ``kubernetes`` or ``mem``.
 
     Raises ConfigError for any other word; ``where`` is the place that the user wrote it in.
     """
     text = environ.get(BACKEND_VARIABLE, "").strip()
     word = text.lower().replace("-", "_")
-    if word in COMING:
-        raise ConfigError(
-            f"{where} is {text!r}: discovery by {word.capitalize()} is not there yet",
-            hint="Use etcd, nats or file.",
-        )
     if word and word not in BACKENDS:
         raise ConfigError(
             f"{where} is {text!r}: there is no such key-value store", hint=nearest(word, BACKENDS)

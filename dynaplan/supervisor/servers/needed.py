@@ -24,6 +24,7 @@ from dynaplan.domain.settings.servers import (
     ETCD,
     FILE,
     FILE_VARIABLE,
+    KUBERNETES,
     NATS,
     NATS_VARIABLE,
     PLACES,
@@ -76,6 +77,12 @@ def shared_servers(
 ) -> SharedServers:
     """Find the servers to start, and check the ones that the environment names; raises UserError."""
     backend = shared_backend(os.environ)
+    if backend == KUBERNETES:
+        raise ConfigError(
+            "serve keeps no deployment in a cluster's API: there a registration ends with its pod",
+            hint="Use file, which needs no server; on Kubernetes each component is a pod of its own: "
+            "`dynaplan export kubernetes --store kubernetes`.",
+        )
     plane = checked_event_plane(os.environ)
     lease_ttl_s(os.environ)
     store_outlives = bool(os.environ.get(PLACES[backend]))

@@ -90,7 +90,7 @@ def test_another_store_than_the_deployments_is_an_error(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("command", [["serve", "graphs.agg:Frontend"], ["planner"]])
-@pytest.mark.parametrize("word", ["mem", "kubernetes", "flie"])
+@pytest.mark.parametrize("word", ["mem", "flie"])
 @pytest.mark.parametrize("is_option", [True, False])
 def test_a_store_that_cannot_be_used_is_one_sentence_and_exit_2(
     capsys: pytest.CaptureFixture[str], command: list[str], word: str, is_option: bool

@@ -33,6 +33,27 @@ def test_a_graph_is_printed_as_manifests(capsys: pytest.CaptureFixture[str]) -> 
     assert "no API key" in printed.err
 
 
+def test_with_the_clusters_discovery_an_aggregated_graph_has_no_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    graph = ("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1")
+    assert run(*graph, "--store", "kubernetes") == 0
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    pods = [each["spec"]["template"] for each in documents if each["kind"] == "Deployment"]
+    for pod in pods:
+        environment = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert environment["DYN_DISCOVERY_BACKEND"] == "kubernetes"
+        assert environment["NATS_SERVER"] == ""
+        assert "ETCD_ENDPOINTS" not in environment
+    assert len(pods) == 3
+
+
+def test_one_store_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = ("graphs.agg:Frontend", "-f", "agg.yaml", "--image", "i:1")
+    assert run(*graph, "--store", "kubernetes", "--etcd", "http://etcd:2379") == 2
+    assert "there is one key-value store" in capsys.readouterr().err
+
+
 def test_each_object_is_written_into_the_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,19 @@ def test_every_object_fits_kubernetes_schema_and_has_no_field_that_it_does_not_k
     assert {each["metadata"]["namespace"] for each in documents} == {"llm"}
 
 
+def test_by_the_clusters_discovery_each_role_has_a_service_that_dynamo_reads_too() -> None:
+    documents = manifests(deployment(servers=SharedServices("kubernetes"), services=(FRONTEND, DECODE)))
+    assert [codecs.from_dict(each).to_dict() for each in documents] == documents
+    services = of_kind(documents, "Service")
+    assert {each["metadata"]["name"]: each["spec"].get("clusterIP") for each in services} == {
+        "box-decode": "None",
+        "box-frontend": None,
+    }
+    for each in services:
+        assert each["metadata"]["labels"]["nvidia.com/dynamo-discovery-backend"] == "kubernetes"
+    assert not [each for each in documents if "nats" in each["metadata"]["name"]]
+
+
 def test_a_graph_deployment_fits_the_operators_definition_and_its_pods_kubernetes() -> None:
     definition = json.loads(GRAPH_DEPLOYMENTS.read_text())
     versions = {each["name"]: each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"]}

@@ -6,7 +6,7 @@ import pytest
 
 from dynaplan.core.manifests.documents import DYNAMO, NONE, manifests
 from dynaplan.core.manifests.exported import SharedServices
-from tests.unit.core.manifests.deployments import DECODE, FRONTEND, PLANNER, deployment, found
+from tests.unit.core.manifests.deployments import DECODE, FRONTEND, PLANNER, deployment, found, of_kind
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,31 @@ def test_the_planner_may_not_read_secrets_nor_make_anything_but_its_own_config_m
         (["create"], None),
         (["get", "patch"], ["dynaplan-box"]),
     ]
+
+
+CLUSTER = SharedServices("kubernetes")
+
+
+def test_frontends_and_workers_that_find_each_other_by_the_cluster_may_register_and_watch() -> None:
+    documents = manifests(deployment(servers=CLUSTER))
+    rules = found(documents, "Role", "box-discovery")["rules"]
+    assert {name: rule["verbs"] for rule in rules for name in rule["resources"]} == {
+        "dynamoworkermetadatas": ["create", "get", "update", "list", "watch"],
+        "endpointslices": ["list", "watch"],
+        "configmaps": ["get", "list", "watch"],
+    }
+    assert rules[-1]["resourceNames"] == ["dynaplan-store"]
+    assert all(rule in found(documents, "Role", "box-planner")["rules"] for rule in rules)
+
+
+def test_their_pods_have_that_account_and_others_none() -> None:
+    def accounts(servers: SharedServices) -> list[object]:
+        pods = of_kind(manifests(deployment(servers=servers, services=(FRONTEND, DECODE))), "Deployment")
+        specs = [each["spec"]["template"]["spec"] for each in pods]
+        return [(each.get("serviceAccountName"), each["automountServiceAccountToken"]) for each in specs]
+
+    assert accounts(CLUSTER) == [("box-discovery", True)] * 2
+    assert accounts(SharedServices("etcd", etcd_url="http://etcd:2379")) == [(None, False)] * 2
 
 
 def test_what_is_not_there_is_not_named() -> None:

@@ -28,6 +28,7 @@ from dynaplan.domain.settings.servers import (
         (" ETCD ", "etcd"),
         ("nats", "nats"),
         ("file", "file"),
+        ("kubernetes", "kubernetes"),
         ("mem", "mem"),
     ],
 )
@@ -44,11 +45,6 @@ def test_an_unknown_word_is_refused_with_the_nearest_one_and_where_it_stands() -
         store_backend({BACKEND_VARIABLE: "flie"}, "--store")
 
 
-def test_kubernetes_is_refused_because_it_is_not_there_yet() -> None:
-    with pytest.raises(ConfigError, match=r"DYN_DISCOVERY_BACKEND is 'kubernetes'.* not there yet"):
-        store_backend({BACKEND_VARIABLE: "kubernetes"})
-
-
 def test_a_store_in_memory_cannot_be_shared_and_file_is_named_instead() -> None:
     with pytest.raises(ConfigError, match=r"one process.*\n.*file"):
         shared_backend({BACKEND_VARIABLE: "mem"})
@@ -63,6 +59,8 @@ def test_a_store_in_memory_cannot_be_shared_and_file_is_named_instead() -> None:
         ({BACKEND_VARIABLE: "file", "ETCD_ENDPOINTS": "http://etcd:2379"}, False),
         ({BACKEND_VARIABLE: "file", "DYN_FILE_KV": "/kv"}, True),
         ({BACKEND_VARIABLE: "nats", "NATS_SERVER": "nats://box:4222"}, True),
+        ({BACKEND_VARIABLE: "kubernetes"}, False),
+        ({BACKEND_VARIABLE: "kubernetes", "POD_NAMESPACE": "team-a"}, True),
         ({BACKEND_VARIABLE: "mem"}, False),
     ],
 )

@@ -160,6 +160,14 @@ def test_a_named_nats_server_is_checked_and_kept_also_where_the_graph_needs_none
     assert checked == ["nats", "nats ns_prefill_queue"]
 
 
+def test_a_clusters_api_is_no_store_for_processes_that_share_a_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, "kubernetes")
+    with pytest.raises(ConfigError, match="--store kubernetes"):
+        servers_of(AGGREGATED, tmp_path)
+
+
 def test_a_store_that_is_not_shared_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(BACKEND_VARIABLE, "mem")
     with pytest.raises(ConfigError, match="file"):

@@ -1,0 +1,1 @@
+"""The key-value store in a cluster's own API: ``DynamoWorkerMetadata``, one ConfigMap, and readiness."""
