@@ -11,12 +11,15 @@ import pytest
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.etcd import EtcdStore
 from dynaplan.adapters.stores.file.store import FileStore
+from dynaplan.adapters.stores.kubernetes_kv.documents import PodIdentity
+from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.adapters.stores.nats_kv.store import NatsStore
 from dynaplan.domain.errors import ConfigError, LockLost, LockNotFree
 from dynaplan.ports.stores import Store
 from dynaplan.runtime.coordination.buckets import Bucket, BucketChange, BucketEntry
 from dynaplan.runtime.coordination.locks import Locks
+from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_etcd, start_nats
 
@@ -38,11 +41,15 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(params=["memory", "etcd", "file", "nats"])
+@pytest.fixture(params=["memory", "etcd", "file", "nats", "kubernetes"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     store: Store = MemoryStore(SystemClock())
     if request.param == "file":
         store = FileStore.from_environment({"DYN_FILE_KV": str(tmp_path / "kv")})
+    elif request.param == "kubernetes":
+        api = KubeApi()
+        api.holds_watches = True
+        store = ClusterStore(api.client(), PodIdentity("pod", "uid-of-pod"))
     elif request.param != "memory":
         kind = EtcdStore if request.param == "etcd" else NatsStore
         store = kind.from_environment(request.getfixturevalue(f"shared_{request.param}").environment)
