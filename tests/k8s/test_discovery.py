@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,9 +47,9 @@ def documents() -> list[Object]:
 class ClusterParts:
     """The parts of a cluster that no API server plays, for pods that are processes.
 
-    Copies: the kubelet asks the readiness probes, and sees at once that a container has ended; the
-    EndpointSlice controller writes each pod of a component's Service as ready or not, and the deletion of a
-    pod takes it out; the garbage collector deletes what a deleted pod owned.
+    Copies: the kubelet asks the readiness probes, and starts a container that has ended again
+    unless its pod was deleted; the EndpointSlice controller writes each pod of a component's Service as ready
+    or not, and the deletion of a pod takes it out; the garbage collector deletes what a deleted pod owned.
     """
 
     def __init__(self, client: KubernetesClient, pods: Pods) -> None:
@@ -65,6 +66,9 @@ class ClusterParts:
 
     async def _one_pass(self) -> None:
         there = {name: pod for name, pod in self.pods.pods.items() if name not in self.deleted}
+        for pod in there.values():
+            if pod.process and pod.process.poll() is not None:
+                pod.start()
         endpoints = [await self._endpoint(pod) for pod in there.values()]
         document: Object = {
             "apiVersion": SLICE.api_version,
@@ -181,11 +185,26 @@ async def test_they_answer_lose_a_worker_and_go_on_while_the_api_server_is_away(
     async with aiohttp.ClientSession() as session:
         for _ in range(4):
             assert await applied.answer(session)
-        killed = workers[0].process
+        stopped, killed = (worker.process for worker in reversed(workers))
+        assert stopped
         assert killed
+        stopped.send_signal(signal.SIGSTOP)  # registered, and not ready any more
+        await eventually(is_one_routable)
+
+        async def is_answered() -> bool:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    return bool(await applied.answer(session))
+            return False
+
+        await eventually(is_answered)  # the frontend hears of it as soon as this test does, not sooner
+        for _ in range(2):
+            assert await applied.answer(session)
+        stopped.send_signal(signal.SIGCONT)
+        await eventually(are_two_routable)
+        applied.parts.deleted.add(workers[0].name)
         killed.kill()
         await eventually(is_one_routable)
-        applied.parts.deleted.add(workers[0].name)
         for _ in range(4):
             assert await applied.answer(session)
         await asyncio.to_thread(applied.cluster.server.stop)
@@ -197,6 +216,7 @@ async def test_they_answer_lose_a_worker_and_go_on_while_the_api_server_is_away(
         assert workers[0].name not in {
             found["metadata"]["name"] for found in (await applied.parts.client.list(WORKER_METADATA))[0]
         }
+        applied.parts.deleted.add(third.name)
         assert await asyncio.to_thread(third.delete) == 0
         await eventually(is_one_routable)
         assert await applied.answer(session)
