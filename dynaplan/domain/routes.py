@@ -24,6 +24,12 @@ TRACEABLE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~
 
 NO_TRACE: Mapping[str, str] = {}
 
+REQUEST_ID = "X-Request-Id"
+"""The header with the id of a request, of requests and of responses."""
+
+ATTEMPT_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,160}", re.ASCII)
+"""The form of an id that an engine gets: the client's, and what tells its attempts apart."""
+
 LONGEST_STATE = 512
 """Characters of ``tracestate`` that are passed on at most."""
 
@@ -39,6 +45,13 @@ def trace_headers(headers: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(state, str) or not state.isascii() or not state.isprintable():
         return {TRACE_PARENT: parent}
     return {TRACE_PARENT: parent, **({TRACE_STATE: state} if 0 < len(state) <= LONGEST_STATE else {})}
+
+
+def passed_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers that go to a prefilling engine: the trace, and the request's id if it is usable."""
+    name = headers.get(REQUEST_ID)
+    is_usable = isinstance(name, str) and ATTEMPT_ID.fullmatch(name)
+    return {**trace_headers(headers), **({REQUEST_ID: str(name)} if is_usable else {})}
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-REQUEST_ID = "X-Request-Id"
-"""The header, of requests and of responses."""
+from dynaplan.domain.routes import REQUEST_ID
 
 USABLE = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""

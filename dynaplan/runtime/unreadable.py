@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.core.fleet.kept_keys import PERSONS_KEYS
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import COUNT_KEYS, fleet_key, planner_prefix
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
@@ -52,8 +52,8 @@ def _fault(namespace: str, item: KeyValue) -> str:
             not_callable(item.value)
         elif item.key == fleet_key(namespace):
             FleetCounts.from_json(parse_object(item.value))
-        elif item.key == planner_prefix(namespace) + HOLDS:
-            RoleHolds.from_text(item.value)
+        elif read := PERSONS_KEYS.get(item.key.removeprefix(planner_prefix(namespace))):
+            read(item.value)
         elif item.key.removeprefix(planner_prefix(namespace)) in NUMBERS and whole_number(item.value) is None:
             return f"{shown(item.value)}: expected a whole number"
         elif item.key.removeprefix(live_settings_prefix(namespace)) in LIVE_SETTINGS:

@@ -6,7 +6,8 @@ circus gives a plugin only flat strings, on its command line, which every user o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dynaplan.foundation.sockets import url_of
 from dynaplan.options.service_config import section_options
 
 LAUNCH_FILE = "launch.json"
+RELOADED_FILE = "reloaded.json"
 ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
 
 
@@ -34,6 +36,8 @@ class Launch:
     ``scratch_dir`` is where workers keep files of their own while they live. ``uses_busy_gpus``: GPUs that
     other programs use are used, too. ``address_dir`` is the path by which sockets in ``runtime_dir`` are
     addressed: its own where that is short, else a link's. ``is_tls``: the public port speaks https.
+    ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
+    that ``is_reloaded`` they differ from those of ``serve``, whose environment has the settings of before.
     """
 
     graph: GraphSpec
@@ -54,6 +58,9 @@ class Launch:
     uses_busy_gpus: bool = False
     address_dir: Path = Path()
     is_tls: bool = False
+    config_file: str = ""
+    overrides: tuple[str, ...] = ()
+    is_reloaded: bool = False
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
@@ -129,8 +136,81 @@ class Launch:
                 "graph": GraphSpec(**{**graph, "services": services}),
                 "gpus": tuple(Gpu(**each) for each in document["gpus"]),
                 "arbiter": ProcessIdentity(**document["arbiter"]),
+                "overrides": tuple(document.get("overrides", ())),
             }
         )
+
+
+@dataclass(frozen=True)
+class Reload:
+    """The settings of a ``dynaplan reload``, and what they were read from.
+
+    ``before`` is not None while that reload is under way, or when it was killed: the settings of workers that
+    it has not replaced.
+    """
+
+    config: dict[str, dict[str, Any]]
+    config_file: str = ""
+    overrides: tuple[str, ...] = ()
+    before: dict[str, dict[str, Any]] | None = None
+
+    def to_json(self) -> str:
+        """Write the file of a reload, which the fleet plugin reads whenever it starts a process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Reload:
+        """Read what ``to_json`` wrote; KeyError, TypeError or ValueError for another text."""
+        document = json.loads(text)
+        return cls(**{**document, "overrides": tuple(document["overrides"])})
+
+    def applied_to(self, launch: Launch) -> Launch:
+        """Return the launch with these settings."""
+        return replace(
+            launch,
+            config=self.config,
+            config_file=self.config_file,
+            overrides=self.overrides,
+            is_reloaded=True,
+        )
+
+
+def read_launch(runtime_dir: Path) -> Launch:
+    """Return a running deployment's launch, with the settings of its last reload.
+
+    Raises OSError, KeyError, TypeError or ValueError when its file cannot be read.
+    """
+    launch, last = Launch.from_json((runtime_dir / LAUNCH_FILE).read_text()), last_reload(runtime_dir)
+    return last.applied_to(launch) if last else launch
+
+
+def last_reload(runtime_dir: Path) -> Reload | None:
+    """Return the last reload of a deployment; None when there was none, or its file cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return Reload.from_json((runtime_dir / RELOADED_FILE).read_text())
+    return None
+
+
+class CurrentLaunch:
+    """The launch with the settings of the last reload: looked up at each use, read when the file changes."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = self._current = launch
+        self._file = launch.runtime_dir / RELOADED_FILE
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def now(self) -> Launch:
+        """The launch as it is at this moment."""
+        try:
+            status = self._file.stat()
+        except OSError:
+            return self._current
+        if self._seen != (status.st_mtime_ns, status.st_ino):
+            reload = last_reload(self._file.parent)
+            self._current = reload.applied_to(self._launch) if reload else self._current
+            self._seen = status.st_mtime_ns, status.st_ino
+        return self._current
 
 
 def _service_from(document: dict[str, Any]) -> ServiceSpec:

@@ -81,6 +81,7 @@ class ServeOptions:
     ``gpus`` is the number of GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their
     own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
     worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
+    ``config_file`` and ``overrides`` are what the configuration was read from.
     """
 
     host: str = FrontendSettings.host
@@ -95,6 +96,8 @@ class ServeOptions:
     use_busy_gpus: bool = False
     exit_on_failure: bool = False
     token_file: Path | None = None
+    config_file: Path | None = None
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         options.use_busy_gpus,
         address_dir,
         bool(TlsSettings.from_environment(os.environ).tls_cert),
+        str(options.config_file or ""),
+        options.overrides,
     )
     if servers.store_outlives:
         stack.callback(_forget_decisions, graph.namespace)

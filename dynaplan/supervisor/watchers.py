@@ -6,6 +6,7 @@ signals the children of its process: restarting and ending workers is the fleet 
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from dynaplan.core.fleet.allocation import worker_environment
 from dynaplan.domain.lifecycle import Worker
+from dynaplan.options.service_config import CONFIG_VARIABLE
 from dynaplan.supervisor.launch import Launch
 
 
@@ -41,7 +43,10 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
         **_common(launch.drain_timeout_s),
         "respawn": False,
         "working_dir": launch.graph.working_dir,
-        "env": worker_environment(worker, launch.gpus, service.envs if service else {}),
+        "env": {
+            **worker_environment(worker, launch.gpus, service.envs if service else {}),
+            **({CONFIG_VARIABLE: json.dumps(launch.config)} if launch.is_reloaded else {}),
+        },
     }
     return WatcherSpec(worker.name, shlex.quote(sys.executable), args, options)
 

@@ -9,7 +9,9 @@ import pytest
 from dynaplan.adapters.connectors.virtual import VirtualConnector
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.domain.errors import StoreUnavailable, TemporaryError
+from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import Decision
+from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
@@ -170,6 +172,16 @@ async def test_a_hold_whose_deadline_has_passed_is_not_in_force(keys):
     keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda: 1000.0)
     await keys.hold(RoleHolds(Hold(2, until_s=999.0), Hold(3, until_s=1001.0)))
     assert [hold.at_least for hold in (await keys.connector.holds()).by_role.values()] == [3]
+
+
+async def test_a_hold_for_hours_is_in_force_while_they_are_open(keys):
+    office = Hold(3, 3, at="09:00-17:00", zone="UTC")
+    await keys.store.put(planner_prefix("ns") + HOURS, HeldHours().with_hold(Role.DECODE, office).to_text())
+    for at_s, held in ((12 * 3600.0, {Role.DECODE: office}), (18 * 3600.0, {})):
+        keys.connector = VirtualConnector(keys.store, "ns", lambda: keys.registered, lambda at_s=at_s: at_s)
+        assert (await keys.connector.holds()).by_role == held
+    await keys.store.put(planner_prefix("ns") + HOURS, "nonsense")
+    assert (await keys.connector.holds()).by_role == {}
 
 
 @pytest.mark.parametrize("lost_for_s", [60.0, 0.0])

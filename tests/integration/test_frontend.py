@@ -500,10 +500,14 @@ async def test_the_trace_of_a_request_goes_on_to_the_prefill_worker_and_to_the_d
         worker = await here.worker()
         async with (
             prefill_worker(here) as prefills,
-            here.client.post(here.url + CHAT, json=body(CHAT), headers=trace) as response,
+            here.client.post(
+                here.url + CHAT, json=body(CHAT), headers={**trace, "X-Request-Id": "mine"}
+            ) as response,
         ):
             assert response.status == 200
-        assert prefills[0].trace == trace
+        told = dict(prefills[0].trace)
+        assert told.pop("X-Request-Id").startswith("mine-")
+        assert told == trace
         assert worker.headers[0].items() >= trace.items()
 
 

@@ -147,7 +147,7 @@ class KubernetesConnector:
 
     def _holds(self, intent: Intent) -> RoleHolds:
         try:
-            return RoleHolds.from_text(intent.holds).in_force(self._unix_time_s())
+            return RoleHolds.from_text(intent.holds).lasting(self._unix_time_s())
         except ValueError as error:
             if intent.holds != self._ignored:
                 log.warning("ignoring the holds in the ConfigMap %s: %s", self._intents.name, error)

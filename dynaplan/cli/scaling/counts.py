@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from dynaplan.core.fleet.kept_keys import TimedEntries
 from dynaplan.core.fleet.statefile import Document, planner_keys_of
 from dynaplan.domain.errors import TemporaryError
 from dynaplan.domain.lifecycle import Role
@@ -26,6 +27,8 @@ from dynaplan.domain.wire.store import Transaction
 
 if TYPE_CHECKING:
     from dynaplan.ports.stores import KeyValueStore
+
+E = TypeVar("E", bound=TimedEntries)
 
 ATTEMPTS = 5
 """Attempts to write the counts while others write them too."""
@@ -82,12 +85,35 @@ async def write_counts(
     raise TemporaryError("somebody else changes the desired counts all the time", hint="Try again.")
 
 
+async def change_entries(
+    store: KeyValueStore, namespace: str, name: str, read: Callable[[str], E], change: Callable[[E], E]
+) -> tuple[E, E]:
+    """Change what persons have written under a key of the planner; return it before and after.
+
+    Entries that are over, or cannot be read, count as none. ``change`` may raise UserError.
+    """
+    key = planner_prefix(namespace) + name
+    for _ in range(ATTEMPTS):
+        item = await store.get(key)
+        before = readable(read, item.value if item else "")
+        after = change(before)
+        expected = {key: item.revision if item else 0}
+        if await store.commit(Transaction(expected=expected, puts={key: after.to_text()})):
+            return before, after
+    raise TemporaryError(f"somebody else changes the {name} all the time", hint="Try again.")
+
+
+def readable(read: Callable[[str], E], text: str) -> E:
+    """Return the entries that last, of a key's value; none when it cannot be read."""
+    try:
+        return read(text).lasting(time.time())
+    except ValueError:
+        return read("")
+
+
 def readable_holds(text: str) -> RoleHolds:
     """Return the holds in force that the key's value says; none when it cannot be read."""
-    try:
-        return RoleHolds.from_text(text).in_force(time.time())
-    except ValueError:
-        return RoleHolds()
+    return readable(RoleHolds.from_text, text)
 
 
 def held_in(document: Document) -> RoleHolds:

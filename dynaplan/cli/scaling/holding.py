@@ -1,4 +1,4 @@
-"""The options ``--hold``, ``--for``, ``--at-least`` and ``--at-most``, and a hold in words."""
+"""The options ``--hold``, ``--for``, ``--at``, ``--at-least`` and ``--at-most``, and a hold in words."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import os
 import pwd
 import socket
 import time
+from dataclasses import replace
 from datetime import datetime
 
 from dynaplan.cli.scaling.asking import AskedHold
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import LONGEST_S, MOST_WORKERS, Hold
+from dynaplan.domain.planning.hours import moment, parse_hours
 from dynaplan.foundation.durations import clock, seconds_of
+from dynaplan.foundation.zones import local_zone_name, zone_of
 
 
 def asked_hold(
-    is_held: bool, duration: str | None, at_least: int | None, at_most: int | None
+    is_held: bool,
+    duration: str | None,
+    at_least: int | None,
+    at_most: int | None,
+    hours: str | None = None,
 ) -> AskedHold | None:
     """Return the hold that the options ask for; None without any. Raises ConfigError."""
-    if not (is_held or duration or at_least is not None or at_most is not None):
+    if not (is_held or duration or hours is not None or at_least is not None or at_most is not None):
         return None
     if is_held and (at_least is not None or at_most is not None):
         raise ConfigError(
@@ -31,13 +38,14 @@ def asked_hold(
     for bound in (at_least, at_most):
         if bound is not None and bound > MOST_WORKERS:
             raise ConfigError(f"{bound} workers", hint=f"The most is {MOST_WORKERS}.")
-    return AskedHold(made_here(duration), at_least, at_most)
+    return AskedHold(made_here(duration, hours), at_least, at_most)
 
 
-def made_here(duration: str | None) -> Hold:
-    """Return a hold without bounds: made now, by this process and its user, for that time."""
+def made_here(duration: str | None, hours: str | None = None) -> Hold:
+    """Return a hold without bounds: made now, by this process and its user, for that time and these hours."""
     now_s = round(time.time(), 3)
     made = Hold(since_s=now_s, by=_user(), uid=os.getuid(), pid=os.getpid(), host=socket.gethostname()[:100])
+    made = _within(made, hours) if hours is not None else made
     if duration is None:
         return made
     seconds = seconds_of(duration)
@@ -47,7 +55,35 @@ def made_here(duration: str | None) -> Hold:
         )
     until_s = now_s + seconds
     until = datetime.fromtimestamp(until_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-    return Hold(made.at_least, made.at_most, now_s, until_s, until, made.by, made.uid, made.pid, made.host)
+    return replace(made, until_s=until_s, until=until)
+
+
+def _within(made: Hold, hours: str) -> Hold:
+    """Return the hold for these hours of this machine's time zone; raises ConfigError."""
+    try:
+        at = str(parse_hours(hours))
+    except ValueError as error:
+        raise ConfigError(
+            f"--at {hours!r}: {error}",
+            hint="For example '09:00-17:00 mon-fri', or '22:00-06:00; 00:00-24:00 sat,sun'.",
+        ) from None
+    try:
+        return replace(made, at=at, zone=local_zone_name())
+    except ValueError as error:
+        raise ConfigError(f"--at: {error}", hint="Set TZ to its name, as in TZ=Europe/Berlin.") from None
+
+
+def now_and_next(made: Hold, now_s: float) -> str:
+    """Return whether its hours are open, and when that changes: ``open now, until Mon 2026-11-23 17:00``."""
+    try:
+        zone, hours = zone_of(made.zone), parse_hours(made.at)
+    except ValueError as error:
+        return f"never: {error}"
+    change_s = hours.next_change_s(now_s, zone)
+    if change_s is None:
+        return "always open" if hours.is_open_at(now_s, zone) else "never open"
+    when = moment(change_s, zone)
+    return f"open now, until {when}" if hours.is_open_at(now_s, zone) else f"next from {when}"
 
 
 def _user() -> str:
@@ -61,6 +97,8 @@ def described(role: Role, hold: Hold, now_s: float) -> str:
     """Return a sentence: the role, its bounds, their maker, their end and how to end them."""
     maker = f" by {hold.by} (uid {hold.uid}, pid {hold.pid} on {hold.host})" if hold.by else ""
     release = f"`dynaplan release {role.value}`"
+    if hold.at:
+        return f"{role.value} is held {hold.bounds}{maker} {hold.ending}: {now_and_next(hold, now_s)}"
     left_s = hold.left_s(now_s)
     if left_s is None:
         return f"{role.value} is held {hold.bounds}{maker} until {release}"

@@ -1,4 +1,4 @@
-"""``dynaplan release [ROLE...]``: end holds, so that the planner scales again."""
+"""``dynaplan release [ROLE|gpu=N ...]``: end holds and reservations, so that the planner scales again."""
 
 from __future__ import annotations
 
@@ -10,39 +10,88 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.afterwards import planner_settings, planners_part
-from dynaplan.cli.scaling.counts import WrittenCounts, write_counts
+from dynaplan.cli.scaling.counts import WrittenCounts, change_entries, write_counts
+from dynaplan.cli.scaling.reserve import GPU, gpus_of
+from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import RoleHolds
+from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 
 if TYPE_CHECKING:
+    from dynaplan.ports.stores import KeyValueStore
     from dynaplan.supervisor.deployments import RunningDeployment
 
 
 @click.command(name="release")
-@click.argument(
-    "roles", nargs=-1, type=click.Choice([role.value for role in SCALED_ROLES]), metavar="[ROLE]..."
-)
+@click.argument("chosen", nargs=-1, metavar="[ROLE|gpu=N]...")
 @namespace_option
-def command(roles: Sequence[str], namespace: str | None) -> None:
-    """End the holds of these roles, decode or prefill, or of all. The numbers of workers stay as they are."""
+def command(chosen: Sequence[str], namespace: str | None) -> None:
+    """End the holds of these roles, decode or prefill, with their hours, or the reservations of these GPUs.
+
+    Without any, all holds and all reservations end. The numbers of workers stay as they are.
+    """
+    roles, gpus = parse_released(chosen)
     found = connect(namespace)
-    chosen = [Role(name) for name in roles] or list(SCALED_ROLES)
-    written = asyncio.run(_released(found, chosen))
+    if gpus or not chosen:
+        asyncio.run(_release_gpus(found, gpus))
+    if roles or not chosen:
+        _release_roles(found, roles)
+
+
+def parse_released(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
+    """Return the roles and the GPUs that are named; raises ConfigError for anything else."""
+    known = {role.value: role for role in SCALED_ROLES}
+    roles = [known[name] for name in chosen if name in known]
+    others = [name for name in chosen if name not in known]
+    for name in others:
+        if not name.startswith(GPU):
+            raise ConfigError(f"release {name}: no such role", hint=nearest(name, [*known, f"{GPU}7"]))
+    return roles, frozenset(index for name in others for index in gpus_of(name))
+
+
+def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
+    chosen = roles or list(SCALED_ROLES)
+    written, hours = asyncio.run(_released(found, chosen))
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
     for role in chosen:
-        if roles and role not in ended:
+        for hold in hours.by_role.get(role, ()):
+            click.echo(f"released {role.value}: it was {hold}")
+        if roles and role not in ended and role not in hours.by_role:
             click.echo(f"{role.value} is not held")
-    if not ended and not roles:
+    if not ended and not roles and not hours.by_role:
         click.echo("nothing is held")
     settings = planner_settings(found)
     if ended and settings:
         click.echo(planners_part(found, settings, written.counts, written.holds, is_decision=False))
 
 
-async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
+async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
+    """End the reservations of these GPUs; of all without any."""
+    from dynaplan import wiring
+
+    def without(now: Reservations) -> Reservations:
+        return now.without(gpus or frozenset(now.by_gpu))
+
+    store = wiring.connections.connect_store()
+    try:
+        before, _ = await change_entries(
+            store, found.namespace, RESERVATIONS, Reservations.from_text, without
+        )
+    finally:
+        await store.close()
+    for index in sorted(gpus or before.by_gpu):
+        made = before.by_gpu.get(index)
+        click.echo(
+            f"released GPU {index}: it was {reserved_words(made)}" if made else f"GPU {index} is not reserved"
+        )
+
+
+async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> tuple[WrittenCounts, HeldHours]:
+    """End the holds of these roles; return what was written, and the hours of before."""
     from dynaplan import wiring
 
     def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
@@ -52,6 +101,16 @@ async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> Written
 
     store = wiring.connections.connect_store()
     try:
-        return await write_counts(store, found.namespace, without)
+        return await write_counts(store, found.namespace, without), await _without_hours(store, found, chosen)
     finally:
         await store.close()
+
+
+async def _without_hours(store: KeyValueStore, found: RunningDeployment, chosen: Sequence[Role]) -> HeldHours:
+    def without(hours: HeldHours) -> HeldHours:
+        for role in chosen:
+            hours = hours.without(role)
+        return hours
+
+    before, _ = await change_entries(store, found.namespace, HOURS, HeldHours.from_text, without)
+    return HeldHours({role: holds for role, holds in before.by_role.items() if role in chosen})

@@ -24,6 +24,7 @@ from dynaplan.cli.scaling.asking import (
 )
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
 from dynaplan.cli.scaling.elsewhere import deployment_here, scale_elsewhere
+from dynaplan.cli.scaling.held_hours import hold_by_hours
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.lifecycle import Role
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 @store_option
 @click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
 @click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
+@click.option("--at", "hours", metavar="HOURS", help="Hold at '09:00-17:00 mon-fri', every week.")
 @click.option("--at-least", type=click.IntRange(0), metavar="N", help="The planner never goes below.")
 @click.option("--at-most", type=click.IntRange(0), metavar="N", help="The planner never goes above.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is carried out.")
@@ -61,6 +63,7 @@ def command(
     namespace: str | None,
     is_held: bool,
     duration: str | None,
+    hours: str | None,
     at_least: int | None,
     at_most: int | None,
     wait: bool,
@@ -77,13 +80,17 @@ def command(
     dynaplan scale decode=3 --hold                  until `dynaplan release decode`
     dynaplan scale decode=3 --for 2h                for two hours
     dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
+    dynaplan scale decode=3 --at "09:00-17:00 mon-fri"
 
     For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store.
     """
     found = deployment_here(namespace)
     asked = [parse_count(text, _roles(found)) for text in counts]
-    hold = asked_hold(is_held, duration, at_least, at_most)
+    hold = asked_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)
+    if hours is not None:
+        asyncio.run(hold_by_hours(found, asked, hold, is_confirmed=yes))
+        return
     timeout_s = timeout if wait else 0.0
     if leaving and found:
         check_leaving(leaving, asked, found.workers)

@@ -53,10 +53,10 @@ def times_of(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes
     from dynaplan.core.fleet.startup_times import startup_key, usual_s
     from dynaplan.domain.errors import UserError
     from dynaplan.domain.settings.worker import ProcessSettings
-    from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
+    from dynaplan.supervisor.launch import read_launch
 
     try:
-        launch = Launch.from_json((found.runtime_dir / LAUNCH_FILE).read_text())
+        launch = read_launch(found.runtime_dir)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return ScaleTimes(None, ProcessSettings.drain_deadline_s)
     learnt = wiring.box.startup_times(found.statefile).read()

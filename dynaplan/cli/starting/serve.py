@@ -149,7 +149,7 @@ def command(
         if is_model(graph):
             graph, config_file = _graph_of(graph, config_file, ctx)
         directory = _entered(working_dir or default_working_dir(graph))
-        loaded, config, spec, warnings = _described(graph, config_file, directory, namespace, ctx.obj)
+        loaded, config, spec, warnings = described(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.supervisor.serve import ServeOptions, serve
 
     if service_name:
@@ -174,6 +174,8 @@ def command(
         leave_timeout_s=leave_timeout,
         use_busy_gpus=use_busy_gpus,
         token_file=token_file,
+        config_file=found_file(config_file, directory, loaded),
+        overrides=tuple(ctx.obj),
     )
     return serve(spec, config, options)
 
@@ -190,22 +192,28 @@ def _entered(directory: Path) -> Path:
     return directory
 
 
-def _described(
+def described(
     graph: str, config_file: str | None, directory: Path, namespace: str | None, overrides: Sequence[str]
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
     from dynaplan.cli.starting.checking import locate_models
-    from dynaplan.sdk.config import find_config_file, read_config
+    from dynaplan.sdk.config import read_config
     from dynaplan.sdk.graph import load_graph
     from dynaplan.sdk.resolve import resolve_graph
     from dynaplan.sdk.validation import unused_common, validate_config
 
     loaded = load_graph(graph, directory)
-    path = find_config_file(config_file, directory, loaded) if config_file else None
-    config = read_config(path, overrides)
+    config = read_config(found_file(config_file, directory, loaded), overrides)
     warnings = validate_config(loaded, config) + unused_common(config, overrides)
     config = locate_models(loaded, config, directory)
     return loaded, config, resolve_graph(loaded, config, namespace), warnings
+
+
+def found_file(name: str | None, directory: Path, graph: Graph) -> Path | None:
+    """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
+    from dynaplan.sdk.config import find_config_file
+
+    return find_config_file(name, directory, graph) if name else None
 
 
 def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.scaling.afterwards import planner_settings
-from dynaplan.cli.scaling.counts import held_in, readable_holds
+from dynaplan.cli.scaling.counts import held_in, readable, readable_holds
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
+from dynaplan.core.fleet.statefile import planner_keys_of
 from dynaplan.domain.lifecycle import HOLDS_GPUS
+from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
 from dynaplan.domain.planning.scaling import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.routes import ALL_METRICS_PATH
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance, public_urls
 from dynaplan.domain.wire.documents import parse_object
+from dynaplan.foundation.zones import zone_of
 
 if TYPE_CHECKING:
     from dynaplan.domain.wire.worker_load import WorkerLoad
@@ -41,6 +46,8 @@ class DeploymentAnswers:
     not_callable: Mapping[str, str] = field(default_factory=dict)
     registered: tuple[Instance, ...] = ()
     holds: RoleHolds | None = None
+    hours: HeldHours | None = None
+    reservations: Reservations | None = None
     desired: DesiredCounts = field(default_factory=DesiredCounts)
     fleet: Mapping[str, Any] = field(default_factory=dict)
     is_silent: bool = False
@@ -102,6 +109,10 @@ class Gathering:
             not_callable=foreign,
             registered=registered,
             holds=readable_holds(holds),
+            hours=readable(HeldHours.from_text, keys.get(planner_prefix(namespace) + HOURS, "")),
+            reservations=readable(
+                Reservations.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
+            ),
             desired=DesiredCounts.from_keys(namespace, keys),
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
         )
@@ -126,7 +137,14 @@ def document_of(
     from dynaplan.core.fleet.observing import unmanaged
 
     held = (answers.holds or held_in(found.document)).by_role
+<<<<<<< HEAD
     usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
+=======
+    kept = planner_keys_of(found.document)
+    hours = answers.hours or readable(HeldHours.from_text, kept.get(HOURS, ""))
+    reservations = answers.reservations or readable(Reservations.from_text, kept.get(RESERVATIONS, ""))
+    usual, waits, loads = _usual_start_s(found), answers.waits, answers.loads
+>>>>>>> 671ffa6 (reload, hours of the week and reserved GPUs; a remote prefill's engine gets the request's id)
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
@@ -141,10 +159,12 @@ def document_of(
         "serve_pid": found.arbiter.pid,
         **_service(found, answers),
         "workers": workers,
-        "gpus": _gpus(found),
+        "gpus": _gpus(found, reservations),
         "free_gpus": answers.fleet.get(FREE_GPUS),
         "waits": waits,
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
+        "hours": hours.to_json(),
+        "reservations": reservations.to_json(),
         "troubles": [*_troubles(found), *answers.troubles],
         "ignored_keys": dict(answers.ignored),
         "not_callable": dict(answers.not_callable),
@@ -202,10 +222,11 @@ def _models(answers: DeploymentAnswers) -> list[str]:
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
 
-def _gpus(found: RunningDeployment) -> list[dict[str, Any]]:
-    """Return the GPUs of the deployment, with the workers that hold them."""
+def _gpus(found: RunningDeployment, reservations: Reservations) -> list[dict[str, Any]]:
+    """Return the GPUs of the deployment, with the workers that hold them, and by whom they are reserved."""
     from dynaplan.core.fleet.statefile import inventory_of
 
+    reserved = reservations.in_force(time.time(), zone_of)
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
     return [
         {
@@ -213,6 +234,7 @@ def _gpus(found: RunningDeployment) -> list[dict[str, Any]]:
             "name": gpu.name,
             "memory_bytes": gpu.memory_bytes,
             "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
+            "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
         }
         for gpu in inventory_of(found.document)
     ]

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.cli.scaling.holding import described
+from dynaplan.cli.scaling.holding import described, now_and_next
 from dynaplan.cli.watching.routing import routing_lines
 from dynaplan.cli.watching.rows import ENGINE_ROLES, is_lost
 from dynaplan.core.fleet.busy_gpus import indices
 from dynaplan.domain.planning.holds import Hold
+from dynaplan.domain.planning.reservations import reserved_words
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.foundation.durations import clock
 
@@ -138,7 +139,7 @@ def _gpus(document: Document) -> tuple[tuple[str, ...], ...]:
     rows = [row for row in document.get("gpus", ()) if "utilisation" in row]
     if not rows:
         return ()
-    is_free = [row for row in rows if not row["workers"] and not row["others"]]
+    is_free = [row for row in rows if not (row["workers"] or row["others"] or row.get("reserved"))]
     cells = [_gpu_cells(row) for row in rows if row not in is_free]
     for name in dict.fromkeys(row["name"] for row in is_free):
         free = [row["index"] for row in is_free if row["name"] == name]
@@ -164,7 +165,7 @@ def _gpu_cells(row: Row) -> tuple[str, ...]:
         "-" if used is None or not whole else f"{used / GB:.0f} of {whole / GB:.0f} GB",
         "-" if row["utilisation"] is None else f"{row['utilisation']:.0%}",
         "-" if row["watts"] is None else f"{row['watts']:.0f}",
-        ", ".join([*row["workers"], *row["others"]]) or "free",
+        ", ".join(filter(None, [*row["workers"], *row["others"], row.get("reserved")])) or "free",
     )
 
 
@@ -176,6 +177,7 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     for role in SCALED_ROLES:
         if hold := document["holds"].get(role.value):
             notes.append(described(role, Hold(**hold), now_s))
+    notes += kept_lines(document, now_s)
     for row in document["workers"]:
         if row["reason"] and (row["state"] in ("failed", "backoff") or is_lost(row)):
             notes.append(f"{row['worker']}: {row['reason']}{_way_out(row, document['workers'])}")
@@ -193,6 +195,22 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
         for key, reached in document["not_callable"].items()
     ]
     return tuple(notes)
+
+
+def kept_lines(document: Document, now_s: float) -> list[str]:
+    """Return a sentence for each hold with hours, and for each reserved GPU."""
+    lines = [
+        described(role, Hold(**hold), now_s)
+        for role in SCALED_ROLES
+        for hold in document.get("hours", {}).get(role.value, ())
+    ]
+    for index, made in document.get("reservations", {}).items():
+        hold = Hold(**made)
+        changes = f": {now_and_next(hold, now_s)}" if hold.at else ""
+        lines.append(
+            f"GPU {index} is {reserved_words(hold)}{changes}; `dynaplan release gpu={index}` ends that"
+        )
+    return lines
 
 
 def _cells(row: Row, *, has_tokens: bool, is_short: bool) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,12 @@ from dynaplan.foundation.tables import folded, text_table
 def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan import wiring
+    from dynaplan.cli.scaling.counts import readable
+    from dynaplan.cli.watching.view import kept_lines
+    from dynaplan.core.fleet.statefile import planner_keys_of
     from dynaplan.core.planning.explaining import explain, is_change
+    from dynaplan.domain.planning.held_hours import HOURS, HeldHours
+    from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations
 
     found = connect(namespace)
     records = wiring.planning.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
@@ -37,6 +43,11 @@ def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) ->
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
     for line in removal_lines(asyncio.run(removals(found.namespace))):
+        click.echo(folded(line, screen.width(), INDENT))
+    kept = planner_keys_of(found.document)
+    hours = readable(HeldHours.from_text, kept.get(HOURS, "")).to_json()
+    reservations = readable(Reservations.from_text, kept.get(RESERVATIONS, "")).to_json()
+    for line in kept_lines({"hours": hours, "reservations": reservations}, time.time()):
         click.echo(folded(line, screen.width(), INDENT))
     if not records:
         what = "change" if changes else "decision"

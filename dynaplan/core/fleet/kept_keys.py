@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, Self
 
-from dynaplan.domain.planning.holds import HOLDS, RoleHolds
+from dynaplan.domain.planning.held_hours import HOURS, HeldHours
+from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
+from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations
 from dynaplan.domain.planning.scaling import COUNT_KEYS
 from dynaplan.domain.wire.documents import whole_number
 from dynaplan.domain.wire.live_settings import LIVE_SETTINGS, live_setting
@@ -25,16 +28,43 @@ def _is_number(text: str) -> bool:
     return found is not None and found >= 0
 
 
-def _are_holds(text: str) -> bool:
-    try:
-        RoleHolds.from_text(text)
-    except ValueError:
-        return False
-    return True
+def _is_read(by: Callable[[str], object]) -> Callable[[str], bool]:
+    def is_read(text: str) -> bool:
+        try:
+            by(text)
+        except ValueError:
+            return False
+        return True
 
+    return is_read
+
+
+class TimedEntries(Protocol):
+    """What persons have written under one key: entries that may have a deadline."""
+
+    def lasting(self, now_s: float) -> Self:
+        """Return those whose deadline has not passed; seconds since 1970-01-01 UTC."""
+        ...
+
+    @property
+    def sentences(self) -> Mapping[str, Hold]:
+        """The entries, by a sentence in the past tense that tells them apart."""
+        ...
+
+    def to_text(self) -> str:
+        """Write the key's value."""
+        ...
+
+
+PERSONS_KEYS: Mapping[str, Callable[[str], TimedEntries]] = {
+    HOLDS: RoleHolds.from_text,
+    HOURS: HeldHours.from_text,
+    RESERVATIONS: Reservations.from_text,
+}
+"""The planner's keys that persons write, and their readers, which raise ValueError."""
 
 PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
-    HOLDS: _are_holds,
+    **{name: _is_read(read) for name, read in PERSONS_KEYS.items()},
     **dict.fromkeys(COUNT_KEYS.values(), _is_number),
     "decision_id": _is_number,
     STORE_ID: bool,

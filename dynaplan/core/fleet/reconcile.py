@@ -37,6 +37,9 @@ NO_WORTH: Mapping[str, int] = MappingProxyType({})
 NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
 """The gifts to other deployments where GPUs are not shared."""
 
+NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
+"""The reserved GPUs where nobody has reserved any."""
+
 _IN_THOUSANDS = 10_000
 
 _WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
@@ -82,6 +85,7 @@ def reconcile(
     worth: Mapping[str, int] = NO_WORTH,
     leave_first: str = "",
     given: Mapping[str, str] = NOTHING_GIVEN,
+    reserved: Mapping[int, str] = NOTHING_RESERVED,
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -92,21 +96,25 @@ def reconcile(
     come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
-    holds GPUs leaves for another deployment, though it is asked for: component -> the reason.
+    holds GPUs leaves for another deployment, though it is asked for: component -> the reason. Workers on a
+    GPU that is ``reserved``, index -> by whom, leave as soon as those that can take their places are ready.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     wanted |= {name: min(wanted[name], _holding(fleet, name) - 1) for name in given}
-    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first)
+    vacating = _vacating(fleet, reserved)
+    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
     leaving |= {
         name: (each, given[each.component])
         for name, (each, _) in leaving.items()
         if each.component in given and each.state in HOLDS_GPUS
     }
+    leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
-    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s)
+    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s, vacating)
+    staying = _vacated(staying, started, vacating, now_s)
     started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
     return Reconciled((*staying, *started), removed, waiting)
 
@@ -127,6 +135,33 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
         if worker.name in names and worker.state in next_state
         else worker
         for worker in fleet
+    )
+
+
+def _vacating(fleet: Fleet, reserved: Mapping[int, str]) -> dict[str, str]:
+    """The workers that are to leave reserved GPUs: name -> the reason."""
+    return {
+        each.name: f"GPU {index} is {reserved[index]}"
+        for each in fleet
+        for index in each.gpus
+        if index in reserved and each.state in COUNTS & HOLDS_GPUS
+    }
+
+
+def _leaves_at_once(worker: Worker, vacating: Mapping[str, str]) -> bool:
+    """Tell whether it leaves a reserved GPU without waiting for another in its place: it answers nothing."""
+    return worker.name in vacating and worker.state is not WorkerState.READY
+
+
+def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: float) -> Fleet:
+    """The fleet in which ready workers leave reserved GPUs, unless others are about to take their places."""
+    others = [each for each in (*fleet, *started) if each.name not in vacating]
+    coming = {each.component for each in others if each.state is WorkerState.STARTING}
+    return tuple(
+        each.moved(WorkerState.DRAINING, now_s, vacating[each.name])
+        if each.name in vacating and each.state is WorkerState.READY and each.component not in coming
+        else each
+        for each in fleet
     )
 
 
@@ -152,6 +187,7 @@ def _leaving(
     retry_failed: bool,
     worth: Mapping[str, int],
     leave_first: str,
+    vacating: Collection[str],
 ) -> dict[str, tuple[Worker, str]]:
     """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
     leaving = {
@@ -162,7 +198,8 @@ def _leaving(
     failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
     due = (worker for worker in failed if retry_failed or 0 < worker.retry_at_s <= now_s)
     leaving |= {worker.name: (worker, "failed, tried again") for worker in due}
-    counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in leaving]
+    gone = leaving.keys() | set(vacating)
+    counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in gone]
     for component in dict.fromkeys(worker.component for worker in counted):
         workers = [worker for worker in counted if worker.component == component]
         workers.sort(
@@ -213,12 +250,14 @@ def _starts(
     inventory: Sequence[Gpu],
     unusable: Mapping[int, str],
     now_s: float,
+    vacating: Collection[str],
 ) -> tuple[Fleet, dict[str, str]]:
     """A new worker for each missing one for which GPUs are free, and the components that wait for GPUs."""
     started: Fleet = ()
     waiting: dict[str, str] = {}
     for service in graph.services:
-        existing = sum(worker.component == service.name and worker.state in COUNTS for worker in fleet)
+        own = [worker for worker in fleet if worker.component == service.name and worker.name not in vacating]
+        existing = sum(worker.state in COUNTS for worker in own)
         for _ in range(wanted.get(service.name, 0) - existing):
             choice = choose_gpus(inventory, (*fleet, *started), unusable, service.gpus)
             if choice is None:

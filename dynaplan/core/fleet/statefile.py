@@ -100,6 +100,12 @@ def with_fleet(document: Document, fleet: Sequence[Worker]) -> Document:
     return {**document, "components": components}
 
 
+def with_config(document: Document, config: Mapping[str, Any]) -> Document:
+    """Return the document with this configuration of all services, secrets masked."""
+    environment = {**document["environment"], "DYNAMO_SERVICE_CONFIG": json.dumps(mask_secrets(config))}
+    return {**document, "environment": environment}
+
+
 def fleet_of(document: Document) -> tuple[Worker, ...]:
     """Return the workers in the document, in its order; an emptied base entry is no worker."""
     workers = (_worker(document["namespace"], name, entry) for name, entry in document["components"].items())

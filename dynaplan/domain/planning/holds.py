@@ -11,11 +11,13 @@ over sooner, set it back and it lasts longer. A deadline more than ``LONGEST_S``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import tzinfo
 from typing import Any
 
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.hours import parse_hours
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.wire.documents import (
@@ -37,6 +39,10 @@ MOST_WORKERS = 10_000
 """Largest number in a hold: a bound beyond it is a mistake, and is not read."""
 
 _LONGEST_WORDS = 100
+_OF_HOURS = ("at", "zone")
+
+Zones = Callable[[str], tzinfo]
+"""Returns the time zone of a name, or raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Hold:
     ``at_most`` None is "no upper bound". ``since_s`` and ``until_s`` are its making and its deadline,
     seconds since 1970-01-01 UTC; without a deadline it lasts until it is released. ``until`` is the deadline
     in words, in the zone of its maker. ``by`` is the name of the user ``uid``; ``pid`` and ``host`` tell the
-    process that made it.
+    process that made it. With ``at`` it is in force only within these hours of the time zone ``zone``.
     """
 
     at_least: int = 0
@@ -58,6 +64,8 @@ class Hold:
     uid: int = 0
     pid: int = 0
     host: str = ""
+    at: str = ""
+    zone: str = ""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hold:
@@ -74,6 +82,8 @@ class Hold:
             whole_field(document, "uid", 0),
             whole_field(document, "pid", 0),
             _words(document, "host"),
+            _hours(document),
+            _words(document, "zone"),
         )
         if at_most is not None and at_most < hold.at_least:
             raise ValueError(f"at least {hold.at_least} and at most {at_most} workers: nothing is both")
@@ -115,12 +125,32 @@ class Hold:
         maker = f" by {self.by}" if self.by else ""
         return f"held {self.bounds}{maker} {self.ending}"
 
+    def is_open(self, now_s: float, zones: Zones) -> bool:
+        """Tell whether its hours are open, if it has any; never where their time zone is not known."""
+        if not self.at:
+            return True
+        try:
+            return parse_hours(self.at).is_open_at(now_s, zones(self.zone))
+        except ValueError:
+            return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back; hours are in it only if there are any."""
+        document = asdict(self)
+        return document if self.at else {name: document[name] for name in document if name not in _OF_HOURS}
+
     @property
     def ending(self) -> str:
-        """The end in words: "until 2026-11-22 14:00:00 +0100", or "until `dynaplan release`"."""
+        """The end in words: "until 2026-11-22 14:00:00 +0100", or "until `dynaplan release`".
+
+        Hours come before it: "at 09:00-17:00 mon-fri (Europe/Berlin)".
+        """
+        at = f"at {self.at} ({self.zone})" if self.at else ""
         if self.until_s is None:
-            return "until `dynaplan release`"
-        return f"until {self.until or f'{self.until_s:.0f} s after 1970-01-01 UTC'}"
+            return at or "until `dynaplan release`"
+        if at:
+            at += " "
+        return f"{at}until {self.until or f'{self.until_s:.0f} s after 1970-01-01 UTC'}"
 
 
 @dataclass(frozen=True)
@@ -146,7 +176,7 @@ class RoleHolds:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back: {} without holds."""
-        return {role.value: asdict(hold) for role, hold in self.by_role.items()}
+        return {role.value: hold.to_json() for role, hold in self.by_role.items()}
 
     def to_text(self) -> str:
         """Write the holds as the store's key has them: JSON without spaces."""
@@ -165,7 +195,12 @@ class RoleHolds:
         """Return a copy with this hold of the role; None releases it."""
         return replace(self, prefill=hold) if role is Role.PREFILL else replace(self, decode=hold)
 
-    def in_force(self, now_s: float) -> RoleHolds:
+    @property
+    def sentences(self) -> dict[str, Hold]:
+        """The holds, by a sentence: "decode was held at 3 by alice until 2026-11-22 14:00:00 +0100"."""
+        return {f"{role.value} was {hold}": hold for role, hold in self.by_role.items()}
+
+    def lasting(self, now_s: float) -> RoleHolds:
         """Return the ones that are not over at ``now_s``, seconds since 1970-01-01 UTC."""
         kept = RoleHolds()
         for role, hold in self.by_role.items():
@@ -197,3 +232,8 @@ def _words(document: Mapping[str, Any], name: str) -> str:
     if len(text) > _LONGEST_WORDS or not text.isprintable():
         raise ValueError(f"'{name}' is {shown(text)}: expected up to {_LONGEST_WORDS} printable characters")
     return text
+
+
+def _hours(document: Mapping[str, Any]) -> str:
+    text = text_field(document, "at", "")
+    return str(parse_hours(text)) if text else ""

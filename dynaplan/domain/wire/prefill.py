@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.domain.routes import trace_headers
+from dynaplan.domain.routes import passed_headers
 from dynaplan.domain.wire.documents import (
     flag_field,
     number_field,
@@ -39,8 +39,8 @@ class RemotePrefillRequest:
     ``reply_to`` is the NATS subject the answer goes to. Times are seconds since 1970, 0 where the queue is
     not dispatched by deadline: the request came at ``arrived_unix_s``, until ``deadline_unix_s`` its prompt
     is to be computed, from ``owed_unix_s`` on it is owed (``core/routing/dispatching.py``), and after
-    ``waits_until_unix_s`` nobody waits for it. ``trace`` are the headers of the client's trace, which the
-    engine gets.
+    ``waits_until_unix_s`` nobody waits for it. ``trace`` are the headers of the client's trace and
+    ``X-Request-Id``, which the engine gets.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class RemotePrefillRequest:
             deadline_unix_s=number_field(document, "deadline_unix_s", 0.0),
             owed_unix_s=number_field(document, "owed_unix_s", 0.0),
             waits_until_unix_s=number_field(document, "waits_until_unix_s", 0.0),
-            trace=trace_headers(object_field(document, "trace", {})),
+            trace=passed_headers(object_field(document, "trace", {})),
         )
 
 

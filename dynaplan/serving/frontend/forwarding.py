@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
-from dynaplan.domain.routes import trace_headers
+from dynaplan.domain.routes import REQUEST_ID, trace_headers
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.named_requests import attempt_id, name_of
 from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
@@ -99,7 +99,7 @@ class Forwarder:
                             is_needed=is_needed,
                             taker=booking.instance,
                             blocks=booking.blocks,
-                            trace=trace_headers(exchange.request.headers),
+                            trace=_headers_of(exchange.request),
                         )
                         is_prefill_placed = True
                         deadline_s = self._now_s() + self._worker_wait_s
@@ -219,3 +219,8 @@ class Forwarder:
         """Tell whether a second attempt could end better: at another worker, or without the hand-off."""
         others = (each for each in self._router.instances if each.instance_id != instance.instance_id)
         return has_hand_off or any(others)
+
+
+def _headers_of(request: web.BaseRequest) -> dict[str, str]:
+    """Return the headers that a remote prefill's engine gets: the request's id and its trace."""
+    return {**trace_headers(request.headers), REQUEST_ID: attempt_id(name_of(request))}

@@ -15,7 +15,7 @@ from dynaplan.supervisor.circus_client import CircusClient
 from dynaplan.supervisor.deployments import tail
 from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.store_link import StoreLink
-from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.launch import CurrentLaunch, Launch
 from dynaplan.supervisor.scratch import remove_files_of
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 
@@ -70,7 +70,7 @@ class Departures:
         oom_kills: Callable[[], tuple[int, str]],
         say: Callable[[str], None],
     ) -> None:
-        self._launch = launch
+        self._launches = CurrentLaunch(launch)
         self._circus = circus
         self._processes = processes
         self._clock = clock
@@ -83,6 +83,11 @@ class Departures:
         self._departures: defaultdict[str, _Departure] = defaultdict(_Departure)
         self._exit_codes: dict[int, int] = {}
         self.killed = 0
+
+    @property
+    def _launch(self) -> Launch:
+        """The deployment, with the settings of the last reload."""
+        return self._launches.now
 
     @property
     def is_going(self) -> bool:

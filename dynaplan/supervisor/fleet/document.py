@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from dynaplan.core.fleet.statefile import (
     Deployment,
@@ -15,6 +16,7 @@ from dynaplan.core.fleet.statefile import (
     initial,
     live_settings_of,
     planner_keys_of,
+    with_config,
     with_fleet,
     with_live_settings,
     with_planner_keys,
@@ -88,9 +90,13 @@ class Statefile:
         """The workers that were last written down."""
         return fleet_of(self._document)
 
-    def record(self, workers: Sequence[Worker]) -> None:
-        """Write these workers into the statefile in place of all others; raises StatefileUnwritable."""
-        self._replace(with_fleet(self._document, workers))
+    def record(self, workers: Sequence[Worker], reloaded: Mapping[str, Any] | None = None) -> None:
+        """Write these workers into the statefile in place of all others; raises StatefileUnwritable.
+
+        ``reloaded`` is the configuration in the place of the one of ``serve``, after a reload.
+        """
+        document = self._document if reloaded is None else with_config(self._document, reloaded)
+        self._replace(with_fleet(document, workers))
 
     @property
     def planner_keys(self) -> dict[str, str]:

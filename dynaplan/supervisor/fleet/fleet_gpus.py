@@ -31,31 +31,42 @@ class FleetGpus:
     ) -> None:
         self._sharing = sharing
         self._kept: Mapping[int, str] = {}
+        self._reserved: Mapping[int, str] = {}
         self._inventory = inventory
         self._claims = claims
         self._memory = memory
         self._claimed: dict[int, str] = {}
 
+    def reserve(self, reserved: Mapping[int, str]) -> None:
+        """Have these GPUs reserved from now on, and no others: index -> by whom, in words.
+
+        They stay claimed, so that no other deployment takes them.
+        """
+        indices = {gpu.index for gpu in self._inventory}
+        self._reserved = {index: why for index, why in reserved.items() if index in indices}
+
     def unusable(self, fleet: Sequence[Worker]) -> dict[int, str]:
         """Return the GPUs that no further worker may get now: index -> the holder, in words."""
         self._claimed = self._claims.foreign()
-        return self._busy(fleet) | self._claimed
+        return {**self._busy(fleet), **self._reserved, **self._claimed}
 
     def bounds(self, fleet: Sequence[Worker], desired: Mapping[str, int], is_new: bool) -> SharingBounds:
         """Return what the other deployments of this user make of it; see ``GpuSharing.bounds``."""
         if self._sharing is None:
             return SharingBounds()
-        bounds = self._sharing.bounds(fleet, desired, self._busy(fleet), is_new)
+        left_out = {**self._busy(fleet), **self._reserved}
+        bounds = self._sharing.bounds(fleet, desired, left_out, is_new)
         self._kept = bounds.kept
         return bounds
 
     def claim_for(self, fleet: Iterable[Worker]) -> dict[int, str]:
         """Claim the GPUs of these workers; return the ones that could not be obtained, with the reason."""
-        return dict.fromkeys(self._claims.claim_for(fleet), TAKEN_MEANWHILE)
+        missed = self._claims.claim_for(fleet, self._reserved)
+        return dict.fromkeys(missed - self._reserved.keys(), TAKEN_MEANWHILE)
 
     def release_beyond(self, fleet: Iterable[Worker]) -> None:
         """Give back every claim on a GPU that none of these workers holds."""
-        self._claims.release_beyond(fleet)
+        self._claims.release_beyond(fleet, self._reserved)
 
     def hindered(self, fleet: Sequence[Worker]) -> dict[str, str]:
         """Return the workers without a process whose own GPUs are still in use: name -> why."""
@@ -82,8 +93,8 @@ class FleetGpus:
     def total(self, fleet: Sequence[Worker]) -> int:
         """Return the number of GPUs that a planner may plan with.
 
-        GPUs that other programs use are left out. The ones of other deployments are not: they come and go
-        as those scale.
+        GPUs that other programs use or that are reserved are left out. The ones of other deployments are
+        not: they come and go as those scale.
         """
         return len(self._inventory) - len(self._left_out(fleet))
 
@@ -91,6 +102,7 @@ class FleetGpus:
         """Return the indices of the GPUs that a further worker may get now."""
         held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
         taken = held | self._busy(fleet).keys() | self._claimed.keys() | self._kept.keys()
+        taken |= self._reserved.keys()
         return [gpu.index for gpu in self._inventory if gpu.index not in taken]
 
     def left_out(self, fleet: Sequence[Worker]) -> list[str]:
@@ -101,7 +113,8 @@ class FleetGpus:
         held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
         busy, memory = self._busy(fleet), self._memory
         others = busy.keys() - held - self._claimed.keys()
-        return {index: busy[index] for index in others if not (memory and memory.is_being_freed(index))}
+        in_use = {index: busy[index] for index in others if not (memory and memory.is_being_freed(index))}
+        return {**in_use, **self._reserved}
 
     def _busy(self, fleet: Iterable[Worker]) -> dict[int, str]:
         return self._memory.busy(fleet) if self._memory else {}

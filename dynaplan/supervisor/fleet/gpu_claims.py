@@ -35,9 +35,9 @@ class GpuClaims:
             log.warning("%s", error)
         return dict(self._foreign)
 
-    def claim_for(self, fleet: Iterable[Worker]) -> frozenset[int]:
-        """Claim the GPUs of these workers; return the ones that could not be obtained."""
-        wanted = _held_by(fleet)
+    def claim_for(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> frozenset[int]:
+        """Claim the GPUs of these workers, and those ``beside``; return the ones that were not obtained."""
+        wanted = _held_by(fleet) | frozenset(beside)
         new = wanted - (self._held or frozenset())
         if not new:
             return frozenset()
@@ -50,11 +50,11 @@ class GpuClaims:
         self._held = (self._held or frozenset()) | obtained
         return new - obtained
 
-    def release_beyond(self, fleet: Iterable[Worker]) -> None:
-        """Give back every GPU that none of these workers holds."""
+    def release_beyond(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> None:
+        """Give back every GPU that none of these workers holds and that is not ``beside`` them."""
         if self._held is None:
             self._held = frozenset(self._uuid_of)
-        unused = self._held - _held_by(fleet)
+        unused = self._held - _held_by(fleet) - frozenset(beside)
         if not unused:
             return
         try:

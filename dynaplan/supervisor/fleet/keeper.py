@@ -32,7 +32,9 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
+from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
 from dynaplan.domain.planning.scaling import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
+from dynaplan.foundation.zones import zone_of
 from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
@@ -40,7 +42,7 @@ from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_sharing import SharingBounds
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.fleet.waits import Waits
-from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.launch import CurrentLaunch, Launch
 from dynaplan.supervisor.watchers import worker_watcher
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class FleetKeeper:
         kept: Callable[[], Mapping[str, str]],
         wake: asyncio.Event,
     ) -> None:
-        self._launch = launch
+        self._launches = CurrentLaunch(launch)
         self._workers = {worker.name: worker for worker in workers}
         self._circus = circus
         self._processes = processes
@@ -106,6 +108,11 @@ class FleetKeeper:
         self._decision_id: int | None = None
         self._is_written = True
         self._is_carried_out_elsewhere = launch.is_carried_out_elsewhere
+
+    @property
+    def _launch(self) -> Launch:
+        """The deployment, with the settings of the last reload."""
+        return self._launches.now
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -210,6 +217,8 @@ class FleetKeeper:
         is_new = self._decision_id is not None and decision_id != self._decision_id
         self._decision_id = decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
+        reserved = self._reserved()
+        self._gpus.reserve(reserved)
         bounds = self._gpus.bounds(fleet, desired, is_new)
         unusable = {**bounds.kept, **self._gpus.unusable(fleet)}
         served = self._link.cache_worth
@@ -223,11 +232,18 @@ class FleetKeeper:
                 worth=worth,
                 leave_first=self._link.leave_first,
                 given=bounds.given,
+                reserved=reserved,
             )
             missed = self._gpus.claim_for(after.fleet)
             if missed.keys() <= unusable.keys():
                 return _told(after, fleet, bounds, self._say)
             unusable = missed | unusable
+
+    def _reserved(self) -> dict[int, str]:
+        """Return the GPUs that persons have reserved for this moment, with the reason in words."""
+        text = self._kept().get(RESERVATIONS, "")
+        reserved = Reservations.from_text(text).in_force(time.time(), zone_of) if text else {}
+        return {index: reserved_words(made) for index, made in reserved.items()}
 
     # -- act -------------------------------------------------------------------------------------
 

@@ -13,9 +13,8 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dynaplan.core.fleet.kept_keys import STORE_ID, Comparison, KeptKeys, compare
+from dynaplan.core.fleet.kept_keys import PERSONS_KEYS, STORE_ID, Comparison, KeptKeys, compare
 from dynaplan.domain.errors import StatefileUnwritable
-from dynaplan.domain.planning.holds import HOLDS, RoleHolds
 
 if TYPE_CHECKING:
     from dynaplan.supervisor.fleet.document import Statefile
@@ -31,7 +30,7 @@ LOOK_EVERY_S = 5.0
 
 
 class KeyKeeper:
-    """Keeps keys in statefile and store alike, and ends holds whose deadline has passed.
+    """Keeps keys in statefile and store alike, and ends holds and reservations whose deadline has passed.
 
     ``say(line)`` tells the user of that; ``unix_time_s`` is the wall clock.
     """
@@ -47,7 +46,7 @@ class KeyKeeper:
         self._statefile = statefile
         self._say = say
         self._unix_time_s = unix_time_s
-        self._ended = ""
+        self._ended: dict[str, str] = {}
         self._told: KeptKeys | None = None
 
     async def run(self) -> None:
@@ -82,8 +81,8 @@ class KeyKeeper:
         else:
             self._told = None
         self._write_down(seen.kept)
-        is_timed = self._end_holds(seen.kept.planner.get(HOLDS, ""))
-        return not is_timed and not seen.lost and seen.kept == self._kept
+        are_timed = {self._end(name, seen.kept.planner.get(name, "")) for name in PERSONS_KEYS}
+        return not any(are_timed) and not seen.lost and seen.kept == self._kept
 
     @property
     def _kept(self) -> KeptKeys:
@@ -108,24 +107,24 @@ class KeyKeeper:
         except StatefileUnwritable as error:
             log.warning("the store's keys are not in the statefile yet: %s", error)
 
-    def _end_holds(self, text: str) -> bool:
-        """Release holds that are over, so that a clock which is set back does not revive them.
+    def _end(self, name: str, text: str) -> bool:
+        """Release holds or reservations that are over: a clock which is set back does not revive them.
 
         Return whether the clock has to be looked at again.
         """
+        now_s = self._unix_time_s()
         try:
-            holds = RoleHolds.from_text(text)
+            before = PERSONS_KEYS[name](text)
         except ValueError:
             return False
-        in_force = holds.in_force(self._unix_time_s())
-        if holds == in_force:
-            return any(hold.until_s for hold in holds.by_role.values())
-        self._link.replace(HOLDS, text, in_force.to_text())
-        if text != self._ended:
-            self._ended = text
-            for role, hold in holds.by_role.items():
-                if in_force.of(role) is None:
-                    self._say(f"{role.value} was {hold}: that is over.")
+        lasting = before.lasting(now_s)
+        if before == lasting:
+            return any(entry.until_s for entry in lasting.sentences.values())
+        self._link.replace(name, text, lasting.to_text())
+        if text != self._ended.get(name):
+            self._ended[name] = text
+            for sentence in before.sentences.keys() - lasting.sentences.keys():
+                self._say(f"{sentence}: that is over.")
         return True
 
 

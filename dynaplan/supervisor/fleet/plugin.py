@@ -32,7 +32,7 @@ from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
-from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
+from dynaplan.supervisor.launch import LAUNCH_FILE, CurrentLaunch, Launch
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class FleetPlugin(CircusPlugin):
         circus, processes = CircusClient(launch.circus_endpoint), wiring.box.processes()
         store = wiring.box.open_statefile(launch.statefile)
         statefile = await Statefile.open(store, launch, circus, processes)
+        launches = CurrentLaunch(launch)
         link = StoreLink(wiring.connections.connect_store(), launch.namespace, self._wake)
         link.start()
         clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(launch.runtime_dir)
@@ -102,7 +103,7 @@ class FleetPlugin(CircusPlugin):
             link=link,
             departures=departures,
             gpus=self._fleet_gpus(launch, clock),
-            record=statefile.record,
+            record=lambda workers: statefile.record(workers, _reloaded(launches.now)),
             say=terminal.say,
             learn=wiring.box.startup_times(launch.statefile).learn,
             beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
@@ -127,6 +128,11 @@ class FleetPlugin(CircusPlugin):
         )
         self._tasks.spawn(memory.run(), "GPU memory")
         return memory
+
+
+def _reloaded(launch: Launch) -> dict[str, dict[str, Any]] | None:
+    """Return the configuration of a reload, for the statefile; None while it is that of ``serve``."""
+    return launch.config if launch.is_reloaded else None
 
 
 class Terminal:

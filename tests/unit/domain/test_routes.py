@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.domain.routes import LONGEST_STATE, trace_headers
+from dynaplan.domain.routes import LONGEST_STATE, passed_headers, trace_headers
 
 PARENT = f"00-{'4bf9' * 8}-{'00f0' * 4}-01"
 
@@ -26,3 +26,10 @@ def test_no_trace_goes_on_that_is_none(parent: object) -> None:
 @pytest.mark.parametrize("state", [None, 5, "", "a\r\nb", "\u00fc", "x" * (LONGEST_STATE + 1)])
 def test_a_state_that_no_header_can_be_is_left_out(state: object) -> None:
     assert trace_headers({"traceparent": PARENT, "tracestate": state}) == {"traceparent": PARENT}
+
+
+def test_a_usable_id_of_a_request_goes_on_with_its_trace() -> None:
+    headers = {"traceparent": PARENT, "X-Request-Id": "mine-7-0a1b2c3d", "other": "x"}
+    assert passed_headers(headers) == {"traceparent": PARENT, "X-Request-Id": "mine-7-0a1b2c3d"}
+    for unusable in ("a b", "", "x" * 161, 7, None):
+        assert passed_headers({"X-Request-Id": unusable}) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.domain.settings.worker import ProcessSettings
+from dynaplan.options.service_config import CONFIG_VARIABLE
 from dynaplan.supervisor.banner import banner
-from dynaplan.supervisor.launch import Launch
+from dynaplan.supervisor.launch import RELOADED_FILE, CurrentLaunch, Launch, Reload
 from dynaplan.supervisor.runtime_dir import (
     address_directory,
     ensure_link,
@@ -195,3 +197,18 @@ def test_the_gpus_are_shared_where_the_planner_section_says_how() -> None:
     assert reserving.gpu_share == GpuShare("ns", 1, 0, 0, frozenset({"GPU-a", "GPU-b"}))
     assert replace(sharing, gpus=()).gpu_share is None
     assert replace(sharing, graph=LAUNCH.graph).gpu_share is None
+
+
+def test_a_launch_has_the_settings_of_the_last_reload_from_when_they_are_there(tmp_path: Path) -> None:
+    launch = replace(LAUNCH, runtime_dir=tmp_path)
+    current = CurrentLaunch(launch)
+    assert current.now == launch
+    new = {"Common": {"model": "another/model"}}
+    write_private(tmp_path / RELOADED_FILE, Reload(new, "b.yaml", ("--X.y=1",)).to_json())
+    now = current.now
+    assert (now.config, now.config_file, now.overrides) == (new, "b.yaml", ("--X.y=1",))
+    worker = Worker("ns_VllmWorker_1", "VllmWorker", Role.DECODE, gpus=(1,))
+    assert json.loads(worker_watcher(now, worker).options["env"][CONFIG_VARIABLE]) == new
+    assert CONFIG_VARIABLE not in worker_watcher(launch, worker).options["env"]
+    (tmp_path / RELOADED_FILE).write_text("{")
+    assert current.now.config == new

@@ -24,6 +24,7 @@ from dynaplan.core.fleet.statefile import (
     live_settings_of,
     planner_keys_of,
     to_json,
+    with_config,
     with_fleet,
     with_live_settings,
     with_planner_keys,
@@ -434,3 +435,11 @@ def test_a_number_that_no_process_or_clock_has_is_corrupt(change: dict[str, Any]
     document["components"][name] |= change
     with pytest.raises(StatefileCorrupt, match="negative or beyond all bounds"):
         from_json(json.dumps(document))
+
+
+def test_a_reloaded_configuration_takes_the_place_of_the_old_one_without_its_secrets() -> None:
+    before = new_document()
+    after = with_config(before, {"VllmWorker": {"max-num-seqs": 16, "api-key": "sk-secret"}})
+    config = json.loads(after["environment"]["DYNAMO_SERVICE_CONFIG"])
+    assert config == {"VllmWorker": {"max-num-seqs": 16, "api-key": MASK}}
+    assert inventory_of(after) == inventory_of(before)

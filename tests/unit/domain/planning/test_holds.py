@@ -86,8 +86,8 @@ def test_a_hold_of_prefill_does_not_apply_where_there_are_none() -> None:
 def test_a_hold_is_over_at_its_deadline_by_the_wall_clock_and_never_without_one() -> None:
     holds = RoleHolds(Hold(2), AT_3)
     for now_s in (0.0, NOON_S, NOON_S + 7199):
-        assert holds.in_force(now_s) == holds
-    assert holds.in_force(NOON_S + 7200) == RoleHolds(prefill=Hold(2))
+        assert holds.lasting(now_s) == holds
+    assert holds.lasting(NOON_S + 7200) == RoleHolds(prefill=Hold(2))
     assert AT_3.left_s(NOON_S) == 7200
     assert Hold(2).left_s(NOON_S) is None
 

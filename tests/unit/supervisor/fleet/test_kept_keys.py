@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 
@@ -236,3 +237,18 @@ async def test_nothing_is_left_to_do_but_for_what_is_lost_cannot_be_written_or_e
     assert not await world.look(holds=AT_2)
     world.document.is_full = False
     assert await world.look(holds=AT_2)
+
+
+async def test_hours_and_reservations_whose_time_is_over_are_released_and_said() -> None:
+    world = World()
+    ending = {"until_s": 100.0, "until": "noon", "by": "alice"}
+    two = {"at_least": 2, "at_most": 2, "at": "09:00-17:00", "zone": "UTC", **ending}
+    hours = json.dumps({"decode": [two]})
+    reserved = json.dumps({"7": ending})
+    world.now_s = 100.0
+    await world.look(hours=hours, reservations=reserved)
+    assert set(world.link.replaced) == {("hours", hours, "{}"), ("reservations", reserved, "{}")}
+    assert world.said == [
+        "decode was held at 2 by alice at 09:00-17:00 (UTC) until noon: that is over.",
+        "GPU 7 was reserved by alice until noon: that is over.",
+    ]

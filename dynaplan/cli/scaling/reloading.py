@@ -1,0 +1,247 @@
+"""The part of ``dynaplan reload`` that applies: live keys, rolling restarts, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.scaling.restart import FREED_WITHIN_S, POLL_S, WorkerRestart
+from dynaplan.cli.scaling.waiting import DRAINED_S, LEAST_S, times_of
+from dynaplan.domain.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
+from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.wire.live_settings import live_settings_prefix
+from dynaplan.domain.wire.store import Transaction
+
+if TYPE_CHECKING:
+    from dynaplan.domain.graph import GraphSpec, ServiceSpec
+    from dynaplan.ports.stores import KeyValueStore
+    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.supervisor.launch import Reload
+
+LOCK_FILE = "reload.lock"
+
+
+class Reloading:
+    """One reload of a deployment. ``new.before`` are the settings to go back to."""
+
+    def __init__(
+        self, found: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None
+    ) -> None:
+        from dynaplan.supervisor.launch import last_reload, read_launch
+
+        self._found = found
+        self._graph = graph
+        self._new = new
+        self._timeout_s = timeout_s
+        launch = read_launch(found.runtime_dir)
+        old = last_reload(found.runtime_dir)
+        assert new.before is not None
+        self._old = replace(
+            old or new,
+            config=new.before,
+            config_file=launch.config_file,
+            overrides=launch.overrides,
+            before=None,
+        )
+        self._untouched: set[tuple[str, int]] = set()
+
+    async def run(self, live: Mapping[str, str], services: Sequence[ServiceSpec]) -> None:
+        """Apply it; raises PermanentError when a new worker fails, after the way back."""
+        from dynaplan import wiring
+
+        with self._alone():
+            store = wiring.connections.connect_store()
+            try:
+                await self._run(store, live, services)
+            finally:
+                await store.close()
+
+    async def _run(
+        self, store: KeyValueStore, live: Mapping[str, str], services: Sequence[ServiceSpec]
+    ) -> None:
+        begun_s = time.monotonic()
+        self._untouched = {(each.name, each.pid) for each in self._workers()}
+        before = await self._live(store, live)
+        self._write(self._new)
+        try:
+            await self._put(store, live)
+            for service in services:
+                await self._roll(store, service)
+        except asyncio.CancelledError:
+            self._write(self._old)
+            await self._put(store, before)
+            click.echo(
+                "Interrupted: the settings are those of before, for every worker that starts from now on. "
+                "Workers that were replaced already keep the new ones until `dynaplan restart`.",
+                err=True,
+            )
+            raise
+        except DynaplanError as error:
+            await self._go_back(store, before, services, error)
+        self._write(replace(self._new, before=None))
+        click.echo(f"reloaded after {time.monotonic() - begun_s:.1f} s")
+
+    async def _roll(self, store: KeyValueStore, service: ServiceSpec) -> None:
+        """Replace the workers of a service that have the settings of before."""
+        workers = [each for each in self._present(service) if (each.name, each.pid) in self._untouched]
+        patience_s = 0.0
+        for number, worker in enumerate(workers, 1):
+            if not self._is_there(worker):
+                continue  # it has crashed or left meanwhile: what came in its place has the new settings
+            begun_s = time.monotonic()
+            if service.role in SCALED_ROLES:
+                restart = WorkerRestart(store, self._found.namespace, worker, self._timeout_s)
+                new = await restart.run(patience_s)
+                patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
+            else:
+                new = await self._replaced(worker)
+            which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
+            click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
+
+    async def _replaced(self, worker: Worker) -> str:
+        """Have a process without GPUs leave, and another take its place; return the new one's name.
+
+        Connections wait in the listening socket meanwhile.
+        """
+        present = len([each for each in self._present_of(worker.component) if each.state in COUNTS])
+        before = {(each.name, each.pid) for each in self._workers()}
+        await self._tell_to_replace(worker)
+        longest_s = self._timeout_s
+        if longest_s is None:
+            longest_s = LEAST_S + times_of(self._found, {worker.role: 1}).leave_s + DRAINED_S
+        deadline_s = time.monotonic() + longest_s
+        while True:
+            now = [each for each in self._present_of(worker.component) if each.state in COUNTS]
+            ready = [each for each in now if each.state is WorkerState.READY]
+            new = [each for each in ready if (each.name, each.pid) not in before]
+            if new and len(ready) >= present and not self._is_there(worker):
+                return new[0].name
+            failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]
+            if failed:
+                raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
+            if time.monotonic() > deadline_s:
+                raise TemporaryError(f"nothing has taken the place of {worker.name} within {longest_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _go_back(
+        self,
+        store: KeyValueStore,
+        live: Mapping[str, str],
+        services: Sequence[ServiceSpec],
+        error: DynaplanError,
+    ) -> None:
+        """Have the settings of before everywhere, and raise PermanentError with what went wrong."""
+        click.echo(f"{error.args[0]}\nGoing back to the settings of before.", err=True)
+        self._write(self._old)
+        await self._put(store, live)
+        told = {(each.name, each.pid) for each in self._workers()} - self._untouched
+        try:
+            for service in reversed(services):
+                for worker in self._present(service):
+                    if (worker.name, worker.pid) not in told:
+                        continue
+                    if worker.state is WorkerState.READY and service.role in SCALED_ROLES:
+                        await WorkerRestart(store, self._found.namespace, worker, self._timeout_s).run(
+                            FREED_WITHIN_S
+                        )
+                    elif worker.state is not WorkerState.BACKOFF:
+                        await self._tell_to_replace(worker)
+            await self._all_ready(services)
+        except DynaplanError as second:
+            raise PermanentError(
+                f"{error.args[0]}; and on the way back: {second.args[0]}",
+                hint="The settings are those of before. `dynaplan status` shows what runs.",
+            ) from error
+        raise PermanentError(
+            f"the new settings do not work: {error.args[0]}",
+            hint="Every worker has the settings of before. `dynaplan logs NAME` says more of a failed one.",
+        ) from error
+
+    async def _all_ready(self, services: Sequence[ServiceSpec]) -> None:
+        """Return when no worker of these services is on its way; TemporaryError after a while."""
+        longest_s = self._timeout_s or times_of(
+            self._found, {service.role: 1 for service in services}
+        ).longest_s(starts=True, leaves=True)
+        deadline_s = time.monotonic() + longest_s
+        while True:
+            states = {each.name: each.state for service in services for each in self._present(service)}
+            others = [name for name, state in states.items() if state is not WorkerState.READY]
+            if not others:
+                return
+            if time.monotonic() > deadline_s:
+                raise TemporaryError(f"{', '.join(others)} not ready within {longest_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _tell_to_replace(self, worker: Worker) -> None:
+        from dynaplan.supervisor.circus_client import CircusClient
+
+        circus = CircusClient(self._found.circus_endpoint)
+        try:
+            await circus.call("restart", name=worker.name)
+        finally:
+            circus.close()
+
+    def _write(self, settings: Reload) -> None:
+        """Put the settings in the place of those before, whole or not at all."""
+        from dynaplan.supervisor.launch import RELOADED_FILE
+        from dynaplan.supervisor.runtime_dir import write_private
+
+        file = self._found.runtime_dir / RELOADED_FILE
+        new = file.with_suffix(".new")
+        write_private(new, settings.to_json())
+        new.replace(file)
+
+    async def _live(self, store: KeyValueStore, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of these live keys now; empty for one that is not there."""
+        prefix = live_settings_prefix(self._found.namespace)
+        now = {item.key.removeprefix(prefix): item.value for item in await store.list(prefix)}
+        return {name: now.get(name, "") for name in names}
+
+    async def _put(self, store: KeyValueStore, values: Mapping[str, str]) -> None:
+        """Write these live keys; delete those with an empty value."""
+        prefix = live_settings_prefix(self._found.namespace)
+        puts = {prefix + name: value for name, value in values.items() if value}
+        deletes = tuple(prefix + name for name, value in values.items() if not value)
+        if values:
+            await store.commit(Transaction(puts=puts, deletes=deletes))
+        for name, value in values.items():
+            click.echo(f"{name}: {value or 'as configured'}, live")
+
+    def _workers(self) -> tuple[Worker, ...]:
+        from dynaplan.supervisor.deployments import find_deployment
+
+        return find_deployment(self._found.namespace).workers
+
+    def _present(self, service: ServiceSpec) -> list[Worker]:
+        return self._present_of(service.name)
+
+    def _present_of(self, component: str) -> list[Worker]:
+        return [each for each in self._workers() if each.component == component]
+
+    def _is_there(self, worker: Worker) -> bool:
+        return any((each.name, each.pid) == (worker.name, worker.pid) for each in self._workers())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other reloads of the deployment out; raises DeploymentError while one goes on."""
+        descriptor = os.open(
+            self._found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise DeploymentError(
+                f"another reload of {self._found.namespace} goes on", hint="Wait for its end."
+            ) from None
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,154 @@
+"""``dynaplan reserve gpu=7 --for 3h``: take GPUs from the deployment, after the requests on them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dynaplan.cli.deployment import connect, namespace_option
+from dynaplan.cli.scaling.counts import change_entries
+from dynaplan.cli.scaling.holding import made_here, now_and_next
+from dynaplan.cli.scaling.waiting import times_of
+from dynaplan.domain.errors import ConfigError, TemporaryError
+from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker
+from dynaplan.domain.planning.holds import Hold
+from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
+from dynaplan.foundation.progress import ProgressLine
+from dynaplan.foundation.zones import zone_of
+
+if TYPE_CHECKING:
+    from dynaplan.domain.gpus import Gpu
+    from dynaplan.supervisor.deployments import RunningDeployment
+
+GPU = "gpu="
+"""The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
+
+_NAMED = re.compile(r"gpu=\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
+
+POLL_S = 0.2
+
+
+@click.command(name="reserve")
+@click.argument("gpus", nargs=-1, required=True, metavar="gpu=N[,N]...")
+@namespace_option
+@click.option("--for", "duration", metavar="TIME", help="For 90s, 10m, 2h or 1d; default: until `release`.")
+@click.option("--at", "hours", metavar="HOURS", help="At '09:00-17:00 mon-fri', every week.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the GPUs are free.")
+@click.option("--timeout", type=click.FloatRange(0.0), help="Seconds to wait.")
+@click.option("--yes", is_flag=True, help="Allow what leaves no GPU for a decode worker.")
+def command(
+    gpus: Sequence[str],
+    namespace: str | None,
+    duration: str | None,
+    hours: str | None,
+    wait: bool,
+    timeout: float | None,
+    yes: bool,
+) -> None:
+    """Reserve GPUs of the deployment for yourself: its workers leave them, and the planner keeps off.
+
+    A worker on such a GPU is drained, after another is ready in its place where there is a GPU for one.
+    Other deployments of dynaplan do not get the GPUs either. `dynaplan release gpu=7` gives them back.
+    """
+    found = connect(namespace)
+    chosen = sorted({index for text in gpus for index in gpus_of(text)})
+    made = made_here(duration, hours)
+    from dynaplan.core.fleet.statefile import inventory_of
+
+    inventory = inventory_of(found.document)
+    check_reserved(chosen, inventory, found.workers, yes)
+    asyncio.run(_reserve(found, chosen, made))
+    for index in chosen:
+        click.echo(
+            f"GPU {index} is {reserved_words(made)}"
+            + (f": {now_and_next(made, time.time())}" if made.at else "")
+        )
+    if not wait or not made.is_open(time.time(), zone_of):
+        return
+    asyncio.run(_left(found, chosen, timeout))
+    uuids = {gpu.index: gpu.uuid for gpu in inventory}
+    click.echo(f"free: CUDA_VISIBLE_DEVICES={','.join(uuids[index] for index in chosen)}")
+
+
+def gpus_of(text: str) -> list[int]:
+    """Return the GPUs that an argument names, ``gpu=7`` or ``gpu=4-6,9``; raises ConfigError."""
+    if not _NAMED.fullmatch(text):
+        raise ConfigError(f"{text}: no GPUs are named so", hint="For example: gpu=7, gpu=6,7 or gpu=4-7.")
+    found: list[int] = []
+    for part in text.removeprefix(GPU).split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def check_reserved(
+    chosen: Sequence[int], inventory: Sequence[Gpu], workers: Sequence[Worker], yes: bool
+) -> None:
+    """Raise ConfigError for a GPU that is not there, or when no decode worker would have one left."""
+    known = [gpu.index for gpu in inventory]
+    if missing := [index for index in chosen if index not in known]:
+        raise ConfigError(
+            f"GPU {','.join(map(str, missing))}: the deployment has {', '.join(map(str, known)) or 'no GPU'}",
+            hint="`dynaplan status` shows its GPUs.",
+        )
+    needed = min((each.gpu_request for each in workers if each.role is Role.DECODE), default=0)
+    left = len(set(known) - set(chosen))
+    if left < needed and not yes:
+        raise ConfigError(
+            f"that leaves {left} GPUs, and a decode worker takes {needed:g}: no request would be answered",
+            hint="Add --yes if that is meant; `dynaplan stop` ends the deployment.",
+        )
+
+
+async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
+    """Write the reservations; raises ConfigError where somebody else has one."""
+    from dynaplan import wiring
+    from dynaplan.supervisor.fleet.carrying_out import check_alive
+
+    def change(now: Reservations) -> Reservations:
+        for index in chosen:
+            other = now.by_gpu.get(index)
+            if other and other.uid != os.getuid():
+                raise ConfigError(
+                    f"GPU {index} is {reserved_words(other)}",
+                    hint=f"`dynaplan release gpu={index}` ends that.",
+                )
+        return now.with_gpus(dict.fromkeys(chosen, made))
+
+    check_alive(found)
+    store = wiring.connections.connect_store()
+    try:
+        await change_entries(store, found.namespace, RESERVATIONS, Reservations.from_text, change)
+    finally:
+        await store.close()
+
+
+async def _left(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
+    """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
+    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.supervisor.fleet.carrying_out import check_alive
+
+    roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
+    longest_s = times_of(found, roles).longest_s(starts=True, leaves=True) if timeout_s is None else timeout_s
+    deadline_s = time.monotonic() + longest_s
+    with ProgressLine() as line:
+        while holders := _holders(find_deployment(found.namespace).workers, chosen):
+            check_alive(found)
+            names = ", ".join(f"{each.name} ({each.state.value})" for each in holders)
+            if time.monotonic() > deadline_s:
+                raise TemporaryError(
+                    f"not free within {longest_s:g} s: {names}",
+                    hint="It goes on; `dynaplan status` shows how far it is.",
+                )
+            line.show(f"waiting for {names}", names)
+            await asyncio.sleep(POLL_S)
+
+
+def _holders(workers: Sequence[Worker], gpus: Sequence[int]) -> list[Worker]:
+    return [each for each in workers if each.state in HOLDS_GPUS and set(gpus) & set(each.gpus)]

@@ -1,0 +1,163 @@
+"""``dynaplan reload``: the difference is shown first, and half of a file is never applied."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dynaplan.cli.scaling import reload
+from dynaplan.domain.errors import ConfigError, DeploymentError
+from dynaplan.domain.graph import GraphSpec, ServiceSpec
+from dynaplan.domain.lifecycle import Role
+from dynaplan.supervisor.launch import LAUNCH_FILE, RELOADED_FILE, Reload
+from tests.unit.supervisor.test_launch import LAUNCH
+
+YAML = """
+Common: {engine: sim, model: m}
+Frontend: {api-key: secret}
+VllmWorker:
+  common-configs: [engine, model]
+  max-num-seqs: 8
+"""
+GRAPH = GraphSpec(
+    "graphs.agg:Frontend",
+    str(Path(__file__).parents[4]),
+    "ns",
+    (
+        ServiceSpec("Frontend", Role.FRONTEND),
+        ServiceSpec("Processor", Role.SERVICE, in_process_of="Frontend"),
+        ServiceSpec("VllmWorker", Role.DECODE, 1, 1),
+        ServiceSpec("Planner", Role.PLANNER),
+    ),
+)
+
+
+class Served:
+    """A deployment that was served with a file, and the command typed beside it."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = directory / "a.yaml"
+        self.runtime_dir = directory
+        self.applied: list[tuple[dict[str, str], list[str]]] = []
+        self.write(YAML)
+        found = SimpleNamespace(namespace="ns", runtime_dir=directory)
+        monkeypatch.setattr(reload, "connect", lambda _: found)
+        monkeypatch.chdir(directory)
+        from dynaplan.cli.scaling import reloading
+
+        monkeypatch.setattr(reloading, "Reloading", lambda *arguments: self)
+        self.launch = replace(LAUNCH, graph=GRAPH, config_file=str(self.file), runtime_dir=directory)
+
+    async def run(self, live: dict[str, str], services: list[ServiceSpec]) -> None:
+        self.applied.append((live, [each.name for each in services]))
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def serve(self, **changed: Any) -> None:
+        """Have what the file says now as the configuration of ``serve``."""
+        launch = replace(self.launch, **changed)
+        new = reload._read_again(replace(launch, config_file=str(self.file)), None, [])
+        os.chdir(self.runtime_dir)
+        (self.runtime_dir / LAUNCH_FILE).write_text(replace(launch, config=new.config).to_json())
+
+    def typed(self, *arguments: str) -> Result:
+        here = os.getcwd()
+        try:
+            return CliRunner().invoke(reload.command, list(arguments))
+        finally:
+            os.chdir(here)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served(tmp_path, monkeypatch)
+    served.serve()
+    return served
+
+
+def test_an_unchanged_file_changes_nothing(served: Served) -> None:
+    assert served.typed("-y").output == f"nothing has changed in {served.file}\n"
+    assert served.applied == []
+
+
+def test_the_difference_is_shown_with_what_it_takes_and_secrets_are_not(served: Served) -> None:
+    served.write(YAML.replace("8", "16").replace("secret", "other") + "  max-prefill-queue-size: 5\n")
+    shown = served.typed("--dry-run").output
+    assert "VllmWorker.max-num-seqs            8    16   rolling restart of VllmWorker" in shown
+    assert "VllmWorker.max-prefill-queue-size  -    5    live" in shown
+    assert "Frontend.api-key                   ***  ***  rolling restart of Frontend" in shown
+    assert served.applied == []
+    served.typed("-y")
+    assert served.applied == [({"max_prefill_queue_size": "5"}, ["VllmWorker", "Frontend"])]
+
+
+def test_a_setting_that_is_gone_has_its_usual_value_again(served: Served) -> None:
+    served.write(YAML + "  max-prefill-queue-size: 5\n")
+    served.serve()
+    served.write(YAML)
+    served.typed("-y")
+    assert served.applied == [({"max_prefill_queue_size": "2"}, [])]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("  max-num-seq: 9\n", "VllmWorker.max-num-seq: unknown option"),
+        ("  max-prefill-queue-size: many\n", "max-prefill-queue-size"),
+        ("  : [\n", "a.yaml"),
+        ("  ServiceArgs: {resources: {gpu: 2}}\n", "only a new serve changes that; nothing is changed"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_name_of_the_key_and_nothing_changes(
+    served: Served, change: str, said: str
+) -> None:
+    served.write(YAML + change)
+    refusal = served.typed("-y").exception
+    assert isinstance(refusal, ConfigError)
+    assert said in str(refusal)
+    assert served.applied == []
+
+
+def test_nobody_is_asked_where_nobody_can_answer(served: Served) -> None:
+    served.write(YAML.replace("8", "16"))
+    refusal = served.typed().exception
+    assert isinstance(refusal, ConfigError)
+    assert refusal.hint == "Add -y."
+
+
+def test_a_setting_of_the_command_line_is_one_of_the_file_from_now_on(served: Served) -> None:
+    shown = served.typed("--dry-run", "--VllmWorker.max-num-seqs=32").output
+    assert "VllmWorker.max-num-seqs  8    32" in shown
+
+
+def test_a_deployment_without_a_file_must_be_given_one(served: Served) -> None:
+    served.serve(config_file="")
+    refusal = served.typed("-y").exception
+    assert isinstance(refusal, ConfigError)
+    assert "dynaplan reload -f FILE" in refusal.hint
+    assert "nothing has changed" in served.typed("-y", "-f", "a.yaml").output
+
+
+def test_what_a_killed_reload_has_left_undone_is_still_a_difference(served: Served) -> None:
+    before = reload._read_again(served.launch, None, []).config
+    served.write(YAML.replace("8", "16"))
+    after = reload._read_again(served.launch, None, [])
+    (served.runtime_dir / RELOADED_FILE).write_text(replace(after, before=before).to_json())
+    shown = served.typed("--dry-run").output
+    assert "did not come to its end" in shown
+    assert "VllmWorker.max-num-seqs  8    16" in shown
+    (served.runtime_dir / RELOADED_FILE).write_text(Reload(after.config, after.config_file).to_json())
+    assert "nothing has changed" in served.typed("--dry-run").output
+
+
+def test_a_launch_that_cannot_be_read_is_said(served: Served) -> None:
+    (served.runtime_dir / LAUNCH_FILE).write_text("{}")
+    refusal = served.typed("-y").exception
+    assert isinstance(refusal, DeploymentError)
