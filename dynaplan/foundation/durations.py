@@ -1,8 +1,13 @@
-"""Durations as people write and read them."""
+"""Durations and moments as people write and read them, and the clocks of time zones."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 """The seconds of each unit."""
@@ -27,3 +32,56 @@ def clock(seconds: float) -> str:
     if days:
         return f"{days} d {hour}:{minute:02}:{second:02}"
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute:02}:{second:02}"
+
+
+LOCAL_TIME = Path("/etc/localtime")
+_FOLDER = "zoneinfo/"
+_UTC_NAMES = ("UTC", "Etc/UTC", "Universal", "Etc/Universal", "Zulu", "Etc/Zulu")
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return the zone of that name, such as ``Europe/Berlin``; raises ValueError for an unknown one."""
+    if name in _UTC_NAMES:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"the time zone {name!r} is not known here") from None
+
+
+def local_zone_name() -> str:
+    """Return the name of this process's zone: of ``TZ``, else of the machine; ``UTC`` where none is set.
+
+    Raises ValueError when its rules have no name, as in a ``TZ`` such as ``CET-1CEST``.
+    """
+    named = os.environ.get("TZ", "").removeprefix(":")
+    if named:
+        zone_of(named)
+        return named
+    target = os.path.realpath(LOCAL_TIME)
+    if not LOCAL_TIME.exists():
+        return "UTC"
+    if _FOLDER not in target:
+        raise ValueError(f"{LOCAL_TIME} does not tell the name of the time zone; name it in TZ")
+    name = target.rpartition(_FOLDER)[2].removeprefix("posix/")
+    zone_of(name)
+    return name
+
+
+def wall_clock(name: str) -> Callable[[float], tuple[int, int]]:
+    """Return the clock of a zone: day of the week, Monday 0, and minute of the day, at a Unix time.
+
+    Raises ValueError for an unknown zone.
+    """
+    zone = zone_of(name)
+
+    def wall(at_s: float) -> tuple[int, int]:
+        local = datetime.fromtimestamp(at_s, zone)
+        return local.weekday(), local.hour * 60 + local.minute
+
+    return wall
+
+
+def moment(at_s: float, zone_name: str) -> str:
+    """Return a moment as people read it: ``Mon 2026-11-23 09:00 +0100``."""
+    return datetime.fromtimestamp(at_s, zone_of(zone_name)).strftime("%a %Y-%m-%d %H:%M %z")

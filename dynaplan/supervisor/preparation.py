@@ -161,12 +161,17 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
     if servers.store_outlives:
         stack.callback(_forget_decisions, graph.namespace)
     os.environ.update(_environment(launch, servers, options))
-    with _usable(runtime_dir):
-        write_private(runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
-        write_private(runtime_dir / LAUNCH_FILE, launch.to_json())
+    _write_private_files(launch)
     _write_statefile(launch, workers, stack)
     told = (*notes, *left_out, *moved)
     return Preparation(launch, workers, servers.started, is_simulated, told, public_socket)
+
+
+def _write_private_files(launch: Launch) -> None:
+    """Write what the commands beside ``serve`` and the fleet plugin read."""
+    with _usable(launch.runtime_dir):
+        write_private(launch.runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
+        write_private(launch.runtime_dir / LAUNCH_FILE, launch.to_json())
 
 
 def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:

@@ -23,7 +23,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_p
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.wire.documents import parse_object
 from dynaplan.domain.wire.store import KeyValue, Transaction
-from dynaplan.foundation.zones import zone_of
+from dynaplan.foundation.durations import wall_clock
 from dynaplan.ports.stores import KeyValueStore
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class VirtualConnector:
         hours_key = planner_prefix(self._namespace) + HOURS
         text = next((item.value for item in items if item.key == hours_key), "")
         hours = self._readable(HeldHours.from_text, HOURS, text) or HeldHours()
-        return hours.under(holds.lasting(now_s), now_s, zone_of)
+        return hours.under(holds.lasting(now_s), now_s, wall_clock)
 
     def _readable(self, read: Callable[[str], T], name: str, text: str) -> T | None:
         """Read a key's value; None, and a warning once, for one that cannot be read."""

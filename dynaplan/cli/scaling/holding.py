@@ -13,9 +13,8 @@ from dynaplan.cli.scaling.asking import AskedHold
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import LONGEST_S, MOST_WORKERS, Hold
-from dynaplan.domain.planning.hours import moment, parse_hours
-from dynaplan.foundation.durations import clock, seconds_of
-from dynaplan.foundation.zones import local_zone_name, zone_of
+from dynaplan.domain.planning.hours import parse_hours
+from dynaplan.foundation.durations import clock, local_zone_name, moment, seconds_of, wall_clock
 
 
 def asked_hold(
@@ -76,14 +75,14 @@ def _within(made: Hold, hours: str) -> Hold:
 def now_and_next(made: Hold, now_s: float) -> str:
     """Return whether its hours are open, and when that changes: ``open now, until Mon 2026-11-23 17:00``."""
     try:
-        zone, hours = zone_of(made.zone), parse_hours(made.at)
+        wall, hours = wall_clock(made.zone), parse_hours(made.at)
     except ValueError as error:
         return f"never: {error}"
-    change_s = hours.next_change_s(now_s, zone)
+    change_s = hours.next_change_s(now_s, wall)
     if change_s is None:
-        return "always open" if hours.is_open_at(now_s, zone) else "never open"
-    when = moment(change_s, zone)
-    return f"open now, until {when}" if hours.is_open_at(now_s, zone) else f"next from {when}"
+        return "always open" if hours.is_open_at(now_s, wall) else "never open"
+    when = moment(change_s, made.zone)
+    return f"open now, until {when}" if hours.is_open_at(now_s, wall) else f"next from {when}"
 
 
 def _user() -> str:

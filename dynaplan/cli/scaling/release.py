@@ -16,7 +16,7 @@ from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
     """End the reservations of these GPUs; of all without any."""
     from dynaplan import wiring
 
-    def without(now: Reservations) -> Reservations:
+    def without(now: ReservedGpus) -> ReservedGpus:
         return now.without(gpus or frozenset(now.by_gpu))
 
     store = wiring.connections.connect_store()
     try:
         before, _ = await change_entries(
-            store, found.namespace, RESERVATIONS, Reservations.from_text, without
+            store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
         )
     finally:
         await store.close()

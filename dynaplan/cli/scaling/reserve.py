@@ -18,9 +18,9 @@ from dynaplan.cli.scaling.waiting import times_of
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.domain.planning.holds import Hold
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.foundation.durations import wall_clock
 from dynaplan.foundation.progress import ProgressLine
-from dynaplan.foundation.zones import zone_of
 
 if TYPE_CHECKING:
     from dynaplan.domain.gpus import Gpu
@@ -69,7 +69,7 @@ def command(
             f"GPU {index} is {reserved_words(made)}"
             + (f": {now_and_next(made, time.time())}" if made.at else "")
         )
-    if not wait or not made.is_open(time.time(), zone_of):
+    if not wait or not made.is_open(time.time(), wall_clock):
         return
     asyncio.run(_left(found, chosen, timeout))
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
@@ -111,7 +111,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
     from dynaplan import wiring
     from dynaplan.supervisor.fleet.carrying_out import check_alive
 
-    def change(now: Reservations) -> Reservations:
+    def change(now: ReservedGpus) -> ReservedGpus:
         for index in chosen:
             other = now.by_gpu.get(index)
             if other and other.uid != os.getuid():
@@ -124,7 +124,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
     check_alive(found)
     store = wiring.connections.connect_store()
     try:
-        await change_entries(store, found.namespace, RESERVATIONS, Reservations.from_text, change)
+        await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
     finally:
         await store.close()
 

@@ -16,12 +16,12 @@ from dynaplan.core.fleet.statefile import planner_keys_of
 from dynaplan.domain.lifecycle import HOLDS_GPUS
 from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import HOLDS, RoleHolds
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.domain.planning.scaling import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
 from dynaplan.domain.routes import ALL_METRICS_PATH
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance, public_urls
 from dynaplan.domain.wire.documents import parse_object
-from dynaplan.foundation.zones import zone_of
+from dynaplan.foundation.durations import wall_clock
 
 if TYPE_CHECKING:
     from dynaplan.domain.wire.worker_load import WorkerLoad
@@ -47,7 +47,7 @@ class DeploymentAnswers:
     registered: tuple[Instance, ...] = ()
     holds: RoleHolds | None = None
     hours: HeldHours | None = None
-    reservations: Reservations | None = None
+    reservations: ReservedGpus | None = None
     desired: DesiredCounts = field(default_factory=DesiredCounts)
     fleet: Mapping[str, Any] = field(default_factory=dict)
     is_silent: bool = False
@@ -111,7 +111,7 @@ class Gathering:
             holds=readable_holds(holds),
             hours=readable(HeldHours.from_text, keys.get(planner_prefix(namespace) + HOURS, "")),
             reservations=readable(
-                Reservations.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
+                ReservedGpus.from_text, keys.get(planner_prefix(namespace) + RESERVATIONS, "")
             ),
             desired=DesiredCounts.from_keys(namespace, keys),
             fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
@@ -142,7 +142,7 @@ def document_of(
 =======
     kept = planner_keys_of(found.document)
     hours = answers.hours or readable(HeldHours.from_text, kept.get(HOURS, ""))
-    reservations = answers.reservations or readable(Reservations.from_text, kept.get(RESERVATIONS, ""))
+    reservations = answers.reservations or readable(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
     usual, waits, loads = _usual_start_s(found), answers.waits, answers.loads
 >>>>>>> 671ffa6 (reload, hours of the week and reserved GPUs; a remote prefill's engine gets the request's id)
     workers = [
@@ -222,11 +222,11 @@ def _models(answers: DeploymentAnswers) -> list[str]:
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 
 
-def _gpus(found: RunningDeployment, reservations: Reservations) -> list[dict[str, Any]]:
-    """Return the GPUs of the deployment, with the workers that hold them, and by whom they are reserved."""
+def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
+    """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
     from dynaplan.core.fleet.statefile import inventory_of
 
-    reserved = reservations.in_force(time.time(), zone_of)
+    reserved = reservations.in_force(time.time(), wall_clock)
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
     return [
         {

@@ -31,7 +31,7 @@ def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) ->
     from dynaplan.core.fleet.statefile import planner_keys_of
     from dynaplan.core.planning.explaining import explain, is_change
     from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-    from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations
+    from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus
 
     found = connect(namespace)
     records = wiring.planning.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
@@ -46,7 +46,7 @@ def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) ->
         click.echo(folded(line, screen.width(), INDENT))
     kept = planner_keys_of(found.document)
     hours = readable(HeldHours.from_text, kept.get(HOURS, "")).to_json()
-    reservations = readable(Reservations.from_text, kept.get(RESERVATIONS, "")).to_json()
+    reservations = readable(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in kept_lines({"hours": hours, "reservations": reservations}, time.time()):
         click.echo(folded(line, screen.width(), INDENT))
     if not records:

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus
 from dynaplan.domain.planning.scaling import COUNT_KEYS
 from dynaplan.domain.wire.documents import whole_number
 from dynaplan.domain.wire.live_settings import LIVE_SETTINGS, live_setting
@@ -40,7 +40,7 @@ def _is_read(by: Callable[[str], object]) -> Callable[[str], bool]:
 
 
 class TimedEntries(Protocol):
-    """What persons have written under one key: entries that may have a deadline."""
+    """Entries that persons have written under one key, and that may have a deadline."""
 
     def lasting(self, now_s: float) -> Self:
         """Return those whose deadline has not passed; seconds since 1970-01-01 UTC."""
@@ -59,7 +59,7 @@ class TimedEntries(Protocol):
 PERSONS_KEYS: Mapping[str, Callable[[str], TimedEntries]] = {
     HOLDS: RoleHolds.from_text,
     HOURS: HeldHours.from_text,
-    RESERVATIONS: Reservations.from_text,
+    RESERVATIONS: ReservedGpus.from_text,
 }
 """The planner's keys that persons write, and their readers, which raise ValueError."""
 

@@ -97,7 +97,7 @@ def reconcile(
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
     holds GPUs leaves for another deployment, though it is asked for: component -> the reason. Workers on a
-    GPU that is ``reserved``, index -> by whom, leave as soon as those that can take their places are ready.
+    GPU that is ``reserved``, index -> the reason, leave once others are ready in their places.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}

@@ -34,7 +34,7 @@ _PARALLEL = frozenset((*TENSOR, *PIPELINE, *DATA, SHARED_RANKS))
 
 
 class Taking(Enum):
-    """What a changed setting takes."""
+    """The effort that a changed setting takes."""
 
     NOTHING = "nothing"
     LIVE = "live"
@@ -65,7 +65,7 @@ class SettingChange:
 
     @property
     def words(self) -> str:
-        """What it takes, in words: ``rolling restart of VllmWorker``."""
+        """The effort in words: ``rolling restart of VllmWorker``."""
         if self.taking is Taking.RESTART:
             return f"{self.taking.value} of {', '.join(sorted(self.restarts))}"
         if self.taking is Taking.SERVE:

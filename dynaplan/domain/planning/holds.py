@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import tzinfo
 from typing import Any
 
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.hours import parse_hours
+from dynaplan.domain.planning.hours import WallClock, parse_hours
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.wire.documents import (
@@ -41,8 +40,8 @@ MOST_WORKERS = 10_000
 _LONGEST_WORDS = 100
 _OF_HOURS = ("at", "zone")
 
-Zones = Callable[[str], tzinfo]
-"""Returns the time zone of a name, or raises ValueError."""
+Zones = Callable[[str], WallClock]
+"""Returns the clock of the time zone of that name, or raises ValueError."""
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,22 @@
 
 A window without days is open on every day; one whose end is not after its beginning goes on past midnight,
 and belongs to the day on which it begins. When the clock is set forward, what of a window is skipped does not
-happen; when it is set back, an hour that comes twice is open twice. Pure: the time zone is an argument.
+happen; when it is set back, an hour that comes twice is open twice. Pure: the wall clock is an argument.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EXAMPLE = "09:00-17:00 mon-fri"
 LONGEST_TEXT = 200
 """Characters of the longest text of hours."""
+
+WallClock = Callable[[float], tuple[int, int]]
+"""Returns day of the week, Monday 0, and minute of the day at a moment, seconds since 1970-01-01 UTC."""
 
 _DAY_MINUTES = 24 * 60
 _QUARTER_S = 900
@@ -24,7 +26,7 @@ _WINDOW = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)(?: +([a-z, -]+))?", re.ASCI
 
 
 @dataclass(frozen=True)
-class Window:
+class HoursWindow:
     """The time of the day from ``begin`` until before ``end``, in minutes, on these days; Monday is 0."""
 
     begin: int
@@ -43,37 +45,33 @@ class Window:
 class Hours:
     """Windows of every week; any of them open is open."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[HoursWindow, ...]
 
-    def is_open(self, local: datetime) -> bool:
-        """Tell whether they are open at this time of the wall clock."""
-        day, minute = local.weekday(), local.hour * 60 + local.minute
+    def is_open_at(self, now_s: float, wall: WallClock) -> bool:
+        """Tell whether they are open at that moment, seconds since 1970-01-01 UTC, by that clock."""
+        day, minute = wall(now_s)
         return any(window.is_open(day, minute) for window in self.windows)
 
-    def is_open_at(self, now_s: float, zone: tzinfo) -> bool:
-        """Tell whether they are open at that moment, seconds since 1970-01-01 UTC, in that zone."""
-        return self.is_open(datetime.fromtimestamp(now_s, zone))
-
-    def next_change_s(self, now_s: float, zone: tzinfo) -> float | None:
+    def next_change_s(self, now_s: float, wall: WallClock) -> float | None:
         """Return the moment at which they open, or close; None when they never do.
 
         The wall clock reaches a window's edge at an edge's time, or jumps over it at a change of the clock,
         which every zone has at a quarter of an hour of UTC: one of these moments is the answer.
         """
-        is_open = self.is_open_at(now_s, zone)
-        moments = {each for each in self._moments(now_s, zone) if each > now_s}
-        return next((each for each in sorted(moments) if self.is_open_at(each, zone) != is_open), None)
+        is_open = self.is_open_at(now_s, wall)
+        moments = (each for each in self._moments(now_s, wall) if each > now_s)
+        return next((each for each in moments if self.is_open_at(each, wall) != is_open), None)
 
-    def _moments(self, now_s: float, zone: tzinfo) -> Iterator[float]:
-        first_s = now_s // _QUARTER_S * _QUARTER_S
-        yield from (first_s + number * _QUARTER_S for number in range(_LOOK_AHEAD_DAYS * 96 + 1))
+    def _moments(self, now_s: float, wall: WallClock) -> Iterator[float]:
+        """Yield every moment at which they can change, in order: quarters of an hour, and edges in them."""
         edges = {minute for window in self.windows for minute in (window.begin, window.end)}
-        midnight = datetime.fromtimestamp(now_s, zone).replace(tzinfo=None, hour=0, minute=0)
-        midnight = midnight.replace(second=0, microsecond=0)
-        for day in range(_LOOK_AHEAD_DAYS + 1):
-            for minute in edges:
-                local = midnight + timedelta(days=day, minutes=minute)
-                yield from (local.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1))
+        first_s = now_s // _QUARTER_S * _QUARTER_S
+        for number in range(_LOOK_AHEAD_DAYS * 96 + 1):
+            at_s = first_s + number * _QUARTER_S
+            _, minute = wall(at_s)
+            until = sorted((edge - minute) % _DAY_MINUTES * 60 for edge in edges)
+            yield at_s
+            yield from (at_s + later_s for later_s in until if 0 < later_s < _QUARTER_S)
 
     def __str__(self) -> str:
         """Write them in the one form that ``parse_hours`` reads back to the same."""
@@ -88,7 +86,7 @@ def parse_hours(text: str) -> Hours:
     return Hours(tuple(map(_window, parts)))
 
 
-def _window(text: str) -> Window:
+def _window(text: str) -> HoursWindow:
     found = _WINDOW.fullmatch(text)
     if not found:
         raise ValueError(f"'{text}': expected hours and days, such as '{EXAMPLE}'")
@@ -97,7 +95,7 @@ def _window(text: str) -> Window:
         raise ValueError(f"'{text}' begins and ends at once; the whole day is 00:00-24:00")
     if begin == _DAY_MINUTES:
         raise ValueError(f"'{text}': no day has anything after 24:00; it begins at 00:00 of the next day")
-    return Window(begin, end, frozenset(_days(found[5] or "mon-sun")))
+    return HoursWindow(begin, end, frozenset(_days(found[5] or "mon-sun")))
 
 
 def _minute(hour: str, minute: str) -> int:
@@ -122,7 +120,7 @@ def _day(name: str) -> int:
     return DAYS.index(name)
 
 
-def _text_of(window: Window) -> str:
+def _text_of(window: HoursWindow) -> str:
     times = "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (window.begin, window.end))
     if len(window.days) == len(DAYS):
         return times
@@ -141,9 +139,3 @@ def _runs(days: frozenset[int]) -> Iterator[str]:
         else:
             yield from (DAYS[each] for each in row)
         row = []
-
-
-def moment(at_s: float, zone: tzinfo) -> str:
-    """Return a moment as people read it: ``Mon 2026-11-23 09:00 +0100``."""
-    local = datetime.fromtimestamp(at_s, UTC).astimezone(zone)
-    return local.strftime("%a %Y-%m-%d %H:%M %z")

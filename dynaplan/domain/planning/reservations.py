@@ -23,13 +23,13 @@ MOST_GPUS = 1024
 
 
 @dataclass(frozen=True)
-class Reservations:
+class ReservedGpus:
     """The reserved GPUs: index -> its maker and its end."""
 
     by_gpu: Mapping[int, Hold] = field(default_factory=dict)
 
     @classmethod
-    def from_text(cls, text: str) -> Reservations:
+    def from_text(cls, text: str) -> ReservedGpus:
         """Read the key's value; "" is a key that is missing. Raises ValueError, and nothing else."""
         document = parse_object(text) if text else {}
         return cls({_index(name): _made(name, document[name]) for name in document})
@@ -47,15 +47,15 @@ class Reservations:
         """The reservations, by a sentence: "GPU 7 was reserved by alice until 2026-11-22 14:00 +0100"."""
         return {f"GPU {index} was {reserved_words(made)}": made for index, made in self.by_gpu.items()}
 
-    def with_gpus(self, made: Mapping[int, Hold]) -> Reservations:
+    def with_gpus(self, made: Mapping[int, Hold]) -> ReservedGpus:
         """Return a copy with these GPUs reserved, too."""
-        return Reservations({**self.by_gpu, **made})
+        return ReservedGpus({**self.by_gpu, **made})
 
-    def without(self, gpus: frozenset[int]) -> Reservations:
+    def without(self, gpus: frozenset[int]) -> ReservedGpus:
         """Return a copy without these GPUs."""
-        return Reservations({index: made for index, made in self.by_gpu.items() if index not in gpus})
+        return ReservedGpus({index: made for index, made in self.by_gpu.items() if index not in gpus})
 
-    def lasting(self, now_s: float) -> Reservations:
+    def lasting(self, now_s: float) -> ReservedGpus:
         """Return those whose deadline has not passed, open or not; seconds since 1970-01-01 UTC."""
         left = {index: made.left_s(now_s) for index, made in self.by_gpu.items()}
         over = frozenset(index for index, left_s in left.items() if left_s is not None and left_s <= 0)

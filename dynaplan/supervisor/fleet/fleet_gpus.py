@@ -38,7 +38,7 @@ class FleetGpus:
         self._claimed: dict[int, str] = {}
 
     def reserve(self, reserved: Mapping[int, str]) -> None:
-        """Have these GPUs reserved from now on, and no others: index -> by whom, in words.
+        """Have these GPUs reserved from now on, and no others: index -> the reason.
 
         They stay claimed, so that no other deployment takes them.
         """

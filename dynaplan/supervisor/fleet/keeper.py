@@ -32,9 +32,9 @@ from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
 from dynaplan.domain.lifecycle import Worker, WorkerState
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations, reserved_words
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.domain.planning.scaling import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
-from dynaplan.foundation.zones import zone_of
+from dynaplan.foundation.durations import wall_clock
 from dynaplan.ports.box import Clock, Processes
 from dynaplan.supervisor.circus_client import CircusClient, CommandRefused
 from dynaplan.supervisor.fleet.departures import Departures
@@ -242,7 +242,7 @@ class FleetKeeper:
     def _reserved(self) -> dict[int, str]:
         """Return the GPUs that persons have reserved for this moment, with the reason in words."""
         text = self._kept().get(RESERVATIONS, "")
-        reserved = Reservations.from_text(text).in_force(time.time(), zone_of) if text else {}
+        reserved = ReservedGpus.from_text(text).in_force(time.time(), wall_clock) if text else {}
         return {index: reserved_words(made) for index, made in reserved.items()}
 
     # -- act -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dynaplan.cli.scaling.reserve import check_reserved, gpus_of
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import Hold
-from dynaplan.domain.planning.reservations import RESERVATIONS, Reservations
+from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus
 from dynaplan.supervisor import deployments
 from dynaplan.supervisor.fleet import carrying_out
 from tests.unit.core.fleet.graphs import box, worker
@@ -73,22 +73,22 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-async def reserved(found: Any) -> Reservations:
+async def reserved(found: Any) -> ReservedGpus:
     item = await found.store.get(KEY)
-    return Reservations.from_text(item.value if item else "")
+    return ReservedGpus.from_text(item.value if item else "")
 
 
 async def test_a_reservation_is_kept_beside_others_and_released_alone(
     found: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, other = Hold(by="me", uid=os.getuid()), Hold(by="alice", uid=os.getuid() + 1)
-    await found.store.put(KEY, Reservations({3: other}).to_text())
+    await found.store.put(KEY, ReservedGpus({3: other}).to_text())
     await reserve._reserve(found, [0, 1], mine)
-    assert await reserved(found) == Reservations({0: mine, 1: mine, 3: other})
+    assert await reserved(found) == ReservedGpus({0: mine, 1: mine, 3: other})
     with pytest.raises(ConfigError, match="GPU 3 is reserved by alice"):
         await reserve._reserve(found, [3], mine)
     await release._release_gpus(found, frozenset({0, 2}))
-    assert await reserved(found) == Reservations({1: mine, 3: other})
+    assert await reserved(found) == ReservedGpus({1: mine, 3: other})
     assert "GPU 2 is not reserved" in capsys.readouterr().out
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, tzinfo
-
 import pytest
 
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.held_hours import MOST_OF_A_ROLE, HeldHours
 from dynaplan.domain.planning.holds import Hold, RoleHolds
+from dynaplan.foundation.durations import wall_clock
 
 MONDAY_NOON_S = 1795435200.0
 DAY = Hold(3, 3, by="alice", at="09:00-17:00 mon-fri", zone="UTC")
 NIGHT = Hold(1, 1, at="22:00-06:00", zone="UTC")
-
-
-def zones(name: str) -> tzinfo:
-    if name != "UTC":
-        raise ValueError(name)
-    return UTC
 
 
 def hours(*holds: Hold) -> HeldHours:
@@ -28,7 +21,7 @@ def hours(*holds: Hold) -> HeldHours:
     return found
 
 
-def test_they_read_back_as_they_were_written() -> None:
+def test_held_hours_read_back_as_they_were_written() -> None:
     both = hours(DAY, NIGHT).with_hold(Role.PREFILL, DAY)
     assert HeldHours.from_text(both.to_text()) == both
     assert HeldHours.from_text("") == HeldHours.from_text("{}") == HeldHours()
@@ -51,23 +44,23 @@ def test_what_are_no_hours_is_refused(text: str, said: str) -> None:
 
 def test_they_are_in_force_while_they_are_open_and_under_a_hold_of_now() -> None:
     found = hours(DAY, NIGHT)
-    assert found.under(RoleHolds(), MONDAY_NOON_S, zones) == RoleHolds(decode=DAY)
-    assert found.under(RoleHolds(), MONDAY_NOON_S + 11 * 3600, zones) == RoleHolds(decode=NIGHT)
-    assert found.under(RoleHolds(), MONDAY_NOON_S + 6 * 3600, zones) == RoleHolds()
+    assert found.under(RoleHolds(), MONDAY_NOON_S, wall_clock) == RoleHolds(decode=DAY)
+    assert found.under(RoleHolds(), MONDAY_NOON_S + 11 * 3600, wall_clock) == RoleHolds(decode=NIGHT)
+    assert found.under(RoleHolds(), MONDAY_NOON_S + 6 * 3600, wall_clock) == RoleHolds()
     now = RoleHolds(decode=Hold(7, 7))
-    assert found.under(now, MONDAY_NOON_S, zones) == now
+    assert found.under(now, MONDAY_NOON_S, wall_clock) == now
 
 
 def test_of_several_that_are_open_the_last_one_counts_and_equal_hours_replace_each_other() -> None:
     more = Hold(5, 5, at="00:00-24:00", zone="UTC")
-    assert hours(DAY, more).under(RoleHolds(), MONDAY_NOON_S, zones).decode == more
+    assert hours(DAY, more).under(RoleHolds(), MONDAY_NOON_S, wall_clock).decode == more
     again = Hold(4, 4, at=DAY.at, zone="UTC")
     assert hours(DAY, again).by_role[Role.DECODE] == (again,)
 
 
 def test_in_a_zone_that_nobody_knows_they_are_never_open() -> None:
     lost = Hold(5, 5, at="00:00-24:00", zone="Mars/Olympus")
-    assert hours(lost).under(RoleHolds(), MONDAY_NOON_S, zones) == RoleHolds()
+    assert hours(lost).under(RoleHolds(), MONDAY_NOON_S, wall_clock) == RoleHolds()
 
 
 def test_they_end_at_their_deadline_open_or_not() -> None:

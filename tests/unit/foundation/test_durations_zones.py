@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.foundation import zones
-from dynaplan.foundation.zones import local_zone_name, zone_of
+from dynaplan.foundation import durations
+from dynaplan.foundation.durations import local_zone_name, moment, wall_clock, zone_of
 
 
 def test_a_zone_is_found_by_its_name() -> None:
@@ -32,7 +32,7 @@ def test_the_variable_comes_first_then_the_machine_then_utc(
     database.mkdir(parents=True)
     (database / "Berlin").touch()
     link = tmp_path / "localtime"
-    monkeypatch.setattr(zones, "LOCAL_TIME", link)
+    monkeypatch.setattr(durations, "LOCAL_TIME", link)
     assert local_zone_name() == "UTC"
     link.symlink_to(database / "Berlin")
     assert local_zone_name() == "Europe/Berlin"
@@ -40,3 +40,10 @@ def test_the_variable_comes_first_then_the_machine_then_utc(
     link.write_bytes(b"rules without a name")
     with pytest.raises(ValueError, match="does not tell the name"):
         local_zone_name()
+
+
+def test_the_clock_of_a_zone_tells_day_and_minute_and_a_moment_is_written_with_its_zone() -> None:
+    noon_s = 1795435200.0  # Monday 2026-11-23, 12:00 UTC
+    assert wall_clock("UTC")(noon_s) == (0, 720)
+    assert wall_clock("Asia/Kathmandu")(noon_s + 43200) == (1, 345)
+    assert moment(noon_s, "Europe/Berlin") == "Mon 2026-11-23 13:00 +0100"
