@@ -137,14 +137,10 @@ def document_of(
     from dynaplan.core.fleet.observing import unmanaged
 
     held = (answers.holds or held_in(found.document)).by_role
-<<<<<<< HEAD
-    usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
-=======
     kept = planner_keys_of(found.document)
     hours = answers.hours or readable(HeldHours.from_text, kept.get(HOURS, ""))
     reservations = answers.reservations or readable(ReservedGpus.from_text, kept.get(RESERVATIONS, ""))
-    usual, waits, loads = _usual_start_s(found), answers.waits, answers.loads
->>>>>>> 671ffa6 (reload, hours of the week and reserved GPUs; a remote prefill's engine gets the request's id)
+    usual, waits, loads = usual_start_s(found), answers.waits, answers.loads
     workers = [
         worker_row(worker, loads.get(worker.name), usual.get(worker.name), waits.get(worker.name, ""))
         for worker in found.workers
