@@ -13,6 +13,7 @@ from dynaplan.core.shadowing.shadow import Judge, LiveScore, Shadow
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.score import PolicyScore
+from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.planner.replay import Replayer, read_decisions
 
 
@@ -65,10 +66,7 @@ class _Followed:
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
         old, self.new = Replayer(first, {}), Replayer(first, options)
-        is_by_new = self.new.settings.is_by_targets and not old.settings.is_by_targets
-        judging = self.new if is_by_new else old
-        model = judging.model or wiring.planning.sla_model(judging.settings, {})
-        judge = Judge(judging.settings, model)
+        judge = _judge(first.settings, old, self.new)
         self._live = LiveScore(old.settings, judge)
         self._old = Shadow(old.settings, old.model, judge)
         self._new = Shadow(self.new.settings, self.new.model, judge)
@@ -91,3 +89,12 @@ class _Followed:
             total.new + self._new.score,
             total.intervals + self._intervals,
         )
+
+
+def _judge(recorded: PlannerSettings, old: Replayer, new: Replayer) -> Judge:
+    """Return the judge: the recorded promise, without one that of the new options, or of the shadow."""
+    for replayer in (old, new):
+        if replayer.model:
+            return Judge(replayer.settings, replayer.model)
+    settings = recorded.of_shadow() or old.settings
+    return Judge(settings, wiring.planning.sla_model(settings, {}))

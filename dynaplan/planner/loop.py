@@ -12,7 +12,7 @@ from dynaplan.core.planning.cycle import PlanningCycle
 from dynaplan.core.planning.startup_time import startup_time_s
 from dynaplan.domain.errors import DynaplanError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord
-from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.observation import FleetCounts, Observation
 
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
@@ -74,6 +74,7 @@ class PlannerLoop:
         self._cycle = PlanningCycle(settings, model, state)
         self._shadow = shadow
         self._failure = ""
+        self._is_warned = False
 
     async def run(self) -> None:
         """Wait until a decode worker is ready, then plan for ever."""
@@ -156,8 +157,24 @@ class PlannerLoop:
             log.warning("the fleet is not known: %s", error)
             unknown = str(error.args[0]) or type(error).__name__
             return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
+        self._warn_of_short_interval(fleet)
         observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
+
+    def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
+        """Say once, where decisions wait for each other, that the interval is shorter than a start."""
+        settings, interval_s = self._settings, self._settings.adjustment_interval_s
+        startup_s = startup_time_s(settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
+        is_waiting = not settings.is_by_targets or settings.waits_with_targets
+        if self._is_warned or not is_waiting or startup_s <= interval_s:
+            return
+        self._is_warned = True
+        log.warning(
+            "adjustment-interval is %g s, and a worker takes %.0f s to start: no decision is made meanwhile, so "
+            "decisions come later than the interval says; set one that is longer than a start",
+            interval_s,
+            startup_s,
+        )
 
     async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
         fleet = observation.fleet

@@ -52,3 +52,12 @@ def test_a_recording_without_traffic_cannot_be_compared(tmp_path):
     path = recorded(tmp_path, settings, [interval(1, 2, 0.9)])
     with pytest.raises(ConfigError, match="nothing can be compared"):
         compare(path, {})
+
+
+def test_thresholds_are_judged_by_the_promise_of_the_shadow_that_was_recorded(tmp_path):
+    profile = SETTINGS.profile_results_dir
+    options = {"shadow": {"policy": "sla", "profile-results-dir": profile}, "adjustment-interval": 10}
+    seen = [planned_interval(1, 1, [20.0], kv=0.95, at_s=10.0 * number) for number in range(4)]
+    path = recorded(tmp_path, PlannerSettings.from_options(options), seen)
+    compared = compare(path, {"decode-kv-scale-up-threshold": 0.99})
+    assert compared.new.gpu_s < compared.old.gpu_s

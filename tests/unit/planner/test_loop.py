@@ -213,6 +213,26 @@ async def test_a_shadow_that_fails_never_keeps_a_live_decision_back(monkeypatch,
     assert "the shadow failed" in caplog.text
 
 
+SLOW = FleetCounts(WorkerCounts(ready=1, startup_s=5.0), WorkerCounts(ready=1, startup_s=62.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"), [({}, 1), ({"adjustment-interval": 70}, 0)], ids=["shorter", "longer"]
+)
+async def test_an_interval_shorter_than_a_start_is_warned_of_once_where_decisions_wait(
+    caplog, monkeypatch, options, lines
+):
+    world = World(**options)
+
+    async def slow() -> FleetCounts:
+        return SLOW
+
+    monkeypatch.setattr(world.connector, "fleet", slow)
+    await world.passing(150)
+    told = [record.message for record in caplog.records if "takes 62 s to start" in record.message]
+    assert len(told) == lines
+
+
 async def test_no_operation_decides_and_asks_for_nothing():
     world = World(**{"no-operation": True})
     world.usage = 0.95
