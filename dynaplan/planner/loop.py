@@ -170,8 +170,8 @@ class PlannerLoop:
             return
         self._is_warned = True
         log.warning(
-            "adjustment-interval is %g s, and a worker takes %.0f s to start: no decision is made meanwhile, so "
-            "decisions come later than the interval says; set one that is longer than a start",
+            "adjustment-interval is %g s, and a worker takes %.0f s to start: no decision is made meanwhile, "
+            "so decisions come later than the interval says; set one that is longer than a start",
             interval_s,
             startup_s,
         )
