@@ -1,3 +1,19 @@
-"""dynaplan: serve and scale an LLM inference graph on one multi-GPU box."""
+"""dynaplan: serve and scale an LLM inference graph on one multi-GPU box.
+
+From Python: ``serve`` runs a deployment inside a ``with`` block, ``simulate`` tries policies on a trace.
+"""
+
+from typing import Any
 
 __version__ = "0.1.0"
+
+_PLACES = {"serve": "served", "ServedDeployment": "served", "simulate": "simulated"}
+"""The module below ``dynaplan.cli.from_python`` of each name, imported on use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'dynaplan' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"dynaplan.cli.from_python.{_PLACES[name]}"), name)

@@ -35,6 +35,8 @@ COMMANDS = {
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
     "export": ("exporting.export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
+    "doctor": ("box.doctor", "Say what this box has and lacks."),
+    "report": ("box.report", "Write one masked file for a bug report."),
     "pull": ("pull", "Fetch a small model to serve."),
     "compat": ("compat", "Run a program of the original's API."),
 }

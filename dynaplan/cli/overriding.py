@@ -31,11 +31,16 @@ class OverridingCommand(click.Command):
         return super().parse_args(ctx, list(rest))
 
 
+ARGUMENTS = "dynaplan.arguments"
+"""The key of a context's ``meta`` that holds the arguments of ``serve`` as they were typed."""
+
+
 class ServeCommand(OverridingCommand):
     """Answers an option of a service that has no section with the way to write it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as usual; an option of a service, such as ``--model``, is an error with a hint."""
+        ctx.meta[ARGUMENTS] = tuple(args)
         try:
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:

@@ -280,9 +280,16 @@ def _public_socket(graph: GraphSpec, options: ServeOptions, stack: ExitStack) ->
 
 def _log_dir(namespace: str, options: ServeOptions) -> Path:
     """Return the directory of the logs; this process logs there too from now on."""
+    directory = log_directory(namespace, options.log_dir)
+    _log_to(directory / "circus.log")
+    return directory
+
+
+def log_directory(namespace: str, given: Path | None = None) -> Path:
+    """Return the directory of a deployment's logs, made if need be; DeploymentError if it cannot be."""
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
-    directory = (options.log_dir or default).absolute()
+    directory = (given or default).absolute()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -292,7 +299,6 @@ def _log_dir(namespace: str, options: ServeOptions) -> Path:
             f"cannot write logs to {directory}: {error.strerror}",
             hint="Free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory.",
         ) from error
-    _log_to(directory / "circus.log")
     return directory
 
 

@@ -44,6 +44,7 @@ from dynaplan.supervisor.upkeep.drain_display import show_drain
 from dynaplan.supervisor.upkeep.failure_watch import FailureWatch
 from dynaplan.supervisor.upkeep.prometheus_targets import told_to_prometheus
 from dynaplan.supervisor.upkeep.server_watch import server_watches
+from dynaplan.supervisor.upkeep.service_notices import READY, STOPPING, ServiceNotices
 from dynaplan.supervisor.upkeep.unmanaged import staying
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
 from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
@@ -64,6 +65,7 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
     Raises a UserError, and has started nothing, when something is in the way.
     """
     raise_descriptor_limit()
+    notices = ServiceNotices.taken_from(os.environ)
     sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
     signal.signal(signal.SIGTERM, interrupt)
@@ -71,7 +73,7 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
     with ExitStack() as stack:
         try:
             prepared = prepare(graph, config, options, stack)
-            return asyncio.run(Serving(prepared, options.exit_on_failure).run())
+            return asyncio.run(Serving(prepared, options.exit_on_failure, notices).run())
         finally:
             _clear_up_in_peace()
 
@@ -114,8 +116,11 @@ def gpu_map(graph: GraphSpec, config: Config, gpus: int | None, use_busy_gpus: b
 class Serving:
     """The arbiter from its start to its end."""
 
-    def __init__(self, prepared: Preparation, exits_on_failure: bool = False) -> None:
+    def __init__(
+        self, prepared: Preparation, exits_on_failure: bool = False, notices: ServiceNotices | None = None
+    ) -> None:
         self._prepared = prepared
+        self._notices = notices or ServiceNotices()
         self._launch = prepared.launch
         self._told_to_stop = asyncio.Event()
         self._shutdown: Shutdown | None = None
@@ -201,7 +206,13 @@ class Serving:
         directories = DirectoryWatch(self._launch, self._prepared.servers, arbiter, say)
         failures = FailureWatch(self._workers, self._launch.log_dir, say, self._end_by_failure)
         servers = server_watches(self._launch, self._prepared.servers, arbiter, say)
-        tasks = [plugin.look, directories.look, failures.look, *(server.look for server in servers)]
+        tasks = [
+            plugin.look,
+            directories.look,
+            failures.look,
+            *(server.look for server in servers),
+            self._notices.alive,
+        ]
         return Vigil(tasks, clock)
 
     def _end_by_failure(self) -> None:
@@ -263,6 +274,7 @@ class Serving:
         if not self._told_to_stop.is_set():
             patience = f"requests may take {self._launch.drain_timeout_s:g} s to finish"
             say(f"Stopping: {patience}. Once more to stop at once.")
+            self._notices.tell(STOPPING)
             self._told_to_stop.set()
         elif self._shutdown:
             self._is_hurried = True
@@ -282,6 +294,7 @@ class Serving:
                 missing = ", ".join(await self._missing())
                 say(screen.warning(f"Not ready after {SLOW_S:g} s; waiting for: {missing}"))
         say(screen.good(f"Ready after {time.monotonic() - begun_s:.1f} s: {self._launch.frontend_url}"))
+        self._notices.tell(READY, f"serves at {self._launch.frontend_url}")
 
     async def _frontend_is_healthy(self) -> bool:
         status, _, _ = (await health_answer(self._launch.frontend_url, HEALTH_ANSWER_S)).partition(b"\r\n")

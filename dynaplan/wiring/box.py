@@ -66,6 +66,13 @@ def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:
     return inventory(number, os.environ, busy=busy_now)
 
 
+def gpu_driver() -> tuple[str, str]:
+    """Return the version of the NVIDIA driver, and why there is none; one of them is empty."""
+    from dynaplan.adapters.local import gpus
+
+    return gpus.driver()
+
+
 def gpu_uses(gpus: Sequence[Gpu]) -> Callable[[], Mapping[int, GpuUse]]:
     """Return the reader of these GPUs' memory in use, real or simulated; it may block, and never raises."""
     from dynaplan.adapters.local.claims import node_dir

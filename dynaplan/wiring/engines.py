@@ -108,6 +108,17 @@ def package_of(engine: str) -> str:
     return REQUIREMENTS[engine].package
 
 
+def installed_program(engine: str) -> str:
+    """Return the Python module or the command with which that engine can run here; empty for neither."""
+    import shutil
+    from importlib.util import find_spec
+
+    from dynaplan.adapters.engines.common.requirements import REQUIREMENTS
+
+    needed = REQUIREMENTS[engine]
+    return needed.module if find_spec(needed.module) else shutil.which(needed.command) or ""
+
+
 def pull_model(name: str) -> Path:
     """Fetch a model of the catalogue into the user's cache unless it is there; return its path."""
     from dynaplan.adapters.local.pulled_models import models_dir, pull

@@ -75,6 +75,20 @@ def nvml() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
+def driver() -> tuple[str, str]:
+    """Return the version of the NVIDIA driver, and why there is none; one of them is empty."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return "", str(error)
+    try:
+        return _text(pynvml.nvmlSystemGetDriverVersion()), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _slices(pynvml: Any, device: Any) -> Iterator[Any]:
     """The device itself, or its MIG slices when it is in MIG mode: then it cannot be used as a whole."""
     try:

@@ -12,6 +12,7 @@ import click
 from dynaplan.cli.components.shared_options import tls_options, token_file_option
 from dynaplan.cli.deployment import settle_paths, store_option
 from dynaplan.cli.overriding import (
+    ARGUMENTS,
     GRAPH_OF_A_MODEL,
     ServeCommand,
     file_for,
@@ -105,6 +106,9 @@ if TYPE_CHECKING:
     help="Seconds that a worker may take to finish its requests when it leaves.",
 )
 @click.option(
+    "--detach", is_flag=True, help="Return when it is ready, and leave it running; implies --exit-on-failure."
+)
+@click.option(
     "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
 )
 @click.option(
@@ -135,6 +139,7 @@ def command(
     api_key: str,
     drain_timeout: float,
     leave_timeout: float,
+    detach: bool,
     exit_on_failure: bool,
     circus_tcp: bool,
     token_file: Path | None,
@@ -143,6 +148,7 @@ def command(
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
+    started_in = Path.cwd()
     with ended_by_sigint():
         from dynaplan.cli.starting.checking import check_settings
 
@@ -163,6 +169,10 @@ def command(
     if dry_run:
         click.echo(dry_run_page(spec, config, gpus, use_busy_gpus, show_env, memory))
         return 0
+    if detach:
+        from dynaplan.cli.starting.detaching import detached
+
+        return detached(ctx.meta[ARGUMENTS], started_in, spec.namespace)
     options = ServeOptions(
         host=host,
         port=port,

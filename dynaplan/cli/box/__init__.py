@@ -1,0 +1,1 @@
+"""The commands about the box itself: what it has and lacks, and a report for a bug."""

@@ -1,0 +1,1 @@
+"""Deployments and simulations from Python: ``dynaplan.serve`` and ``dynaplan.simulate``."""
