@@ -17,7 +17,7 @@ LOWEST_TOKEN, TOKENS = 100, 200
 """The first of the ids that are used, and their number: ordinary tokens in the vocabularies of all common
 models."""
 
-POOL_TOKENS = 1 << 18
+POOL_TOKENS = 1 << 16
 """The length of the text that prompts are cut out of."""
 
 MARK_TOKENS = 9
@@ -34,7 +34,9 @@ class PromptPool:
         random = Random(seed)
         self._end = b" " if is_text else b","
         self._is_text = is_text
-        self._pool = b"".join(self._token(number) for number in random.choices(range(TOKENS), k=POOL_TOKENS))
+        self._pool = b"".join(
+            random.choices([self._token(number) for number in range(TOKENS)], k=POOL_TOKENS)
+        )
         # A run of the same pool after another must not find its prompts in a cache: it counts elsewhere.
         self._numbers = itertools.count(Random().getrandbits(62))
 

@@ -28,6 +28,9 @@ from dynaplan.foundation import screen
 from dynaplan.foundation.log_lines import FORMAT_VARIABLE
 from dynaplan.foundation.signals import ended_by_sigint
 
+ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
+"""The variable of ``supervisor/upkeep/event_hook.py``, which the help page need not import."""
+
 compat_option = click.option(
     "--compat",
     envvar=COMPAT_VARIABLE,
@@ -118,6 +121,14 @@ if TYPE_CHECKING:
     expose_value=False,
     callback=lambda ctx, parameter, form: form and os.environ.update({FORMAT_VARIABLE: form}),
     help="Form of the lines in every log; json: one object a line.",
+)
+@click.option(
+    "--on-event",
+    envvar=ON_EVENT_VARIABLE,
+    metavar="COMMAND|URL",
+    expose_value=False,
+    callback=lambda ctx, parameter, hook: hook and os.environ.update({ON_EVENT_VARIABLE: hook}),
+    help="Tell it of events, as JSON: failed, scaled, target_missed. As the variable where it holds a key.",
 )
 @click.option("--circus-tcp", is_flag=True, help="circus on loopback TCP, without authentication.")
 @token_file_option

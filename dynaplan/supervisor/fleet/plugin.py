@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,13 @@ from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S, FleetKeeper
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import LAUNCH_FILE, CurrentLaunch, Launch
+from dynaplan.supervisor.upkeep.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.supervisor.upkeep.standstill import StandstillWatch
 
 log = logging.getLogger(__name__)
+
+RECORDS_OF_A_LOOK = 10
+"""The planner's last records in which one look finds its events: more than a planner writes meanwhile."""
 
 
 class FleetPlugin(CircusPlugin):
@@ -112,7 +117,16 @@ class FleetPlugin(CircusPlugin):
         )
         log.info("keeping %d workers", len(keeper.workers))
         self._tasks.spawn(KeyKeeper(link, statefile, terminal.say).run(), "kept keys")
+        if target := os.environ.get(ON_EVENT_VARIABLE):
+            self._tasks.spawn(self._event_hook(target, launch, keeper, clock).run(), "event hook")
         await keeper.run()
+
+    def _event_hook(self, target: str, launch: Launch, keeper: FleetKeeper, clock: Clock) -> EventHook:
+        directory = launch.log_dir / "planner"
+        records = partial(wiring.planning.recent_decisions, directory, RECORDS_OF_A_LOOK)
+        return EventHook(
+            target, launch.namespace, EventWatch(lambda: keeper.workers.values(), records), clock
+        )
 
     def _fleet_gpus(self, launch: Launch, clock: Clock) -> FleetGpus:
         claims, share = wiring.box.gpu_claims(launch.arbiter, launch.namespace), launch.gpu_share
