@@ -1,4 +1,4 @@
-"""The SLA policy on an hour of made-up bursts, with the learnt floor and without, beside static numbers.
+"""The SLA policy on an hour of made-up bursts, with learnt floor, hedge or neither, beside static numbers.
 
 Engines at a quarter of the H200's speed and targets four times as long, so that an hour takes seconds. The
 first quarter of an hour, in which nothing is known yet, does not count.
@@ -33,13 +33,13 @@ FAMILIES = {
     "crowds": "crowds:low=1,high=8,every=300,duration=3600",
 }
 STATICS = ("2,1", "3,1", "2,2", "3,2", "4,2")
-LEARNT = {"learnt-floor": True}
+RULES = {"sla": {}, "sla, learnt floor": {"learnt-floor": True}, "sla, hedge": {"hedge": True}}
 
 
 def rows(repeats: int) -> Iterator[Row]:
     """Virtual time: the same on every machine, and measured once. Half a minute of CPU for each family."""
     for family, trace in FAMILIES.items():
-        for name, planner in {"sla": {}, "sla, learnt floor": LEARNT}.items():
+        for name, planner in RULES.items():
             options = replace(HOUR, trace=trace, policies=("sla",), planner=planner)
             yield from _rows(f"{family}, {name}", options)
         for split in STATICS:

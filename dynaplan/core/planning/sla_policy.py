@@ -34,6 +34,7 @@ from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.look_ahead import Sizer, lookahead, size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.trials.hedging import hedged
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
@@ -98,6 +99,9 @@ def plan_for_targets(
         sizing = _plan(model, settings, state, observation, foresight, limits, current)
         late = late_roles(model.service_for(current), observation, settings.targets())
         state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
+        state, sizing = hedged(
+            settings, state, observation, sizing, _corrected(model, state, current), limits, current
+        )
     sizing = _without_failing_roles(observation, sizing, current)
     return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
 

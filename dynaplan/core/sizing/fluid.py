@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 from dynaplan.core.sizing.queueing.prefill_model import largest_batch
 from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
 
 MOST_BUSY = 0.95
 """Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
+
+
+HALVINGS = 20
+"""Halvings of the number of requests that a worker decodes at once within the ITL target: to a millionth."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class Work:
         context, batch = self.state.answers.context_tokens, max(1.0, requests)
         return self.state.service.decode.decode_ms(batch, batch * context)
 
+    def request_gpu_s(self, limits: WorkerLimits) -> float:
+        """Return the GPU-seconds that a request takes of workers which are as busy as the targets allow."""
+        low, high = 1.0, self.most_at_once
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.step_ms(middle) <= self.targets.itl_ms else (low, middle)
+        decode_s = self.state.answers.mean_steps * self.step_ms(low) / 1000 / low
+        gpus = limits.decode_gpus if self.state.is_aggregated else limits.prefill_gpus
+        return gpus / self.prompts_per_s + limits.decode_gpus * decode_s
+
 
 def queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
     """Return the queue after a pull, and the part of its arrivals whose wait exceeds the room."""
@@ -61,6 +75,18 @@ def queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: flo
         return max(0.0, after), 0.0
     part = 1.0 if low_s >= room_s else (high_s - room_s) / (high_s - low_s)
     return max(0.0, after), part
+
+
+def queued_by_deadline(
+    in_time: float, arrived: float, pull_s: float, per_s: float, room_s: float
+) -> tuple[float, float]:
+    """Return the prompts that wait and can still be in time after a pull, and the newly late ones.
+
+    Late ones give way (``core/routing/dispatching.py``), so they cost the others nothing.
+    """
+    waiting = max(0.0, in_time + arrived - per_s * pull_s)
+    late = max(0.0, waiting - per_s * room_s)
+    return waiting - late, late
 
 
 def decoded(

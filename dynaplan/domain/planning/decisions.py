@@ -11,7 +11,15 @@ from typing import Any
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.score import PolicyScore
-from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction, Standing, StandingTrial
+from dynaplan.domain.planning.sizing import (
+    Corrections,
+    ErrorBudget,
+    ExpertTrial,
+    Hedge,
+    Prediction,
+    Standing,
+    StandingTrial,
+)
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.typed import check_types
@@ -60,7 +68,8 @@ class PlannerState:
     ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
     profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
-    asked for in the last intervals, the newest last. ``standing`` is what the learnt floor knows.
+    asked for in the last intervals, the newest last. ``standing`` is what the learnt floor knows,
+    ``hedge`` what the hedge does.
     """
 
     decode_grace_left: int = 0
@@ -70,6 +79,7 @@ class PlannerState:
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
     wanted: tuple[Targets, ...] = ()
     standing: Standing = field(default_factory=Standing)
+    hedge: Hedge = field(default_factory=Hedge)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
@@ -85,6 +95,7 @@ class PlannerState:
                 "error_budget": budget,
                 "wanted": wanted,
                 "standing": standing,
+                "hedge": _hedge(document.get("hedge", {})),
             }
         )
 
@@ -107,6 +118,14 @@ def _standing(document: Mapping[str, Any]) -> Standing:
         for role in ("prefill", "decode")
     }
     return Standing(**{**document, **trials})
+
+
+def _hedge(document: Mapping[str, Any]) -> Hedge:
+    trials = tuple(
+        ExpertTrial(**{**each, "workers": Targets(**each["workers"])}) for each in document.get("trials", ())
+    )
+    followed = tuple(Targets(**each) for each in document.get("followed", ()))
+    return Hedge(**{**document, "trials": trials, "followed": followed})
 
 
 @dataclass(frozen=True)

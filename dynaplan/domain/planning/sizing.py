@@ -106,6 +106,40 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class ExpertTrial:
+    """One expert on the number of workers, as it would have fared (``core/sizing/trials/experts.py``).
+
+    It stands still at ``workers``, or ``follows`` the forecast and has at least these. ``queue`` are prompts
+    that wait, ``in_time`` those of them that can still be in time, ``decoding`` the requests that decode.
+    Faded with ``slo-window``: ``cost_gpu_s``, the GPU-seconds that it took, late requests at their price, and
+    ``late``, these requests.
+    """
+
+    workers: Targets = field(default_factory=Targets)
+    follows: bool = True
+    queue: float = 0.0
+    in_time: float = 0.0
+    decoding: float = 0.0
+    cost_gpu_s: float = 0.0
+    late: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hedge:
+    """The hedge's memory; sums fade with ``slo-window``.
+
+    ``followed`` are the workers that the forecast needed in the last intervals, the newest last. ``seconds``
+    were seen, in which ``requests`` came. ``doubt_gpu_s`` as in ``core/sizing/trials/regret.py``.
+    """
+
+    trials: tuple[ExpertTrial, ...] = ()
+    followed: tuple[Targets, ...] = ()
+    doubt_gpu_s: float = 0.0
+    seconds: float = 0.0
+    requests: float = 0.0
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The times that a number of workers gives a demand: at the targets' percentiles, and means; in ms.
 

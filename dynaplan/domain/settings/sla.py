@@ -35,6 +35,11 @@ class SlaSettings(Settings):
     learnt_floor: bool = option(
         False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
     )
+    hedge: bool = option(
+        False,
+        "Weigh standing still against following the forecast, by what each would have cost over the last "
+        "`slo-window`: for bursts, with `prefill-deadline`",
+    )
     scale_down_headroom: float = option(
         0.15, "Part by which demand could grow before a worker that is removed were missed", least=0
     )

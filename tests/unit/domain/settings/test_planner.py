@@ -52,6 +52,7 @@ def test_the_defaults_are_documented_ones():
         "slo-window": 3600.0,
         "scale-down-headroom": 0.15,
         "learnt-floor": False,
+        "hedge": False,
         "metric-reporting-prometheus-host": "127.0.0.1",
         "nats-max-reconnects": -1,
     }

@@ -1,0 +1,1 @@
+"""Standing still and following, tried on what came."""

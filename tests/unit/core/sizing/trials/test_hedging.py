@@ -1,0 +1,109 @@
+"""The hedge within a decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from dynaplan.core.planning.deciding import decide
+from dynaplan.core.sizing.trials.hedging import hedged
+from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.domain.settings.planner import PlannerSettings
+from tests.unit.core.planning import targets
+from tests.unit.core.planning.targets import planned_interval
+
+ON = replace(targets.SETTINGS, hedge=True)
+SERVICE = targets.model().service
+LIMITS = WorkerLimits()
+ONE = Targets(1, 1)
+CALM, BUSY, BURST = (1.0,) * 10, (30.0,) * 10, (60.0,) * 10
+
+
+def seen(arrivals: Sequence[float]) -> Traffic:
+    """The traffic of an interval of 10 s with these arrivals, one number each second."""
+    return replace(targets.traffic(sum(arrivals) / 10.0), arrivals=tuple(arrivals))
+
+
+def after(
+    traffics: Sequence[Traffic | None],
+    wish: Targets = ONE,
+    settings: PlannerSettings = ON,
+    limits: WorkerLimits = LIMITS,
+    current: Targets = ONE,
+) -> tuple[PlannerState, Sizing]:
+    """The state, and the size instead of the wish, after these intervals of a start-up time of 30 s."""
+    state, sizing = PlannerState(), Sizing(wish)
+    for traffic in traffics:
+        observation = replace(planned_interval(1, 1, [1.0], startup_s=30.0), traffic=traffic)
+        state, sizing = hedged(settings, state, observation, Sizing(wish), SERVICE, limits, current)
+    return state, sizing
+
+
+def test_bursts_that_are_over_before_help_comes_make_it_stand_still_above_the_forecast_and_say_the_gain() -> (
+    None
+):
+    bursts = [seen(BURST), *[seen(CALM)] * 9] * 4
+    _, sizing = after(bursts)
+
+    assert sizing.targets.prefill >= 3
+    step = sizing.steps[-1]
+    assert step.stage == "hedge"
+    assert "would have cost" in step.why and "following the forecast alone" in step.why
+
+
+def test_a_load_that_the_forecast_knows_is_followed() -> None:
+    for came, wish in ((CALM, ONE), (BUSY, Targets(2, 1))):
+        _, sizing = after([seen(came)] * 60, wish, current=wish)
+        assert sizing.targets == wish
+        assert sizing.steps[-1].why.startswith("following the forecast has cost least lately")
+
+
+def test_more_that_the_forecast_needs_are_asked_for_at_once_where_following_is_trusted() -> None:
+    assert after([seen(CALM)] * 3, Targets(3, 2))[1].targets == Targets(3, 2)
+
+
+def test_it_is_off_unless_it_is_switched_on_and_without_a_window_or_a_choice() -> None:
+    bursts = [seen(BURST)] * 3
+    for settings in (targets.SETTINGS, replace(ON, slo_window_s=0.0), replace(ON, max_gpu_budget=1)):
+        assert after(bursts, settings=settings) == (PlannerState(), Sizing(ONE))
+
+
+def test_without_arrivals_by_pull_nothing_is_learnt_and_the_forecast_counts() -> None:
+    no_pulls = replace(seen(BURST), arrivals=())
+    for unknown in (None, Traffic(10.0, missing="no frontend answered"), no_pulls):
+        state, sizing = after([unknown] * 3)
+        assert sizing == Sizing(ONE)
+        assert not state.hedge.trials
+    learnt = after([seen(BURST)] * 2)[0].hedge
+    assert after([seen(BURST)] * 2 + [None])[0].hedge.trials == learnt.trials
+
+
+def test_a_silence_costs_the_workers_that_stand_still_their_gpus() -> None:
+    before, silent = (
+        after([seen(BURST)] * 2)[0].hedge,
+        after([seen(BURST)] * 2 + [targets.traffic(0.0)])[0].hedge,
+    )
+    assert silent.seconds > before.seconds
+    assert silent.trials[-1].cost_gpu_s > before.trials[-1].cost_gpu_s
+
+
+def test_it_keeps_to_the_gpus_that_are_there_now() -> None:
+    bursts = [seen(BURST), *[seen(CALM)] * 9] * 4
+    _, sizing = after(bursts, limits=WorkerLimits(max_gpus=3))
+    assert sizing.targets == Targets(2, 1)
+    _, sizing = after(bursts, limits=WorkerLimits(max_gpus=1))
+    assert sizing.targets == ONE
+
+
+def test_a_decision_is_hedged_and_its_state_can_be_written_down() -> None:
+    observation = replace(planned_interval(1, 1, [1.0, 1.0, 1.0]), traffic=seen(BURST))
+    state, decision = decide(ON, PlannerState(), observation, targets.model())
+    state, decision = decide(ON, state, observation, targets.model())
+
+    assert any(step.stage == "hedge" for step in decision.steps)
+    assert len(state.hedge.trials) == 56
+    assert PlannerState.from_json(json.loads(json.dumps(asdict(state)))) == state
