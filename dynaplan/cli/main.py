@@ -21,6 +21,7 @@ COMMANDS = {
     "orchestrate": ("components.orchestrate", "Carry out a planner's decisions by a command of yours."),
     "status": ("watching.status", "Show the workers and their load."),
     "top": ("watching.top", "Show it live, with keys to scale, hold and drain."),
+    "ui": ("ui.address", "Print the address of the web page that shows it."),
     "scale": ("scaling.scale", "Set the number of workers by hand."),
     "release": ("scaling.release", "End what `scale` holds and `reserve` keeps."),
     "reserve": ("scaling.reserve", "Take GPUs from the deployment for a time."),

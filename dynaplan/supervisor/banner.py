@@ -6,20 +6,23 @@ import json
 import shlex
 from typing import Any
 
+from dynaplan.console.page_access import PAGE_PATH, page_url
 from dynaplan.domain.lifecycle import Role
 from dynaplan.supervisor.launch import Launch
 
 
-def banner(launch: Launch, is_simulated: bool, store: str = "") -> str:
+def banner(launch: Launch, is_simulated: bool, store: str = "", page: str = "") -> str:
     """Return the addresses and directories, the circusctl line, and one request to try.
 
-    ``store`` is where the key-value store is; empty for the usual one, which is not named.
+    ``store`` is where the key-value store is; empty for the usual one, which is not named. ``page`` is where
+    the web page is; empty where there is none.
     """
     kind = "simulated GPUs" if is_simulated else "GPUs"
     frontend = launch.graph.of_role(Role.FRONTEND)
     rows = [
         ("graph", f"{launch.graph.identifier}, namespace {launch.namespace}, {len(launch.gpus)} {kind}"),
         ("URL", launch.frontend_url),
+        *([("page", page)] if page else []),
         ("logs", str(launch.log_dir)),
         ("statefile", str(launch.statefile)),
     ]
@@ -33,6 +36,22 @@ def banner(launch: Launch, is_simulated: bool, store: str = "") -> str:
     else:
         rows += [("try", line) for line in own_curls(launch)]
     return "\n".join(["dynaplan serve (Ctrl-C to stop)", *(f"  {name:<12} {text}" for name, text in rows)])
+
+
+def page_line(launch: Launch, secret: str, *, is_private: bool) -> str:
+    """Return the address of the web page; empty when no Frontend has it.
+
+    It holds the token where it ``is_private``: on a terminal. A file that the output goes to may be open to
+    others, so the command that prints the address stands there.
+    """
+    frontend = launch.graph.of_role(Role.FRONTEND)
+    if not frontend or not secret or not launch.settings_of(frontend.name).get("page", True):
+        return ""
+    if is_private:
+        return page_url(launch.frontend_url, secret)
+    return (
+        f"`dynaplan ui --namespace {launch.namespace}` prints the address of {launch.frontend_url}{PAGE_PATH}"
+    )
 
 
 def tensorboard_dir(launch: Launch) -> str:

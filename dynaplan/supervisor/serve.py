@@ -29,7 +29,7 @@ from dynaplan.foundation.probe import health_answer
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
-from dynaplan.supervisor.banner import banner
+from dynaplan.supervisor.banner import banner, page_line
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import (
     Config,
@@ -142,7 +142,9 @@ class Serving:
         arbiter = self._arbiter()
         for note in self._prepared.notes:
             say(note)
-        say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ)))
+        secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
+        page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
+        say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
         shutdown = self._shutdown = Shutdown(
             arbiter,
             self._launch.graph,

@@ -125,11 +125,14 @@ def announce_log_dir(planner_dir: Path, log_dir: Path) -> None:
     point_to(planner_dir, log_dir)
 
 
-def recent_decisions(planner_dir: Path, last: int) -> list[dict[str, Any]]:
-    """The last records of the planners that left word there, oldest first, for ``explain``."""
-    from dynaplan.adapters.recorders.jsonl import recent_records
+def recent_decisions(planner_dir: Path, last: int, tail_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The last records of the planners that left word there, oldest first, for ``explain``.
 
-    return recent_records(planner_dir, last)
+    ``tail_bytes`` at the end of each log are looked through; None: 1 MiB.
+    """
+    from dynaplan.adapters.recorders.jsonl import TAIL_BYTES, recent_records
+
+    return recent_records(planner_dir, last, TAIL_BYTES if tail_bytes is None else tail_bytes)
 
 
 def recorded_decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from dynaplan.core.drawing import panels
 from dynaplan.core.drawing.svg import document
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.report import charts, panels
+from dynaplan.simulator.report import charts
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import run_simulations
 

@@ -20,7 +20,7 @@ POINTER_NAME = "current"
 """The file, beside the log directories, that holds the path of the newest one."""
 
 TAIL_BYTES = 1 << 20
-"""The number of bytes at a file's end that the last records are looked for in."""
+"""The bytes at a file's end that the last records are usually looked for in."""
 
 
 class JsonLinesRecorder:
@@ -43,10 +43,10 @@ class JsonLinesRecorder:
         self._file.close()
 
 
-def read_records(log_dir: Path, last: int) -> list[dict[str, Any]]:
+def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """Read the last records in that directory, oldest first, without lines that were cut off."""
     records: list[dict[str, Any]] = []
-    for line in _lines_backwards(log_dir / FILE_NAME):
+    for line in _lines_backwards(log_dir / FILE_NAME, tail_bytes):
         if len(records) == last:
             break
         try:
@@ -100,15 +100,16 @@ def find_recording(path: Path) -> Path:
     )
 
 
-def recent_records(planner_dir: Path, last: int) -> list[dict[str, Any]]:
+def recent_records(planner_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """Read the last records of the planners that logged there, oldest first.
 
     They are the newest planner's, and when these are too few, those of the planners before it.
-    ``planner_dir`` holds the pointer file, and a directory for each start of a planner.
+    ``planner_dir`` holds the pointer file, and a directory for each start of a planner. Of each file the
+    last ``tail_bytes`` are looked through.
     """
     records: list[dict[str, Any]] = []
     for log_dir in _newest_first(planner_dir):
-        records = read_records(log_dir, last - len(records)) + records
+        records = read_records(log_dir, last - len(records), tail_bytes) + records
         if len(records) >= last:
             break
     return records
@@ -133,10 +134,10 @@ def _newest_first(planner_dir: Path) -> Iterator[Path]:
     yield from (path for path in beside if not current or path.absolute() != current.absolute())
 
 
-def _lines_backwards(path: Path) -> list[bytes]:
+def _lines_backwards(path: Path, tail_bytes: int) -> list[bytes]:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
             return file.read().splitlines()[::-1]
     except OSError:
         return []

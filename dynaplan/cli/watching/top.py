@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -41,6 +40,7 @@ async def _run(following: Following) -> None:
 
     from dynaplan.cli.watching import painting
     from dynaplan.cli.watching.live_screen import LiveScreen
+    from dynaplan.console.commands import called
     from dynaplan.foundation.screen import colours_wanted
     from dynaplan.supervisor.deployments import tail
 
@@ -63,20 +63,3 @@ async def _run(following: Following) -> None:
     finally:
         curses.endwin()
         await following.close()
-
-
-async def called(arguments: Sequence[str]) -> str:
-    """Run a command of dynaplan in a process of its own; return all that it wrote."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dynaplan", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return output.decode(errors="replace").rstrip()

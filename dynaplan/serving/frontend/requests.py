@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from dynaplan.console.page_access import PAGE_PATH
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import ALL_METRICS_PATH
 from dynaplan.domain.settings.frontend import FrontendSettings
@@ -54,6 +55,7 @@ class FrontendRequests:
         metrics: FrontendMetrics,
         recording: TrafficRecording | None = None,
         all_metrics: Callable[[], Awaitable[bytes]] | None = None,
+        page: Handler | None = None,
     ) -> None:
         self._settings = settings
         self._router = router
@@ -62,6 +64,7 @@ class FrontendRequests:
         self._recording = recording
         self._access = AccessLog() if settings.access_log else None
         self._all_metrics = all_metrics
+        self._page = page
         self._room = WaitingRoom(settings.max_waiting_requests)
         self._key = ApiKey(settings.api_key)
         self._budget = BodyBudget(settings.max_bodies_bytes)
@@ -95,6 +98,8 @@ class FrontendRequests:
             )
 
     def _handler(self, request: web.BaseRequest) -> Handler:
+        if self._page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
+            return self._page
         method, handler = self._handlers.get(request.path, ("", self._live))
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
 from dynaplan import wiring
+from dynaplan.console.routes import PageRoutes, page_of
 from dynaplan.domain.planning.observation import FleetCounts
 from dynaplan.domain.planning.scaling import fleet_key
 from dynaplan.domain.routes import ROUTING_PATH, Route
@@ -112,7 +114,25 @@ class FrontendServer:
             sleepers=self._sleepers,
             told=self._knowledge.told,
         )
-        forwarder = Forwarder(
+        forwarder = self._new_forwarder()
+        self._sleepers.on_change(forwarder.fell_asleep)
+        self._all_metrics = AllMetrics(runtime, lambda: self._requests.own_metrics())
+        self._page = self._page_routes()
+        self._requests = FrontendRequests(
+            settings,
+            self._router,
+            forwarder,
+            self._metrics,
+            self._recording,
+            self._all_metrics,
+            self._page.handle if self._page else None,
+        )
+        self._server = self._client_server()
+        self._acceptor: Acceptor | None = None
+
+    def _new_forwarder(self) -> Forwarder:
+        settings, runtime = self._settings, self._runtime
+        return Forwarder(
             self._upstream,
             self._router,
             self.prefill,
@@ -124,13 +144,6 @@ class FrontendServer:
             engine_api=wiring.engines.engine_api,
             served=self._knowledge.served,
         )
-        self._sleepers.on_change(forwarder.fell_asleep)
-        self._all_metrics = AllMetrics(runtime, lambda: self._requests.own_metrics())
-        self._requests = FrontendRequests(
-            settings, self._router, forwarder, self._metrics, self._recording, self._all_metrics
-        )
-        self._server = self._client_server()
-        self._acceptor: Acceptor | None = None
 
     @property
     def in_flight(self) -> int:
@@ -194,11 +207,21 @@ class FrontendServer:
             else lambda blocks, overlap, most: None,
         )
 
+    def _page_routes(self) -> PageRoutes | None:
+        """Return the web page's routes; None where it is not wanted, and without a ``serve``."""
+        runtime, settings = self._runtime, self._settings
+        secret = runtime.worker_token if settings.page else ""
+        is_tls = runtime.server_tls is not None
+        place = page_of(os.environ, runtime.namespace, secret, settings.host, settings.api_key, is_tls=is_tls)
+        return PageRoutes(place, lambda request: self._requests.handle(request)) if place else None
+
     async def drain(self) -> None:
         """Accept no new connection; return when every answer has been given to the kernel."""
         self._requests.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
+        if self._page:
+            await self._page.close()
         self._server.pre_shutdown()
         while self.in_flight or self._has_unsent_bytes():
             await asyncio.sleep(DRAIN_POLL_S)
@@ -208,6 +231,8 @@ class FrontendServer:
     async def close(self) -> None:
         """Close every connection, after telling the prefill workers which hand-offs are not needed."""
         await self.prefill.close()
+        if self._page:
+            await self._page.close()
         if self._acceptor:
             await self._acceptor.stop()
         self._server.pre_shutdown()

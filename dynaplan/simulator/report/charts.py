@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
+from dynaplan.core.drawing.panels import Lane, Panel, Series, TimeAxis
 from dynaplan.simulator.outcome import Slo, Spread, Window
-from dynaplan.simulator.report.panels import Lane, Panel, Series, TimeAxis
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.timeline import ScaleEvent
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import dynaplan
 from dynaplan import wiring
+from dynaplan.core.drawing.panels import WIDTH, Lane, TimeAxis, draw, readable
 from dynaplan.core.drawing.svg import STYLE, colour_class
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.report.charts import axis_of, change_text, lanes_of, panels_of
-from dynaplan.simulator.report.panels import LEFT, RIGHT, WIDTH, Panel, TimeAxis, draw
 from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.service import ANY_QUEUE
@@ -39,8 +39,9 @@ def page(options: SimulateOptions, results: Sequence[Result]) -> str:
     panels = panels_of(results, options.slo, options.gpus, is_disaggregated=options.is_disaggregated)
     lanes = lanes_of(results, axis)
     drawing, height = draw(panels, lanes, axis)
+    policies = [each.policy for each in results]
     return Template(_file("page.html")).substitute(
-        title=escape(f"{', '.join(each.policy for each in results)} on {options.trace}"),
+        title=escape(f"{', '.join(policies)} on {options.trace}"),
         essentials="".join(
             f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _essentials(options)
         ),
@@ -55,8 +56,8 @@ def page(options: SimulateOptions, results: Sequence[Result]) -> str:
         decisions="".join(_decisions(index, each, axis) for index, each in enumerate(results)),
         version=dynaplan.__version__,
         style=STYLE + _file("page.css"),
-        script=_file("page.js"),
-        data=_embedded({"rows": table, **_document(results, panels, axis)}),
+        script=_file("charts.js") + _file("page.js"),
+        data=_embedded({"rows": table, **readable(panels, axis, policies, list(map(_events, results)))}),
     )
 
 
@@ -139,46 +140,9 @@ def _decisions(index: int, result: Result, axis: TimeAxis) -> str:
     )
 
 
-def _document(results: Sequence[Result], panels: Sequence[Panel], axis: TimeAxis) -> dict[str, Any]:
-    """Return the drawn numbers as plain data: times in s, values in the units of the panels' titles."""
-    return {
-        "axis": {
-            "end_s": axis.end_s,
-            "unit": axis.unit,
-            "unit_s": axis.unit_s,
-            "left": LEFT,
-            "right": WIDTH - RIGHT,
-            "width": WIDTH,
-        },
-        "policies": [each.policy for each in results],
-        "panels": [
-            {
-                "key": panel.key,
-                "series": [
-                    {
-                        "name": each.name,
-                        "policy": each.policy,
-                        "at_s": [round(at_s, 3) for at_s in each.at_s],
-                        "values": [_short(value) for value in each.values],
-                    }
-                    for each in panel.series
-                ],
-            }
-            for panel in panels
-        ],
-        "decisions": [
-            [{"at_s": round(each.at_s, 3), "text": change_text(each)} for each in result.events]
-            for result in results
-        ],
-    }
-
-
-def _short(value: float | None) -> float | None:
-    """Round to six digits; a whole number has no fraction."""
-    if value is None:
-        return None
-    short = float(f"{value:.6g}")
-    return int(short) if short.is_integer() else short
+def _events(result: Result) -> Lane:
+    """Return the decisions in words, without the policy and the time."""
+    return Lane([each.at_s for each in result.events], [change_text(each) for each in result.events])
 
 
 def _embedded(document: Mapping[str, Any]) -> str:

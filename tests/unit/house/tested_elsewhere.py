@@ -72,6 +72,7 @@ TESTED_ELSEWHERE = {
         "wiring/box",
         "wiring/connections",
     ],
+    "integration/test_page.py": ["console/page_guard", "console/routes", "console/viewers"],
     "integration/test_original_runtime.py": ["joining/original", "runtime/membership/distributed"],
     "integration/test_runtime.py": ["runtime/membership/runtime"],
     "integration/test_worker_process.py": ["runtime/life"],

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from dynaplan.core.drawing.scales import Scale
-from dynaplan.simulator.report.panels import (
+from dynaplan.core.drawing.panels import (
     HEAD,
     LEFT,
     PLOT,
@@ -16,6 +15,7 @@ from dynaplan.simulator.report.panels import (
     TimeAxis,
     draw,
 )
+from dynaplan.core.drawing.scales import Scale
 
 
 def drawn(panel: Panel, end_s: float = 100.0) -> list[tuple[float, float | None]]:

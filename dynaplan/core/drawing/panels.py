@@ -1,7 +1,8 @@
-"""Panels over one time axis as SVG, one below the other: the charts of simulations.
+"""Panels over one time axis as SVG, one below the other: the charts of simulations and of the web page.
 
 Every value holds from its moment until the next one, so all lines are steps. Colours and line styles are
-those of ``core.drawing.svg``, by class: ``p0`` is the first policy, ``p1`` the second.
+those of ``core.drawing.svg``, by class: ``p0`` is the first policy, ``p1`` the second. The web page has no
+policies: there ``p0`` is what decode workers do, ``p1`` prefill workers.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from dynaplan.core.drawing.scales import Scale, round_up
 from dynaplan.core.drawing.svg import colour_class
 
 WIDTH = 1000
-"""The width of all panels, in px."""
+"""The usual width of all panels, in px."""
 
 LEFT = 58
 """The px left of the plotted area, for the values beside the axis."""
@@ -39,6 +41,14 @@ APART = 1.6
 
 DECIDED = "decode"
 """The key of the panel that the decisions are drawn below."""
+
+CLOCK_STEPS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
+"""The round steps between the times of a ``ClockAxis``, in seconds."""
+
+APART_PX = 70.0
+"""The least px between two times of a ``ClockAxis``."""
+
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The time from 0 to ``end_s`` in seconds, written in ``unit``, which is ``unit_s`` seconds long."""
+    """The time from 0 to ``end_s`` in seconds, written in ``unit``, which is ``unit_s`` seconds long.
+
+    ``width`` is that of the panels, in px.
+    """
 
     end_s: float
+    width: float = WIDTH
     unit: str = field(init=False)
     unit_s: float = field(init=False)
 
@@ -92,19 +106,46 @@ class TimeAxis:
         object.__setattr__(self, "unit", names[unit_s])
         object.__setattr__(self, "unit_s", unit_s)
 
+    @property
+    def right(self) -> float:
+        """The right edge of the plotted areas, in px."""
+        return self.width - RIGHT
+
     def x(self, at_s: float) -> float:
         """Return the x coordinate, in px, of a moment in seconds."""
-        return LEFT + (WIDTH - LEFT - RIGHT) * min(max(at_s / self.end_s, 0.0), 1.0)
+        return LEFT + (self.right - LEFT) * min(max(at_s / self.end_s, 0.0), 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return some ten round moments, in seconds, with their labels."""
         step = round_up(self.end_s / self.unit_s / 10, (1, 2, 5, 10))
         number = int(self.end_s / self.unit_s / step + 1e-9)
-        return [(index * step * self.unit_s, f"{index * step:g}") for index in range(number + 1)]
+        labels = [f"{index * step:g}" for index in range(number + 1)]
+        labels[0] += f" {self.unit}"
+        return [(index * step * self.unit_s, label) for index, label in enumerate(labels)]
 
     def text(self, at_s: float) -> str:
         """Return a moment with its unit: ``312 s``."""
         return f"{round(at_s / self.unit_s, 0 if self.unit_s == 1 else 2):g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class ClockAxis(TimeAxis):
+    """The same with the times of a clock, which shows ``began_s`` at 0, in seconds since midnight."""
+
+    began_s: float = 0.0
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return round times of the clock, in seconds from the beginning on, with their labels."""
+        room = max(1.0, (self.right - LEFT) / APART_PX)
+        step_s = next((each for each in CLOCK_STEPS_S if self.end_s / each <= room), CLOCK_STEPS_S[-1])
+        first_s = -self.began_s % step_s
+        moments = [first_s + index * step_s for index in range(int((self.end_s - first_s) / step_s) + 1)]
+        return [(at_s, self.text(at_s)[:5]) for at_s in moments]
+
+    def text(self, at_s: float) -> str:
+        """Return the time of the clock: ``09:05:12``."""
+        time_s = round(self.began_s + at_s) % DAY_S
+        return f"{time_s // 3600:02}:{time_s // 60 % 60:02}:{time_s % 60:02}"
 
 
 def draw(panels: Sequence[Panel], lanes: Sequence[Lane], axis: TimeAxis) -> tuple[str, float]:
@@ -117,12 +158,58 @@ def draw(panels: Sequence[Panel], lanes: Sequence[Lane], axis: TimeAxis) -> tupl
             parts += _lanes(lanes, axis, top)
             top += HEAD + LANE * len(lanes) + FOOT
     for at_s, label in axis.ticks():
-        anchor = "start" if not at_s else "end" if axis.x(at_s) > WIDTH - 2 * RIGHT else "middle"
-        unit = f" {axis.unit}" if not at_s else ""
+        anchor = "start" if not at_s else "end" if axis.x(at_s) > axis.right - RIGHT else "middle"
         parts.append(
-            f'<text class="time" x="{axis.x(at_s):.1f}" y="{top}" text-anchor="{anchor}">{label}{unit}</text>'
+            f'<text class="time" x="{axis.x(at_s):.1f}" y="{top}" text-anchor="{anchor}">{label}</text>'
         )
     return "\n".join(parts), top + FOOT
+
+
+def readable(
+    panels: Sequence[Panel], axis: TimeAxis, policies: Sequence[str], decisions: Sequence[Lane]
+) -> dict[str, Any]:
+    """Return the drawn numbers as plain data, for the script that reads the charts at a moment.
+
+    Times are in s, values in the units of the panels' titles. ``decisions`` are each policy's, in words.
+    """
+    return {
+        "axis": {
+            "end_s": axis.end_s,
+            "unit": axis.unit,
+            "unit_s": axis.unit_s,
+            "left": LEFT,
+            "right": axis.right,
+            "width": axis.width,
+        },
+        "policies": list(policies),
+        "panels": [
+            {
+                "key": panel.key,
+                "series": [
+                    {
+                        "name": each.name,
+                        "policy": each.policy,
+                        "at_s": [round(at_s, 3) for at_s in each.at_s],
+                        "values": [_short(value) for value in each.values],
+                    }
+                    for each in panel.series
+                ],
+            }
+            for panel in panels
+        ],
+        "decisions": [
+            [{"at_s": round(at_s, 3), "text": text} for at_s, text in zip(lane.at_s, lane.texts, strict=True)]
+            for lane in decisions
+        ],
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Round to six digits; a whole number has no fraction."""
+    if value is None:
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
 
 
 def _scale(panel: Panel) -> Scale:
@@ -134,15 +221,15 @@ def _panel(panel: Panel, axis: TimeAxis, top: float) -> Iterator[str]:
     scale, floor = _scale(panel), top + HEAD + PLOT
     note = " (logarithmic)" if scale.is_log else ""
     yield f'<text class="title" x="{LEFT}" y="{top + 14}">{escape(panel.title)}{note}</text>'
-    yield f'<text class="read" x="{WIDTH - RIGHT}" y="{top + 14}" text-anchor="end"></text>'
+    yield f'<text class="read" x="{axis.right:g}" y="{top + 14}" text-anchor="end"></text>'
     yield from _grid(axis, top + HEAD, floor)
     for tick in scale.ticks():
         y = floor - PLOT * scale.place(tick)
-        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{axis.right:g}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>'
     if panel.limit is not None:
         y = floor - PLOT * scale.place(panel.limit)
-        yield f'<path class="limit" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
+        yield f'<path class="limit" d="M{LEFT} {y:.1f}H{axis.right:g}"/>'
     apart = APART if panel.is_counted and panel.limit is None else 0.0
     for each in panel.series:
         path = _steps(each, axis, scale, floor - apart * max(0, each.policy))

@@ -1,0 +1,1 @@
+"""The web page in a real browser, headless Chromium: ``tox -e browser``."""

@@ -1,0 +1,145 @@
+"""The process behind the page: what it writes of a deployment, how often it draws, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dynaplan.cli.ui import feed
+from dynaplan.cli.ui.feed import KEPT_S, DecisionHistory, PageFeed
+from dynaplan.console.live_charts import ChartsAsked
+from dynaplan.core.planning.deciding import decide
+from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
+from dynaplan.domain.settings.planner import PlannerSettings
+from tests.fakes.polling import eventually
+from tests.unit.cli.watching.documents import FIGURES, document, worker_document
+from tests.unit.core.planning.situations import interval
+
+NOW_S = 1_800_000_000.0
+SMALL = ChartsAsked(900, 380)
+
+
+def record(ago_s: float, *, is_change: bool) -> dict[str, Any]:
+    """A line of the planner's log, written that long ago."""
+    settings = PlannerSettings()
+    observation = interval(1, 1, 0.95 if is_change else 0.7)
+    next_state, decision = decide(settings, PlannerState(), observation)
+    wall_time = datetime.fromtimestamp(NOW_S - ago_s, UTC).isoformat()
+    found = DecisionRecord(wall_time, settings, PlannerState(), observation, decision, next_state)
+    return json.loads(json.dumps(found.to_json()))
+
+
+def history(records: list[dict[str, Any]]) -> DecisionHistory:
+    return DecisionHistory(lambda last, tail_bytes: records[-last:])
+
+
+def test_history_is_read_from_the_log_once_and_then_what_is_new() -> None:
+    records = [record(60, is_change=False), record(30, is_change=True)]
+    read = history(records)
+    assert read.look(NOW_S)
+    assert not read.look(NOW_S)
+    records.append(record(0, is_change=False))
+    assert read.look(NOW_S)
+    assert [round(NOW_S - each.at_s) for each in read.samples] == [60, 30, 0]
+    assert [each.lasted_s for each in read.samples] == [600.0, 30.0, 30.0]
+    assert [NOW_S - each.at_s for each in read.changes] == [30.0]
+    assert read.changes[0].text.startswith("changed prefill 1, decode 1 -> prefill 1, decode 2: ")
+
+
+def test_what_is_older_than_the_longest_charts_is_let_go() -> None:
+    records = [record(KEPT_S + 10, is_change=True), record(10, is_change=True)]
+    read = history(records)
+    read.look(NOW_S)
+    assert len(read.samples) == len(read.changes) == 1
+    records.append(record(-KEPT_S, is_change=False))
+    read.look(NOW_S + KEPT_S)
+    assert len(read.samples) == 1
+    assert read.changes == []
+
+
+def test_changes_are_listed_with_all_that_why_says_and_of_the_rest_the_last() -> None:
+    records = [record(100 - each, is_change=each % 5 == 0) for each in range(50)]
+    read = history(records)
+    read.look(NOW_S)
+    assert [each["is_change"] for each in read.listed].count(True) == 10
+    assert [each["is_change"] for each in read.listed].count(False) == feed.SHOWN_LAST
+    assert "observed" in read.listed[-1]["why"]
+    assert read.listed[-1]["time"]
+    assert read.listed == sorted(read.listed, key=lambda each: each["at_s"])
+
+
+class Looks:
+    """A deployment that looks the same at each look; copies ``Following``."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    async def look(self) -> dict[str, Any]:
+        self.looks += 1
+        prefill = worker_document("p", role="prefill", state="backoff", reason="it crashed")
+        return document(worker_document(), prefill, load=FIGURES)
+
+
+class Written(list[tuple[str, str]]):
+    """The events that were written."""
+
+    def write(self, name: str, text: str) -> None:
+        self.append((name, text))
+
+    def of(self, name: str) -> list[str]:
+        return [text for each, text in self if each == name]
+
+
+@pytest.fixture
+def written() -> Written:
+    return Written()
+
+
+async def run(page_feed: PageFeed, *, until: Any) -> None:
+    running = asyncio.create_task(page_feed.run())
+    try:
+        await eventually(until)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+def no_records(last: int, tail_bytes: int) -> Sequence[dict[str, Any]]:
+    return []
+
+
+async def test_looks_have_the_sentences_of_top(written: Written) -> None:
+    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
+    await run(page_feed, until=lambda: written.of("look"))
+    look = json.loads(written.of("look")[0])
+    assert look["workers"][0]["worker"] == "dynamo_VllmWorker"
+    assert "p: it crashed" in look["notes"]
+
+
+async def test_only_charts_that_are_shown_are_drawn_and_at_once(written: Written) -> None:
+    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
+
+    def asked() -> bool:
+        if len(written) == 1:
+            page_feed.ask(b"not json")
+            page_feed.ask(b"[[900, 380]]\n")
+        return bool(written.of(SMALL.name))
+
+    await run(page_feed, until=asked)
+    assert len(written.of(SMALL.name)) == 1
+    assert {name for name, _ in written} == {"look", SMALL.name}
+
+
+async def test_charts_are_drawn_again_when_there_is_more_to_see(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 0.0)
+    monkeypatch.setattr(feed, "DRAW_S", 0.0)
+    page_feed = PageFeed(Looks(), no_records, written.write)  # type: ignore[arg-type]
+    page_feed.ask(b"[[900, 380]]")
+    await run(page_feed, until=lambda: len(written.of(SMALL.name)) > 2)
