@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.domain.wire.worker_load import WorkerLoad
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dynaplan.domain.planning.scaling import DesiredCounts
     from dynaplan.domain.planning.traffic import Traffic
     from dynaplan.domain.settings.forecasting import Forecast
+
+    CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
 
 
 class MetricsSource(Closable, Protocol):
@@ -58,8 +60,16 @@ class Connector(Protocol):
         ...
 
 
-class ClosableConnector(Connector, Closable, Protocol):
-    """A connector with connections or background work of its own."""
+class ClusterConnector(Connector, Closable, Protocol):
+    """A connector to a cluster: it has connections and background work of its own, and no plugin beside it."""
+
+    async def ask(self, change: CountsChange) -> int:
+        """Write down the numbers and holds that a person asks for; return the id of the newest decision.
+
+        ``change`` returns them, made of the counts and the holds of now; without numbers there is no new
+        decision. Raises TemporaryError, and asks for nothing, when somebody else decided meanwhile.
+        """
+        ...
 
 
 class PlannerConnector(Protocol):

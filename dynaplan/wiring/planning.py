@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynaplan.domain.wire.worker_load import WorkerLoad
     from dynaplan.ports.box import Clock
     from dynaplan.ports.planning import (
-        ClosableConnector,
+        ClusterConnector,
         Connector,
         Forecaster,
         GaugeRecorder,
@@ -56,7 +56,7 @@ def cluster_connector(
     settings: PlannerSettings,
     loads: Callable[[], Mapping[str, WorkerLoad]],
     environ: Mapping[str, str] = os.environ,
-) -> ClosableConnector:
+) -> ClusterConnector:
     """Return the connector for a cluster, of the DynamoGraphDeployment that the environment names, if any.
 
     ``loads`` gives the newest loads of workers by the address of their pod. Raises ConfigError without

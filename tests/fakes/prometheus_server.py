@@ -1,4 +1,4 @@
-"""Prometheus servers for tests: one that answers as told, and a real one where its binary is on PATH.
+"""Prometheus servers for tests: one that answers as told, and a real one where its binary is there.
 
 The first copies ``/api/v1/query`` as https://prometheus.io/docs/prometheus/latest/querying/api/ has it: an
 instant vector, values as text beside their time; an error with ``errorType`` and ``error`` and a status 4xx.
@@ -7,7 +7,9 @@ instant vector, values as text beside their time; an error with ``errorType`` an
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,6 +51,16 @@ class PrometheusStandIn:
         return web.json_response(
             {"status": "success", "data": {"resultType": "vector", "result": result}}, status=self.status
         )
+
+
+PROMETHEUS_VARIABLE = "DYNAPLAN_PROMETHEUS"
+"""The environment variable that names a Prometheus server's binary; ``tests.debian`` fetches Debian's."""
+
+
+def find_prometheus() -> str | None:
+    """The binary that the environment names, or the one on PATH; None without either."""
+    named = os.environ.get(PROMETHEUS_VARIABLE, "")
+    return named if os.access(named, os.X_OK) else shutil.which("prometheus")
 
 
 CONFIGURATION = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from dynaplan.adapters.metrics.prometheus import PrometheusTraffic, query
 from dynaplan.domain.errors import ConfigError
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.polling import eventually
-from tests.fakes.prometheus_server import PrometheusStandIn, real_prometheus
+from tests.fakes.prometheus_server import PrometheusStandIn, find_prometheus, real_prometheus
 
 NS = {"dynamo_namespace": "ns"}
 
@@ -149,10 +148,10 @@ def test_the_query_asks_for_one_model_and_for_refused_requests_of_unknown_models
     assert 'mine_model_ready{dynamo_namespace=~"ns|"}' in asked
 
 
-PROMETHEUS = shutil.which("prometheus")
+PROMETHEUS = find_prometheus()
 
 
-@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on PATH")
+@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on PATH, and DYNAPLAN_PROMETHEUS names none")
 async def test_a_real_prometheus_tells_what_the_frontends_counted(tmp_path: Path) -> None:
     assert PROMETHEUS
     one, other = CountingFrontend(), CountingFrontend()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +76,43 @@ def tcp_etcd(tmp_path: Path) -> Iterator[str]:
     yield client
     process.kill()
     process.wait()
+
+
+class Programs:
+    """Programs of others in the background, with their output in one file."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def text(self) -> str:
+        """The end of what all have said."""
+        return self._log.read_text(errors="replace")[-8000:] if self._log.exists() else ""
+
+    def start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start one more; it ends with the test."""
+        with self._log.open("ab") as output:
+            self._running.append(
+                subprocess.Popen(
+                    guarded(command, os.getpid()),
+                    env=dict(environment),
+                    cwd=self._log.parent,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        return self._running[-1]
+
+    def close(self) -> None:
+        """End all, the newest first."""
+        for each in reversed(self._running):
+            each.kill()
+            each.wait(10)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    made = Programs(tmp_path / "programs.log")
+    yield made
+    made.close()

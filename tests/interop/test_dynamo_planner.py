@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +12,12 @@ import aiohttp
 import pytest
 
 from dynaplan.adapters.engines.sim.profiles import DEFAULT_PROFILE, load_profile
-from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.sockets import free_port
 from dynaplan.profiler.results import write_points
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.polling import eventually
+from tests.fakes.prometheus_server import find_prometheus
+from tests.interop.conftest import Programs
 
 VARIABLE = "DYNAPLAN_DYNAMO_PLANNER_PYTHON"
 NAMESPACE = "my-box"
@@ -26,6 +25,9 @@ INTERVAL_S = 20
 """Seconds between two decisions of the planner."""
 
 WITHIN_S = 240.0
+GROWN = 3
+"""Decode workers, of two at first, that six requests a second take."""
+
 ITL_MS = 4.6
 """A target that one worker of the profile meets with a few requests at a time."""
 
@@ -36,16 +38,6 @@ def planner_python() -> str:
     if not python:
         pytest.skip(f"{VARIABLE} names no Python with ai-dynamo 1.2.1 (tox -e interop makes one)")
     return python
-
-
-@pytest.fixture
-def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Programs to end after the test, the newest first."""
-    running: list[subprocess.Popen[bytes]] = []
-    yield running
-    for each in reversed(running):
-        each.kill()
-        each.wait(10)
 
 
 @pytest.fixture
@@ -67,9 +59,9 @@ def deployment(tmp_path: Path, tcp_etcd: str) -> Iterator[Deployment]:
 
 def prometheus(directory: Path, target: str) -> tuple[list[str], str]:
     """The command of a Prometheus that reads this frontend every second, and its address."""
-    program = os.environ.get("DYNAPLAN_PROMETHEUS") or shutil.which("prometheus")
+    program = find_prometheus()
     if not program:
-        pytest.skip("there is no prometheus on PATH (Debian's package prometheus has one)")
+        pytest.skip("there is no prometheus (Debian's package prometheus; tox -e interop fetches it)")
     config = directory / "prometheus.yml"
     target = target.removeprefix("http://")
     job = {"job_name": "frontend", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
@@ -115,45 +107,41 @@ def planner_config(directory: Path, endpoint: str, source: str) -> str:
     )
 
 
-async def asking(url: str, requests_per_s: float) -> None:
-    """Ask at that rate until cancelled."""
-    body = {"model": MODEL, "prompt": list(range(1000, 2000)), "max_tokens": 100, "stream": True}
+class Load:
+    """Asks ``requests_per_s`` requests a second of a frontend, until cancelled; ``failed`` says what failed."""
 
-    async def ask(session: aiohttp.ClientSession) -> None:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            await response.read()
+    def __init__(self, url: str) -> None:
+        self.requests_per_s = 6.0
+        self.answered = 0
+        self.failed: list[str] = []
+        self._url = f"{url}/v1/completions"
 
-    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
-        while True:
-            tasks.create_task(ask(session))
-            await asyncio.sleep(1 / requests_per_s)
+    async def run(self) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._ask(session))
+                await asyncio.sleep(1 / self.requests_per_s)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        body = {"model": MODEL, "prompt": list(range(1000, 2000)), "max_tokens": 100, "stream": True}
+        try:
+            async with session.post(self._url, json=body) as response:
+                text = await response.text()
+        except aiohttp.ClientError as error:
+            self.failed.append(repr(error))
+            return
+        if response.status != 200 or not text.rstrip().endswith("data: [DONE]"):
+            self.failed.append(f"{response.status}: {text[-300:]}")
+        self.answered += 1
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("source", ["frontend", "router"])
-async def test_it_scales_our_decode_workers_with_the_traffic(
-    source: str,
-    deployment: Deployment,
-    planner_python: str,
-    programs: list[subprocess.Popen[bytes]],
-    tmp_path: Path,
+async def test_it_scales_our_decode_workers_up_and_down_with_the_traffic(
+    source: str, deployment: Deployment, planner_python: str, programs: Programs, tmp_path: Path
 ) -> None:
-    log = tmp_path / "planner.log"
-
-    def start(command: list[str], **environment: str) -> None:
-        with log.open("ab") as output:
-            programs.append(
-                subprocess.Popen(
-                    guarded(command, os.getpid()),
-                    env={**deployment.environment, **environment},
-                    cwd=tmp_path,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-
     command, endpoint = prometheus(tmp_path, deployment.url)
-    start(command)
+    programs.start(command, deployment.environment)
     config = planner_config(tmp_path, endpoint, source)
     variables = {
         "DYN_NAMESPACE": NAMESPACE,
@@ -161,21 +149,31 @@ async def test_it_scales_our_decode_workers_with_the_traffic(
         "PROMETHEUS_ENDPOINT": endpoint,
         "SCALING_CHECK_INTERVAL": "1",
     }
-    start([planner_python, "-m", "dynamo.planner", "--config", config], **variables)
+    planner = programs.start(
+        [planner_python, "-m", "dynamo.planner", "--config", config], {**deployment.environment, **variables}
+    )
 
-    def ready(at_least: int) -> bool:
-        assert programs[-1].poll() is None, log.read_text()
-        workers = deployment.workers("VllmWorker").values()
-        return sum(each["state"] == "ready" for each in workers) >= at_least
+    def ready() -> int:
+        assert planner.poll() is None, programs.text
+        return sum(each["state"] == "ready" for each in deployment.workers("VllmWorker").values())
 
     async def has_grown() -> bool:
-        return await asyncio.to_thread(ready, 3)
+        return await asyncio.to_thread(ready) >= GROWN
 
-    load = asyncio.create_task(asking(deployment.url, 6))
+    async def has_shrunk() -> bool:
+        return await asyncio.to_thread(ready) == 1
+
+    load = Load(deployment.url)
+    asking = asyncio.create_task(load.run())
     try:
         await eventually(has_grown, WITHIN_S)
+        # Its planner changes nothing in an interval without any request: it has to see a few.
+        load.requests_per_s = 0.5
+        await eventually(has_shrunk, WITHIN_S)
     except BaseException as error:
-        raise AssertionError(f"{error}\n{log.read_text()[-8000:]}\n{deployment.text[-2000:]}") from error
+        raise AssertionError(f"{error}\n{programs.text}\n{deployment.text[-2000:]}") from error
     finally:
-        load.cancel()
-        await asyncio.gather(load, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert load.answered
+    assert load.failed == []

@@ -130,19 +130,23 @@ async def test_its_workers_are_named_and_not_callable(python: str, endpoint: str
     assert reached.startswith("tcp ")
 
 
-async def test_its_client_carries_our_planners_decisions_out(
+async def test_its_client_carries_our_planners_decisions_out_also_when_both_were_started_anew(
     python: str, endpoint: str, store: EtcdStore
 ) -> None:
-    connector = VirtualConnector(store, "ns", FleetCounts)
-    process = await asyncio.to_thread(started, python, endpoint, "carry", "ns")
-    try:
-        number = await connector.apply(Decision(Targets(0, 0), Targets(2, 3), ()))
-        assert process.stdout
-        assert json.loads(await asyncio.to_thread(process.stdout.readline)) == [2, 3, number]
-        assert not (await connector.desired()).is_pending
-    finally:
-        process.kill()
-        await asyncio.to_thread(process.communicate)
+    before = Targets(0, 0)
+    for wanted in (Targets(2, 3), Targets(2, 4)):
+        connector = VirtualConnector(store, "ns", FleetCounts)
+        number = await connector.apply(Decision(before, wanted, ()))
+        process = await asyncio.to_thread(started, python, endpoint, "carry", "ns")
+        try:
+            assert process.stdout
+            told = json.loads(await asyncio.to_thread(process.stdout.readline))
+            assert told == [wanted.prefill, wanted.decode, number]
+            assert not (await connector.desired()).is_pending
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.communicate)
+        before = wanted
 
 
 async def test_our_client_carries_its_planners_decisions_out_also_after_that_one_began_again(
@@ -164,8 +168,8 @@ async def test_our_client_carries_its_planners_decisions_out_also_after_that_one
             await asyncio.to_thread(coordinator.communicate)
 
 
-def coordinating(python: str, endpoint: str) -> subprocess.Popen[str]:
-    command = [python, str(Path(__file__).with_name("dynamo_runtime.py")), "decide", "ns"]
+def coordinating(python: str, endpoint: str, namespace: str = "ns") -> subprocess.Popen[str]:
+    command = [python, str(Path(__file__).with_name("dynamo_runtime.py")), "decide", namespace]
     environment = os.environ | {"ETCD_ENDPOINTS": endpoint, "DYN_LOG": "error"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)

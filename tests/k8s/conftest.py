@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dynaplan.adapters.kubernetes.client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
-from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS
+from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
 from dynaplan.domain.errors import DynaplanError
 from tests.fakes.polling import eventually
 from tests.k8s.controllers import ADAPTERS, GRAPHS, Controllers
@@ -36,6 +36,16 @@ def rights() -> list[Object]:
     blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.S)
     (text,) = [block for block in blocks if "kind: RoleBinding" in block]
     return list(yaml.safe_load_all(text))
+
+
+def workload(role: str, replicas: int, kind: str) -> Object:
+    """An object of workers with a GPU each, by the label that the planner looks for."""
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    container = {"name": "main", "image": "x", "args": ["--model", "tiny"], "resources": limits}
+    template = {"metadata": {"labels": {"app": role}}, "spec": {"containers": [container]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": role}}, "template": template}
+    metadata = {"name": role, "labels": {"dynaplan.io/role": role}}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +87,18 @@ class Cluster:
                 await self.admin._object("POST", CRDS, json.loads((FIXTURES / name).read_text()))
         await eventually(self._has_graphs)
         await self.allow()
+        self.act()
+
+    def act(self) -> None:
+        """Have the controllers act from now on."""
         self._acting = asyncio.create_task(self.controllers.run())
+
+    async def rest(self) -> None:
+        """Have the controllers act no more."""
+        if self._acting:
+            self._acting.cancel()
+            await asyncio.gather(self._acting, return_exceptions=True)
+            self._acting = None
 
     async def allow(self) -> None:
         """Give the planner the rights of the guide."""
@@ -87,24 +108,26 @@ class Cluster:
 
     async def add_deployment(self, role: str, replicas: int) -> None:
         """Label and make a Deployment of workers with a GPU each."""
-        limits = {"limits": {"nvidia.com/gpu": "1"}}
-        container = {"name": "main", "image": "x", "args": ["--model", "tiny"], "resources": limits}
-        template = {"metadata": {"labels": {"app": role}}, "spec": {"containers": [container]}}
-        spec = {"replicas": replicas, "selector": {"matchLabels": {"app": role}}, "template": template}
-        metadata = {"name": role, "labels": {"dynaplan.io/role": role}}
-        document = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
-        await self.admin.create(DEPLOYMENTS, document)
+        await self.admin.create(DEPLOYMENTS, workload(role, replicas, "Deployment"))
+
+    async def add_stateful_set(self, role: str, replicas: int) -> None:
+        """Label and make a StatefulSet of workers with a GPU each."""
+        document = workload(role, replicas, "StatefulSet")
+        document["spec"]["serviceName"] = role
+        await self.admin.create(STATEFUL_SETS, document)
 
     async def replicas(self, role: str) -> int:
         """The number that a Deployment is asked for."""
         return int((await self.admin.get(DEPLOYMENTS, role))["spec"]["replicas"])
 
+    async def ready(self, name: str) -> int:
+        """The number of a Deployment's pods that are ready."""
+        return int((await self.admin.get(DEPLOYMENTS, name)).get("status", {}).get("readyReplicas", 0))
+
     async def end(self) -> None:
         """End the controllers, and delete everything that a test has made."""
-        if self._acting:
-            self._acting.cancel()
-            await asyncio.gather(self._acting, return_exceptions=True)
-        for resource in (DEPLOYMENTS, GRAPHS, ADAPTERS, CONFIG_MAPS, ROLES, BINDINGS, PODS):
+        await self.rest()
+        for resource in (DEPLOYMENTS, STATEFUL_SETS, GRAPHS, ADAPTERS, CONFIG_MAPS, ROLES, BINDINGS, PODS):
             for found in (await self.admin.list(resource))[0]:
                 with suppress(DynaplanError):
                     path = resource.path(self.admin.namespace, found["metadata"]["name"])

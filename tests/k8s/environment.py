@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.debian import apt, run
+
 REASON_FILE = "not-built.txt"
 """In the directory: why there is no server in it."""
 
@@ -28,9 +30,6 @@ PACKAGES = {
     Path("/usr/bin/make"): "make",
 }
 """What has to be there -> the package of Debian 12 that has it."""
-
-SOURCES = "deb-src http://deb.debian.org/debian bookworm main\n"
-
 
 def make(directory: Path) -> None:
     """Build the server unless it is there; a second call after a failure tries again."""
@@ -56,17 +55,10 @@ def make(directory: Path) -> None:
 def _unpacked(place: Path) -> Path:
     """Fetch Debian's sources with lists of their own, and unpack them."""
     shutil.rmtree(place, ignore_errors=True)
-    (place / "lists" / "partial").mkdir(parents=True)
-    (place / "sources.list").write_text(SOURCES)
-    apt = [
-        *("apt-get", "-qq", "-o", f"Dir::Etc::sourcelist={place / 'sources.list'}"),
-        *("-o", "Dir::Etc::sourceparts=/dev/null", "-o", f"Dir::State::lists={place / 'lists'}"),
-        *("-o", "APT::Sandbox::User=root"),
-    ]
-    _run([*apt, "update"], place)
-    _run([*apt, "source", "--download-only", "kubernetes"], place)
+    place.mkdir(parents=True)
+    run([*apt(place, "deb-src"), "source", "--download-only", "kubernetes"], place)
     (description,) = place.glob("kubernetes_*.dsc")
-    _run(["dpkg-source", "--no-check", "-x", description.name, "tree"], place)
+    run(["dpkg-source", "--no-check", "-x", description.name, "tree"], place)
     return place / "tree"
 
 
@@ -84,13 +76,9 @@ def _build(tree: Path, directory: Path) -> None:
         "GOCACHE": str(directory / "source" / "cache"),
         "GOPATH": str(directory / "source" / "go"),
     }
-    _run(["make", "WHAT=cmd/kube-apiserver"], tree, environment)
+    run(["make", "WHAT=cmd/kube-apiserver"], tree, environment)
     built = next((tree / "_output" / "local" / "bin").rglob(BINARY))
     shutil.copy(built, directory / BINARY)
-
-
-def _run(command: list[str], place: Path, environment: dict[str, str] | None = None) -> None:
-    subprocess.run(command, cwd=place, env=environment, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ PLURALS = {"NetworkPolicy": "networkpolicies"}
 SECRETS = Resource("", "v1", "secrets")
 
 
-def documents(operator: str) -> list[Object]:
+def documents(operator: str, *overrides: str) -> list[Object]:
     """The manifests of a shipped graph with a profile and a history, as the command makes them."""
-    source = disagg("--Planner.policy=load", "--VllmWorker.ServiceArgs.resources.memory=64Gi")
+    overrides = overrides or ("--Planner.policy=load",)
+    source = disagg(*overrides, "--VllmWorker.ServiceArgs.resources.memory=64Gi")
     return manifests(exported(source, name=NAME, volume_claims=("models:/models",)), operator)
 
 
@@ -73,8 +74,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def cleared(cluster: Cluster) -> None:
     """Delete what an earlier test has applied, and the rights that the guide gives; no controller acts."""
-    if cluster._acting:
-        cluster._acting.cancel()
+    await cluster.rest()
     for document in [*documents(NONE), *documents(DYNAMO)]:
         with suppress(ClusterNotFound):
             await cluster.admin.delete(resource_of(document), document["metadata"]["name"])

@@ -110,6 +110,21 @@ async def test_the_pod_with_most_requests_stays(cluster, planners, deployments):
     await eventually(lambda: _is(left, [addresses[2]]))
 
 
+async def test_a_stateful_set_loses_its_highest_numbers(cluster, planners):
+    await cluster.add_stateful_set("decode", 1)
+    planner = planners.of_deployments()
+    await ready(planner, 0, 1)
+    await planner.apply(to(0, 3, (0, 1)))
+    await ready(planner, 0, 3)
+    await planner.apply(to(0, 2, (0, 3)))
+    await ready(planner, 0, 2)
+
+    async def left() -> list[str]:
+        return [pod["metadata"]["name"] for pod in await cluster.controllers.pods("decode")]
+
+    await eventually(lambda: _is(left, ["decode-0", "decode-1"]))
+
+
 async def _is(read: Any, expected: Any) -> bool:
     return bool(await read() == expected)
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dynaplan.adapters.connectors.virtual import refuse_when_changed
 from dynaplan.adapters.kubernetes.carrying_out import Budget, Executor
@@ -27,6 +28,9 @@ from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.domain.planning.targets import Targets
 
+if TYPE_CHECKING:
+    from dynaplan.ports.planning import CountsChange
+
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +39,7 @@ async def _nothing(workload: Workload) -> None:
 
 
 class KubernetesConnector:
-    """Scales workloads of a cluster; see ``dynaplan.ports.planning.Connector``.
+    """Scales workloads of a cluster; see ``dynaplan.ports.planning.ClusterConnector``.
 
     ``close`` ends the background work and calls ``end``. Methods raise ClusterUnavailable while the API
     server is away, ClusterForbidden and PlannerError for what a user has to mend. Unless it ``acts``, nothing
@@ -91,26 +95,50 @@ class KubernetesConnector:
         now = _counts(sight, intent)
         refuse_when_changed(decision, now, self._holds(intent))
         self._refuse_over_budget(decision.desired, sight)
+        wanted = {role: decision.desired.of(role) for role in SCALED_ROLES}
+        return await self._decided(intent, sight, {r: n for r, n in wanted.items() if n or sight.of(r)})
+
+    async def ask(self, change: CountsChange) -> int:
+        """Write down what a person asks for, over the version of it that was read, and have it carried out.
+
+        More GPUs than the budget has are not refused: the planner that carries it out keeps to its own.
+        """
+        intent, sight = await self._intents.read(), await self._workloads.look()
+        now, before = _counts(sight, intent), self._holds(intent)
+        asked, holds = change(now, before)
+        intent = intent if holds == before else replace(intent, holds=holds.to_text())
+        if asked:
+            every = {each.role: now.of(each.role) for each in sight.workloads}
+            return await self._decided(intent, sight, every | dict(asked))
+        if holds != before:
+            await self._write(intent)
+        return now.decision_id
+
+    async def _decided(self, intent: Intent, sight: WorkloadView, wanted: Mapping[Role, int]) -> int:
+        """Write a decision down, by role, and have it carried out; return its id."""
         changes = {}
-        for role in SCALED_ROLES:
-            workload, wanted = sight.of(role), decision.desired.of(role)
-            if workload is None and wanted:
+        for role, number in wanted.items():
+            workload = sight.of(role)
+            if workload is None:
                 raise SubComponentNotFoundError(role.value)
-            if workload and workload.replicas != wanted:
-                changes[role] = Change(workload.replicas, wanted)
+            if workload.replicas != number:
+                changes[role] = Change(workload.replicas, number)
         counts = replace(
-            now,
-            num_prefill_workers=decision.desired.prefill if sight.of(Role.PREFILL) else -1,
-            num_decode_workers=decision.desired.decode,
-            decision_id=now.next_decision_id,
+            intent.counts,
+            num_prefill_workers=wanted.get(Role.PREFILL, -1),
+            num_decode_workers=wanted.get(Role.DECODE, -1),
+            decision_id=intent.counts.next_decision_id,
         )
-        try:
-            await self._intents.write(replace(intent, counts=counts, unfinished=changes))
-        except ClusterConflict as error:
-            raise TemporaryError("the desired counts are being changed by somebody else") from error
+        await self._write(replace(intent, counts=counts, unfinished=changes))
         self._begin()
         self._executor.wake()
         return counts.decision_id
+
+    async def _write(self, intent: Intent) -> None:
+        try:
+            await self._intents.write(intent)
+        except ClusterConflict as error:
+            raise TemporaryError("the desired counts are being changed by somebody else") from error
 
     async def components(self) -> DeployedComponents:
         """The workloads, with the models that their command lines or their status name."""

@@ -84,6 +84,8 @@ class IntentMap:
         }
         data = {key: str(number) if number >= 0 else None for key, number in numbers.items()}
         data[UNFINISHED] = _text(intent.unfinished)
+        if intent.holds:
+            data[HOLDS] = intent.holds
         if intent.version:
             changes: Object = {"metadata": {"resourceVersion": intent.version}, "data": data}
             try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -64,7 +65,8 @@ async def scale_elsewhere(
         if fleet is None:
             raise DeploymentError(
                 f"no `dynaplan serve` of namespace {namespace} is known to the store: nobody would scale",
-                hint="Name another one with --namespace, or start `dynaplan serve GRAPH` with this store.",
+                hint="Name another one with --namespace, or start `dynaplan serve GRAPH` with this store. "
+                "On a cluster: --environment kubernetes.",
             )
         left_out = await left_out_gpus(store, namespace)
 
@@ -79,20 +81,24 @@ async def scale_elsewhere(
         said = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
         click.echo(f"asked for {said} (decision {written.decision_id})")
         if timeout_s != 0.0:
-            await _acknowledged(store, namespace, written.decision_id, timeout_s or USUALLY_S)
+            counts = partial(_counts, store, namespace)
+            hint = "It goes on; `dynaplan status` on the host of its `serve` shows how far it is."
+            await acknowledged(counts, written.decision_id, timeout_s or USUALLY_S, hint)
             click.echo("carried out")
     finally:
         await store.close()
 
 
-async def _acknowledged(store: KeyValueStore, namespace: str, decision_id: int, timeout_s: float) -> None:
-    """Return when the fleet plugin has acknowledged the decision: it is carried out, or as far as it goes.
+async def acknowledged(
+    read: Callable[[], Awaitable[DesiredCounts]], decision_id: int, timeout_s: float, hint: str
+) -> None:
+    """Return when a decision is acknowledged: it is carried out, or as far as it goes.
 
-    Raises PermanentError when a later decision has come, TemporaryError after the time.
+    Raises PermanentError when a later decision has come, TemporaryError with the hint after the time.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            while (counts := await _counts(store, namespace)).scaled_decision_id < decision_id:
+            while (counts := await read()).scaled_decision_id < decision_id:
                 if counts.decision_id > decision_id:
                     raise PermanentError(
                         f"overtaken by decision {counts.decision_id}",
@@ -100,10 +106,7 @@ async def _acknowledged(store: KeyValueStore, namespace: str, decision_id: int, 
                     )
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        raise TemporaryError(
-            f"not acknowledged within {timeout_s:g} s",
-            hint="It goes on; `dynaplan status` on the host of its `serve` shows how far it is.",
-        ) from error
+        raise TemporaryError(f"not acknowledged within {timeout_s:g} s", hint=hint) from error
 
 
 async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts:

@@ -10,6 +10,7 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.afterwards import planner_settings, planners_part
+from dynaplan.cli.scaling.cluster import environment_option, release_on_cluster
 from dynaplan.cli.scaling.counts import WrittenCounts, change_entries, write_counts
 from dynaplan.cli.scaling.reserve import GPU, gpus_of
 from dynaplan.domain.errors import ConfigError, nearest
@@ -18,6 +19,8 @@ from dynaplan.domain.planning.held_hours import HOURS, HeldHours
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
+from dynaplan.domain.settings.planner import KUBERNETES
+from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from dynaplan.ports.stores import KeyValueStore
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
 @click.command(name="release")
 @click.argument("chosen", nargs=-1, metavar="[ROLE|gpu=N]...")
 @namespace_option
-def command(chosen: Sequence[str], namespace: str | None) -> None:
+@environment_option
+def command(chosen: Sequence[str], namespace: str | None, environment: str) -> None:
     """End the holds of these roles, decode or prefill, with their hours, or the reservations of these GPUs.
 
     Without any, all holds and all reservations end. The numbers of workers stay as they are.
     """
     roles, gpus = parse_released(chosen)
+    if environment == KUBERNETES:
+        _release_on_cluster(namespace or DEFAULT_NAMESPACE, roles, gpus)
+        return
     found = connect(namespace)
     if gpus or not chosen:
         asyncio.run(_release_gpus(found, gpus))
@@ -51,9 +58,26 @@ def parse_released(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
     return roles, frozenset(index for name in others for index in gpus_of(name))
 
 
+def _release_on_cluster(namespace: str, roles: Sequence[Role], gpus: frozenset[int]) -> None:
+    if gpus:
+        raise ConfigError(
+            f"release {GPU}{min(gpus)}: GPUs of a cluster are not reserved here",
+            hint="Its scheduler gives them to pods.",
+        )
+    chosen = roles or list(SCALED_ROLES)
+    _say(roles, chosen, asyncio.run(release_on_cluster(namespace, chosen)), HeldHours())
+
+
 def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
     chosen = roles or list(SCALED_ROLES)
     written, hours = asyncio.run(_released(found, chosen))
+    settings = planner_settings(found)
+    if _say(roles, chosen, written, hours) and settings:
+        click.echo(planners_part(found, settings, written.counts, written.holds, is_decision=False))
+
+
+def _say(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts, hours: HeldHours) -> bool:
+    """Say which holds were ended; tell whether any was in force."""
     ended = {role: hold for role in chosen if (hold := written.before.of(role))}
     for role, hold in ended.items():
         click.echo(f"released {role.value}: it was {hold}")
@@ -64,9 +88,7 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> None:
             click.echo(f"{role.value} is not held")
     if not ended and not roles and not hours.by_role:
         click.echo("nothing is held")
-    settings = planner_settings(found)
-    if ended and settings:
-        click.echo(planners_part(found, settings, written.counts, written.holds, is_decision=False))
+    return bool(ended)
 
 
 async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:

@@ -22,6 +22,7 @@ from dynaplan.cli.scaling.asking import (
     parse_count,
     settled,
 )
+from dynaplan.cli.scaling.cluster import environment_option, scale_cluster
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
 from dynaplan.cli.scaling.elsewhere import deployment_here, scale_elsewhere
 from dynaplan.cli.scaling.held_hours import hold_by_hours
@@ -30,6 +31,7 @@ from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
+from dynaplan.domain.settings.planner import KUBERNETES
 from dynaplan.foundation.progress import ProgressLine
 from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 @click.argument("counts", nargs=-1, required=True, metavar="ROLE[=N]...")
 @namespace_option
 @store_option
+@environment_option
 @click.option("--hold", "is_held", is_flag=True, help="The planner keeps that number, until `release`.")
 @click.option("--for", "duration", metavar="TIME", help="Hold for 90s, 10m, 2h or 1d, and no longer.")
 @click.option("--at", "hours", metavar="HOURS", help="Hold at '09:00-17:00 mon-fri', every week.")
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 def command(
     counts: Sequence[str],
     namespace: str | None,
+    environment: str,
     is_held: bool,
     duration: str | None,
     hours: str | None,
@@ -82,9 +86,10 @@ def command(
     dynaplan scale decode --at-least 2 --for 8h     the planner scales, within bounds
     dynaplan scale decode=3 --at "09:00-17:00 mon-fri"
 
-    For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store.
+    For a serve on another host ETCD_ENDPOINTS, or --store with NATS_SERVER, names the store. With
+    --environment kubernetes the planner there carries it out; it needs rights to the planner's ConfigMap.
     """
-    found = deployment_here(namespace)
+    found = None if environment == KUBERNETES else deployment_here(namespace)
     asked = [parse_count(text, _roles(found)) for text in counts]
     hold = asked_hold(is_held, duration, at_least, at_most, hours)
     check_options(asked, hold)
@@ -96,7 +101,8 @@ def command(
         check_leaving(leaving, asked, found.workers)
     if found is None:
         name = namespace or DEFAULT_NAMESPACE
-        asyncio.run(scale_elsewhere(name, asked, hold, timeout_s, leaving or "", is_confirmed=yes))
+        scale_there = scale_cluster if environment == KUBERNETES else scale_elsewhere
+        asyncio.run(scale_there(name, asked, hold, timeout_s, leaving or "", is_confirmed=yes))
     else:
         asyncio.run(_scale(found, asked, hold, timeout_s, leaving or "", is_confirmed=yes))
 
