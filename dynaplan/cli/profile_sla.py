@@ -98,6 +98,11 @@ log = logging.getLogger("dynaplan.profile_sla")
     metavar="PATH",
     help="Of --estimate: a config.json or its directory; default: the worker's model.",
 )
+@click.option(
+    "--estimate-with",
+    type=click.Choice(("roofline", "aiconfigurator")),
+    help="Of --estimate: dynaplan's own formula (the default), or NVIDIA's library, where it is installed.",
+)
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
 def command(context: click.Context, /, config_file: str, **given: Any) -> int:
@@ -216,7 +221,7 @@ def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOp
     from dynaplan.domain.errors import ConfigError
     from dynaplan.profiler.stage import run_stage
 
-    for name in ("gpu_type", "model_config"):
+    for name in ("gpu_type", "model_config", "estimate_with"):
         if given[name]:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is '{given[name]}'", hint=f"{option} is for --estimate.")
@@ -226,11 +231,12 @@ def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOp
 def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
     """Return the options of an estimate, and what stands for starting and measuring an engine."""
     from dynaplan import wiring
-    from dynaplan.profiler.estimating import estimated_engine
+    from dynaplan.profiler.estimating import ROOFLINE, estimated_engine
 
     gpus, _ = wiring.box.gpu_inventory(None)
     names = tuple(gpu.name for gpu in gpus)
-    engine = estimated_engine(options.config, given["gpu_type"], given["model_config"], names)
+    estimator = given["estimate_with"] or ROOFLINE
+    engine = estimated_engine(options.config, given["gpu_type"], given["model_config"], names, estimator)
     return replace(options, origin=engine.origin), engine.run_stage
 
 

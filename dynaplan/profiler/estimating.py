@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from dynaplan import wiring
 from dynaplan.core.profiling.gpu_sheets import GpuSheet, gpu_sheet, name_of
 from dynaplan.core.profiling.loads import DecodeLoad
 from dynaplan.core.profiling.model_shape import ModelShape, shape_of
 from dynaplan.core.profiling.roofline import Roofline, origin_words
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.profiles.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.domain.settings.worker import SIMULATED, engine_of
 from dynaplan.options.overrides import Sections
 from dynaplan.options.service_config import section_options
 from dynaplan.profiler.engine_facts import EngineFacts
@@ -30,22 +33,60 @@ REQUEST_SLOTS = 256
 
 CONFIG_FILE = "config.json"
 
+MEASURED_ENGINE = "vllm"
+"""The engine that the simulated one stands for, as in the shipped profiles."""
+
+ROOFLINE, AICONFIGURATOR = "roofline", "aiconfigurator"
+ESTIMATORS = (ROOFLINE, AICONFIGURATOR)
+"""What estimates: our own formula, or NVIDIA's library with its tables of operators."""
+
+
+class OperatorTimes(Protocol):
+    """The times of a model on a kind of GPU, added up of measured operators; each takes seconds to compute."""
+
+    @property
+    def backend(self) -> str:
+        """The engine that was measured."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version of the library."""
+        ...
+
+    def prefill_ms(self, isl_tokens: int, tensor_parallel_size: int) -> float:
+        """Return the TTFT of one prompt alone, in ms; raises ConfigError where nothing was measured."""
+        ...
+
+    def decode_ms(self, isl_tokens: int, osl_tokens: int, requests: int, tensor_parallel_size: int) -> float:
+        """Return the mean ITL of that many requests, in ms; raises ConfigError where nothing was measured."""
+        ...
+
 
 @dataclass(frozen=True)
 class EstimatedEngine:
-    """A model on a kind of GPU, by the names that the user knows."""
+    """A model on a kind of GPU, by the names that the user knows.
+
+    ``operators`` estimates the points, None the roofline; the KV cache is the roofline's in either case.
+    """
 
     model: str
     gpu_type: str
     shape: ModelShape
     gpu: GpuSheet
+    operators: OperatorTimes | None = None
 
     @property
     def origin(self) -> str:
         """The words that go with every point."""
+        if self.operators:
+            place = f"{self.model} on {self.gpu_type} with {self.operators.backend}"
+            return f"estimated, not measured: by aiconfigurator {self.operators.version}, of {place}"
         return origin_words(self.model, self.gpu_type)
 
-    async def run_stage(self, stage: Stage, loads_of: LoadsOf, _: Journal, progress: Progress) -> StageResult:
+    async def run_stage(
+        self, stage: Stage, loads_of: LoadsOf, journal: Journal, progress: Progress
+    ) -> StageResult:
         """Return the points that an engine would be measured at; raises ConfigError where none can be."""
         size, options = stage.tensor_parallel_size, section_options(stage.config, WORKER)
         if self.shape.heads % size:
@@ -58,8 +99,16 @@ class EstimatedEngine:
             int(options.get("max-num-seqs") or REQUEST_SLOTS),
         )
         loads = loads_of(facts)
+        points: dict[DecodeLoad, Measurement] = {}
+        if self.operators:
+            with progress.stage(stage.label, len(loads)) as advance:
+                for load in loads:
+                    points[load] = await asyncio.to_thread(_by_operators, self.operators, stage, load)
+                    advance()
+        else:
+            points = {load: _point(engine, stage.phase, load) for load in loads}
         progress.say(f"{stage.label}: {len(loads)} points estimated")
-        return StageResult(facts, {load: _point(engine, stage.phase, load) for load in loads})
+        return StageResult(facts, points)
 
     def _kv_tokens(self, engine: Roofline, options: Mapping[str, Any]) -> int:
         used = float(options.get("gpu-memory-utilization") or USED_FRACTION)
@@ -75,12 +124,16 @@ class EstimatedEngine:
 
 
 def estimated_engine(
-    config: Sections, gpu_type: str | None, model_config: Path | None, driver_names: tuple[str, ...]
+    config: Sections,
+    gpu_type: str | None,
+    model_config: Path | None,
+    driver_names: tuple[str, ...],
+    estimator: str = ROOFLINE,
 ) -> EstimatedEngine:
     """Return the engine of a configuration; ``driver_names`` are those of the box's GPUs.
 
     ``model_config`` is a config.json or its directory, None the directory that the worker's ``model`` names.
-    Raises ConfigError for a GPU or a model that is not known.
+    Raises ConfigError for a GPU or a model that is not known, and for an estimator that is not there.
     """
     options = section_options(config, WORKER)
     path = _config_path(model_config, str(options.get("model") or ""))
@@ -92,7 +145,12 @@ def estimated_engine(
     shape = shape_of(_document(path), str(path))
     frontend = section_options(config, "Frontend")
     named = frontend.get("served-model-name") or options.get("served-model-name") or options.get("model")
-    return EstimatedEngine(str(named or path.parent.name), found, shape, gpu_sheet(found))
+    operators = None
+    if estimator == AICONFIGURATOR:
+        engine = engine_of(options)
+        measured = MEASURED_ENGINE if engine == SIMULATED else engine
+        operators = wiring.planning.operator_times(str(path.parent), found, measured)
+    return EstimatedEngine(str(named or path.parent.name), found, shape, gpu_sheet(found), operators)
 
 
 def _config_path(given: Path | None, model: str) -> Path:
@@ -120,6 +178,14 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 def _kv_value_bytes(options: Mapping[str, Any]) -> float:
     return 1.0 if "8" in str(options.get("kv-cache-dtype") or "") else 2.0
+
+
+def _by_operators(operators: OperatorTimes, stage: Stage, load: DecodeLoad) -> Measurement:
+    size = stage.tensor_parallel_size
+    if stage.phase is Phase.PREFILL:
+        return PrefillMeasurement(load.isl_tokens, operators.prefill_ms(load.isl_tokens, size))
+    itl_ms = operators.decode_ms(*load, size)
+    return DecodeMeasurement(*load, itl_ms, 1000 * load.concurrency / itl_ms)
 
 
 def _point(engine: Roofline, phase: Phase, load: DecodeLoad) -> Measurement:

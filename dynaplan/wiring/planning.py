@@ -12,6 +12,7 @@ from dynaplan.wiring import certificates
 
 if TYPE_CHECKING:
     from dynaplan.adapters.kubernetes.workloads import Workloads
+    from dynaplan.adapters.profiles.aiconfigurator import AiConfigurator
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.planning.components import ScaledComponent
     from dynaplan.domain.planning.observation import FleetCounts
@@ -184,6 +185,13 @@ def sla_model(
     from dynaplan.adapters.profiles.sla_model import model_of
 
     return model_of(settings, engine, router, engine if prefill_engine is None else prefill_engine)
+
+
+def operator_times(model: str, gpu_type: str, engine: str) -> AiConfigurator:
+    """Return aiconfigurator's times of a model's directory; raises ConfigError when it is not installed."""
+    from dynaplan.adapters.profiles.aiconfigurator import find_aiconfigurator
+
+    return find_aiconfigurator(model, gpu_type, engine)
 
 
 def frontend_traffic(

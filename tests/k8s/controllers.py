@@ -60,7 +60,9 @@ class Controllers:
 
     async def _workload(self, kind: Resource, found: Object) -> None:
         name, replicas = found["metadata"]["name"], found["spec"]["replicas"]
-        selector = ",".join(f"{key}={value}" for key, value in found["spec"]["selector"]["matchLabels"].items())
+        selector = ",".join(
+            f"{key}={value}" for key, value in found["spec"]["selector"]["matchLabels"].items()
+        )
         pods = (await self.client.list(PODS, selector))[0]
         staying = [pod for pod in pods if not _is_leaving(pod)]
         for _ in range(replicas - len(staying)):

@@ -31,6 +31,7 @@ PACKAGES = {
 }
 """What has to be there -> the package of Debian 12 that has it."""
 
+
 def make(directory: Path) -> None:
     """Build the server unless it is there; a second call after a failure tries again."""
     directory.mkdir(parents=True, exist_ok=True)

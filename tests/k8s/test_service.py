@@ -41,7 +41,9 @@ def prometheus() -> str:
 
 def planning_by(applied: list[Manifest], endpoint: str) -> None:
     """Have the planner's pod ask that Prometheus."""
-    (planner,) = (each for each in applied if each["metadata"]["name"] == f"{NAME}-planner" and "spec" in each)
+    (planner,) = (
+        each for each in applied if each["metadata"]["name"] == f"{NAME}-planner" and "spec" in each
+    )
     container = planner["spec"]["template"]["spec"]["containers"][0]
     container["args"] = [each.replace(ENDPOINT, endpoint) for each in container["args"]]
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from dynaplan import wiring
 from dynaplan.adapters.engines.sim.profiles import load_profile, timing_origin
 from dynaplan.core.profiling.selection import Goal
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.worker import SimOptions
 from dynaplan.profiler import pictures
-from dynaplan.profiler.estimating import EstimatedEngine, estimated_engine
+from dynaplan.profiler.estimating import AICONFIGURATOR, EstimatedEngine, estimated_engine
 from dynaplan.profiler.session import Profiled, ProfileOptions, profile
 from tests.unit.core.profiling.test_model_shape import LLAMA_8B
 from tests.unit.profiler.test_session import Said
@@ -129,3 +130,38 @@ def test_a_model_that_is_not_here_needs_its_config_json(model: Path, tmp_path: P
     assert "--model-config" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="--model-config is "):
         estimated_engine({}, "l4", tmp_path, ())
+
+
+class Operators:
+    """Times that are told from a formula's: a tenth of the prompt, and the number of requests."""
+
+    backend, version = "vllm", "0.12.0"
+
+    def prefill_ms(self, isl_tokens: int, tensor_parallel_size: int) -> float:
+        return isl_tokens / 10 / tensor_parallel_size
+
+    def decode_ms(self, isl_tokens: int, osl_tokens: int, requests: int, tensor_parallel_size: int) -> float:
+        return 5.0 + requests
+
+
+async def test_aiconfigurator_estimates_the_points_where_it_is_asked_to(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def operator_times(*names: str) -> Operators:
+        asked.append(names)
+        return Operators()
+
+    monkeypatch.setattr(wiring.planning, "operator_times", operator_times)
+    config = {"VllmWorker": {"model": str(model), "engine": "sim"}}
+    found = estimated_engine(config, "h100_sxm", None, (), AICONFIGURATOR)
+    assert asked == [(str(model), "h100_sxm", "vllm")]
+    assert found.origin == (
+        f"estimated, not measured: by aiconfigurator 0.12.0, of {model} on h100_sxm with vllm"
+    )
+    profiled = await estimated(tmp_path / "out", found, gpus=1)
+    (measured,) = profiled.measurements
+    assert [each.ttft_ms for each in measured.prefill] == [each.isl_tokens / 10 for each in measured.prefill]
+    assert {each.itl_ms - each.concurrency for each in measured.decode} == {5.0}
+    assert load_profile(str(tmp_path / "out")).origin == found.origin
