@@ -15,7 +15,7 @@ ARCHIVE = "http://deb.debian.org/debian bookworm main"
 
 
 def apt(place: Path, kind: str) -> list[str]:
-    """Fetch the lists of packages, ``kind`` "deb", or of sources, "deb-src"; return apt-get's command for them."""
+    """Fetch the lists of "deb" or "deb-src"; return the command of an apt-get that reads them."""
     (place / "lists" / "partial").mkdir(parents=True)
     (place / "sources.list").write_text(f"{kind} {ARCHIVE}\n")
     command = [

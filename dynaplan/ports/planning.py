@@ -61,7 +61,7 @@ class Connector(Protocol):
 
 
 class ClusterConnector(Connector, Closable, Protocol):
-    """A connector to a cluster: it has connections and background work of its own, and no plugin beside it."""
+    """A connector to a cluster, with connections and background work of its own."""
 
     async def ask(self, change: CountsChange) -> int:
         """Write down the numbers and holds that a person asks for; return the id of the newest decision.

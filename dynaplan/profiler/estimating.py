@@ -37,12 +37,11 @@ MEASURED_ENGINE = "vllm"
 """The engine that the simulated one stands for, as in the shipped profiles."""
 
 ROOFLINE, AICONFIGURATOR = "roofline", "aiconfigurator"
-ESTIMATORS = (ROOFLINE, AICONFIGURATOR)
 """What estimates: our own formula, or NVIDIA's library with its tables of operators."""
 
 
 class OperatorTimes(Protocol):
-    """The times of a model on a kind of GPU, added up of measured operators; each takes seconds to compute."""
+    """The times of a model on a kind of GPU, added up of measured operators; each takes seconds."""
 
     @property
     def backend(self) -> str:

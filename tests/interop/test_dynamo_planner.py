@@ -108,7 +108,7 @@ def planner_config(directory: Path, endpoint: str, source: str) -> str:
 
 
 class Load:
-    """Asks ``requests_per_s`` requests a second of a frontend, until cancelled; ``failed`` says what failed."""
+    """Asks ``requests_per_s`` times a second, until cancelled; ``failed`` says what failed."""
 
     def __init__(self, url: str) -> None:
         self.requests_per_s = 6.0

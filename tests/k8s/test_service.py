@@ -1,4 +1,4 @@
-"""An exported deployment serves and scales itself on a cluster: real API server, real Prometheus, real workers.
+"""An exported deployment serves and scales itself: real API server, real Prometheus, real workers.
 
 The controllers and the kubelet are the test's: pods are processes of this machine.
 """

@@ -1,4 +1,4 @@
-"""``dynaplan scale`` and ``release`` for a cluster: written where its planner keeps decisions, and carried out there."""
+"""``dynaplan scale`` and ``release`` for a cluster: written where its planner keeps its decisions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _connector(namespace: str) -> ClusterConnector:
 
 
 async def _written(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:
-    """Have the change written down; tried again on what there is then when somebody else decides meanwhile."""
+    """Have the change written down; tried again when somebody else decides meanwhile."""
     seen: list[tuple[DesiredCounts, RoleHolds, dict[Role, int], RoleHolds]] = []
 
     def noted(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:

@@ -1,4 +1,4 @@
-"""``dynaplan scale --environment kubernetes``: written beside the planner's decisions, carried out by the planner."""
+"""``dynaplan scale --environment kubernetes``: written for the planner, which carries it out."""
 
 from __future__ import annotations
 
