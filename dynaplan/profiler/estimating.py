@@ -37,7 +37,7 @@ MEASURED_ENGINE = "vllm"
 """The engine that the simulated one stands for, as in the shipped profiles."""
 
 ROOFLINE, AICONFIGURATOR = "roofline", "aiconfigurator"
-"""What estimates: our own formula, or NVIDIA's library with its tables of operators."""
+"""The estimators: our own formula, or NVIDIA's library with its tables of operators."""
 
 
 class OperatorTimes(Protocol):
