@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynaplan import wiring
 from dynaplan.cli.exporting.sources import ExportSource
 from dynaplan.core.manifests.exported import ExportedDeployment
+from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.worker import SIMULATED, engine_of
 from dynaplan.domain.wire.discovery import host_of, is_loopback
+from dynaplan.options.planner import settings_of
 from dynaplan.options.service_config import section_options
 
 
@@ -47,6 +51,16 @@ def _about_requests(source: ExportSource, deployment: ExportedDeployment) -> Ite
     if planner is None:
         yield "the graph has no planner: the numbers of workers stay as they are"
         return
+    yield from _about_profile(planner.name, settings_of(section_options(source.config, planner.name)))
     endpoint = section_options(source.config, planner.name).get("prometheus-endpoint")
     if endpoint and is_loopback(host_of(str(endpoint))):
         yield f"{planner.name}.prometheus-endpoint is {endpoint}, which leads to the planner's own pod there"
+
+
+def _about_profile(name: str, settings: PlannerSettings) -> Iterator[str]:
+    """Yield that the planner will not find its profile, where this box does not have it either."""
+    if settings.is_by_targets:
+        try:
+            wiring.planning.sla_model(settings, {})
+        except ConfigError as error:
+            yield f"{name}: unless its image has it, the planner ends at its start: {error.args[0]}"

@@ -47,3 +47,14 @@ def test_without_a_planner_nothing_is_scaled() -> None:
     services = tuple(each for each in source.spec.services if each.role is not Role.PLANNER)
     bare = replace(source, spec=replace(source.spec, services=services))
     assert "the graph has no planner" in cautions_about(bare)
+
+
+def test_a_profile_that_is_not_here_is_named() -> None:
+    missing = cautions_about(disagg("--Planner.policy=sla", "--Planner.profile-results-dir=/nowhere"))
+    assert "Planner: unless its image has it, the planner ends at its start: profile-results-dir" in missing
+    assert "/nowhere" in missing
+    shipped = disagg(
+        "--Planner.policy=sla", "--Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8"
+    )
+    for found in (shipped, disagg("--Planner.policy=load")):
+        assert "its image" not in cautions_about(found)
