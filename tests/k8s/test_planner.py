@@ -102,6 +102,46 @@ async def _followed(cluster: Cluster, prometheus: PrometheusStandIn, directory: 
     await eventually(is_least, 120)
 
 
+async def test_numbers_that_a_person_asks_for_are_carried_out_held_and_released(
+    cluster, prometheus, tmp_path
+):
+    for role in ("prefill", "decode"):
+        await cluster.add_deployment(role, 1)
+    prometheus.series = traffic(1)
+    planner = await start(cluster, tmp_path, await prometheus.start())
+    try:
+        await eventually(lambda: decisions(tmp_path), 90)
+        said = await by_hand(cluster, tmp_path, "scale", "decode=3", "--hold")
+        assert said.splitlines()[-1] == "carried out", said
+        assert await cluster.replicas("decode") == 3
+        seen = len(decisions(tmp_path))
+        await eventually(lambda: len(decisions(tmp_path)) > seen + 2, 60)
+        assert decisions(tmp_path)[-1]["decision"]["desired"]["decode"] == 3
+        assert "released decode" in await by_hand(cluster, tmp_path, "release")
+
+        async def is_least() -> bool:
+            return await cluster.replicas("decode") == 1
+
+        await eventually(is_least, 120)
+    finally:
+        planner.send_signal(signal.SIGTERM)
+        assert await planner.wait() == 0
+
+
+async def by_hand(cluster: Cluster, directory: Path, *arguments: str) -> str:
+    """What a command says to a person with the planner's rights."""
+    environment = {**os.environ, "KUBECONFIG": str(cluster.server.kubeconfig("planner"))}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dynaplan", *arguments, "--namespace", "llm", "--environment", "kubernetes"),
+        cwd=directory,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return said.decode()
+
+
 async def test_it_says_what_is_wrong_with_the_cluster_and_exits_2(cluster, prometheus, tmp_path):
     await cluster.add_deployment("prefill", 1)
     planner = await start(cluster, tmp_path, await prometheus.start())
