@@ -1,9 +1,14 @@
-"""``dynaplan scale`` for a namespace whose ``serve`` runs on another host: through its store alone."""
+"""``dynaplan scale`` where no ``serve`` of this host scales: one of another host, or a planner of a cluster.
+
+The first is reached through its store alone. Numbers for a cluster are written where its planner keeps its
+decisions, and the planner carries them out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,14 +18,30 @@ from click.core import ParameterSource
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.scaling.asking import AskedCount, AskedHold, check_answered, check_gpus, settled
-from dynaplan.cli.scaling.counts import left_out_gpus, published_fleet, write_counts
-from dynaplan.domain.errors import DeploymentError, PermanentError, TemporaryError
+from dynaplan.cli.scaling.counts import (
+    ATTEMPTS,
+    WrittenCounts,
+    left_out_gpus,
+    published_fleet,
+    write_counts,
+)
+from dynaplan.cli.scaling.holding import described
+from dynaplan.cli.scaling.waiting import UNKNOWN_START_S
+from dynaplan.domain.errors import (
+    ClusterUnavailable,
+    ConfigError,
+    DeploymentError,
+    PermanentError,
+    TemporaryError,
+)
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import RoleHolds
 from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
+from dynaplan.domain.settings.planner import KUBERNETES, LOCAL, PlannerSettings
 from dynaplan.domain.settings.servers import says_where
 
 if TYPE_CHECKING:
+    from dynaplan.ports.planning import ClusterConnector, CountsChange
     from dynaplan.ports.stores import KeyValueStore
     from dynaplan.supervisor.deployments import RunningDeployment
 
@@ -28,6 +49,19 @@ USUALLY_S = 120.0
 """Time to wait, in seconds, where nothing is known of the engines' start-up times."""
 
 POLL_S = 0.2
+
+environment_option = click.option(
+    "--environment",
+    type=click.Choice([LOCAL, KUBERNETES]),
+    default=LOCAL,
+    show_default=True,
+    help="kubernetes: the cluster of KUBECONFIG, where a planner scales this namespace.",
+)
+
+NOT_CARRIED_OUT = (
+    "It stays asked for. `dynaplan planner --environment kubernetes` carries it out, and logs what it waits "
+    "for; `kubectl scale` needs no planner."
+)
 
 
 def deployment_here(namespace: str | None) -> RunningDeployment | None:
@@ -112,3 +146,88 @@ async def acknowledged(
 async def _counts(store: KeyValueStore, namespace: str) -> DesiredCounts:
     items = await store.list(planner_prefix(namespace))
     return DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
+
+
+async def scale_cluster(
+    namespace: str,
+    asked: Sequence[AskedCount],
+    hold: AskedHold | None,
+    timeout_s: float | None,
+    leave_first: str,
+    *,
+    is_confirmed: bool,
+) -> None:
+    """Write the counts and the holds into the planner's ConfigMap, and wait until they are acknowledged."""
+    if leave_first:
+        raise ConfigError(
+            f"--leaving {leave_first}: on a cluster a controller chooses the pod that leaves",
+            hint="The planner marks the idlest pods of a Deployment; or use `kubectl delete pod`.",
+        )
+
+    def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+        wanted, after = settled(asked, hold, now, holds)
+        if not is_confirmed:
+            check_answered(wanted, after if hold else RoleHolds())
+        return wanted, after
+
+    connector = _connector(namespace)
+    try:
+        written = await _written(connector, change)
+        said = ", ".join(f"{role.value}={number}" for role, number in written.asked.items())
+        click.echo(f"asked for {said} (decision {written.decision_id})")
+        for role in written.asked:
+            if held := written.holds.of(role):
+                click.echo(described(role, held, time.time()))
+        if timeout_s != 0.0:
+            click.echo(f"waiting for the planner of namespace {namespace} to carry it out")
+            longest_s = timeout_s or UNKNOWN_START_S
+            await acknowledged(connector.desired, written.decision_id, longest_s, NOT_CARRIED_OUT)
+            click.echo("carried out")
+    finally:
+        await connector.close()
+
+
+async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenCounts:
+    """End the holds of these roles."""
+
+    def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+        for role in chosen:
+            holds = holds.replaced(role, None)
+        return {}, holds
+
+    connector = _connector(namespace)
+    try:
+        return await _written(connector, without)
+    finally:
+        await connector.close()
+
+
+def _connector(namespace: str) -> ClusterConnector:
+    """Return a connector that carries nothing out: that is the planner's part, which knows its budget."""
+    from dynaplan import wiring
+
+    options = {"namespace": namespace, "environment": KUBERNETES, "no-operation": True}
+    return wiring.planning.cluster_connector(PlannerSettings.from_options(options), dict)
+
+
+async def _written(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:
+    """Have the change written down; tried again when somebody else decides meanwhile."""
+    seen: list[tuple[DesiredCounts, RoleHolds, dict[Role, int], RoleHolds]] = []
+
+    def noted(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+        asked, after = change(now, holds)
+        seen.append((now, holds, dict(asked), after))
+        return dict(asked), after
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            decision_id = await connector.ask(noted)
+            break
+        except ClusterUnavailable:
+            raise
+        except TemporaryError as error:
+            if attempt == ATTEMPTS:
+                raise
+            await asyncio.sleep(error.delay_s)
+    now, before, asked, holds = seen[-1]
+    return WrittenCounts(decision_id, asked, now, before, holds)

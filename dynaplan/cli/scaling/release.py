@@ -10,8 +10,8 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.afterwards import planner_settings, planners_part
-from dynaplan.cli.scaling.cluster import environment_option, release_on_cluster
 from dynaplan.cli.scaling.counts import WrittenCounts, change_entries, write_counts
+from dynaplan.cli.scaling.elsewhere import environment_option, release_on_cluster
 from dynaplan.cli.scaling.reserve import GPU, gpus_of
 from dynaplan.domain.errors import ConfigError, nearest
 from dynaplan.domain.lifecycle import Role

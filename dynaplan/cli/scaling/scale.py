@@ -22,9 +22,13 @@ from dynaplan.cli.scaling.asking import (
     parse_count,
     settled,
 )
-from dynaplan.cli.scaling.cluster import environment_option, scale_cluster
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
-from dynaplan.cli.scaling.elsewhere import deployment_here, scale_elsewhere
+from dynaplan.cli.scaling.elsewhere import (
+    deployment_here,
+    environment_option,
+    scale_cluster,
+    scale_elsewhere,
+)
 from dynaplan.cli.scaling.held_hours import hold_by_hours
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
