@@ -41,12 +41,14 @@ class EngineApi:
 
     ``fields`` are rules by the field's name. ``is_complete``: the engine takes no other field. An answer of
     status 500 or an error event with one of the ``death_marks`` in its message means that the engine is dead
-    behind its living server.
+    behind its living server. ``continuation`` are the fields by which a chat's last message, one of the
+    assistant's, is taken for the beginning of the answer; None where the engine cannot continue an answer.
     """
 
     fields: Mapping[str, FieldRule] = field(default_factory=dict)
     is_complete: bool = False
     death_marks: tuple[str, ...] = ()
+    continuation: Mapping[str, Any] | None = None
 
     def fault(self, document: Mapping[str, Any]) -> FieldFault | None:
         """Return the first fault of a request's fields; None when they are as the engine takes them."""

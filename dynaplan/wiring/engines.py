@@ -32,8 +32,8 @@ ENGINES: Mapping[str, str] = {
 CHECKS: Mapping[str, str] = {**ENGINES, "sim": "sim.checking"}
 """The same with the module that checks each: the simulated engine serves HTTP, which no check needs."""
 
-ENGINE_APIS = frozenset(ENGINES) - {"sim"}
-"""The engines whose API a module of ``adapters/engines/apis`` describes; the simulated one checks all."""
+ENGINE_APIS = frozenset(ENGINES)
+"""The engines whose API a module of ``adapters/engines/apis`` describes."""
 
 
 def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -> Engine:

@@ -72,7 +72,9 @@ class Worker:
 
     async def stream(self, body: Any, path: str = "/v1/completions") -> list[Any]:
         """The events of a stream that ended with [DONE]."""
-        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
+        headers = {"Connection": "close"}  # llama.cpp closes kept connections, at times as one is used again
+        data = {**body, "stream": True}
+        async with self.session.post(self.url + path, json=data, headers=headers) as response:
             assert response.status == 200
             assert response.content_type == "text/event-stream"
             text = (await response.read()).decode()

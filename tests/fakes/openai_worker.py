@@ -7,6 +7,8 @@
 - vLLM as it shuts down: ``finish_reason`` ``abort`` and [DONE]; or an error event and [DONE]; or status 500;
 - a server that closes a kept connection (llama.cpp's): the second request over it ends without a byte;
 - llama.cpp workers of a disaggregated graph: ``/kv_slots/reserve`` waits for a slot, ``/kv_slots/release``;
+- a request that ends with the beginning of its answer (``continue_final_message``, or a completion's prompt):
+  what follows comes, in a stream; a text without its last white space gets that again first;
 - a worker that drains: 503 with ``x-dynaplan-draining``; one that is killed: its connections end anyhow.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from aiohttp import web
@@ -148,8 +151,9 @@ class FakeWorker:
             return _cut(request, response)
         if self.act in ("abort", "error"):
             return await self._give_up(response, is_chat)
-        for number in range(self.tokens):
-            if number == 2 and self.act not in ("answer", "cut_kept", "hold_at_role"):
+        begun = _begun(body, is_chat)
+        for number in range(begun, self.tokens):
+            if number == 2 + begun and self.act not in ("answer", "cut_kept", "hold_at_role"):
                 if self.act == "stop_within":
                     return response
                 if self.act == "die_within":
@@ -158,9 +162,9 @@ class FakeWorker:
                     await self.go_on.wait()
                     return await self._give_up(response, is_chat)
                 await self.go_on.wait()
-            await response.write(_event(self._token(number, is_chat)))
+            await response.write(_event(self._token(number, is_chat, is_first=0 < begun == number)))
         if (body.get("stream_options") or {}).get("include_usage"):
-            await response.write(_event({"choices": [], "usage": self._usage()}))
+            await response.write(_event({"choices": [], "usage": self._usage(begun)}))
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -181,11 +185,12 @@ class FakeWorker:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _token(self, number: int, is_chat: bool) -> dict[str, Any]:
-        text = f"t{number} "
+    def _token(self, number: int, is_chat: bool, is_first: bool = False) -> dict[str, Any]:
+        text = f" t{number} " if is_first else f"t{number} "
         reason = "length" if number == self.tokens - 1 else None
         content: dict[str, Any] = {"delta": {"content": text}} if is_chat else {"text": text}
-        return {"id": "x", "model": MODEL, "choices": [{"index": 0, **content, "finish_reason": reason}]}
+        choice = {"index": 0, **content, "finish_reason": reason}
+        return {"id": f"x{self.name}", "created": id(self), "model": MODEL, "choices": [choice]}
 
     def _whole(self, is_chat: bool) -> dict[str, Any]:
         text = "".join(f"t{number} " for number in range(self.tokens))
@@ -196,8 +201,17 @@ class FakeWorker:
         choice = {"index": 0, **content, "finish_reason": reason}
         return {"id": "x", "choices": [choice], "usage": self._usage()}
 
-    def _usage(self) -> dict[str, int]:
-        return {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}
+    def _usage(self, begun: int = 0) -> dict[str, int]:
+        rest = self.tokens - begun
+        return {"prompt_tokens": 7 + begun, "completion_tokens": rest, "total_tokens": 7 + self.tokens}
+
+
+def _begun(body: dict[str, Any], is_chat: bool) -> int:
+    """The number of its tokens that are there already."""
+    if is_chat and not body.get("continue_final_message"):
+        return 0
+    text = body["messages"][-1]["content"] if is_chat else body["prompt"]
+    return len(re.findall(r"t\d\b", text))
 
 
 def _event(document: dict[str, Any]) -> bytes:

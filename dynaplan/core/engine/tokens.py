@@ -47,10 +47,12 @@ def prompt_token_ids(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int, ..
 def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, ...]:
     """Return the prompt of an OpenAI request body, one text or one sequence of token ids; UserError if none.
 
-    A completion's ``prompt`` is a text, a list of token ids, or a list with one of these.
+    A completion's ``prompt`` is a text, a list of token ids, or a list with one of these. As in vLLM, a chat
+    with ``continue_final_message`` ends with the beginning of an answer, its last message.
     """
     if is_chat:
-        return chat_text(body.get("messages"))
+        messages = body.get("messages")
+        return chat_text(messages) if not continues(body) else "".join(begun_answer(messages))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -59,6 +61,18 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
     if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
         return tuple(prompt)
     raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")
+
+
+def continues(body: Mapping[str, Any]) -> bool:
+    """Tell whether the chat's last message is the beginning of the answer that is asked for."""
+    return body.get("continue_final_message") is True
+
+
+def begun_answer(messages: object) -> tuple[str, str]:
+    """Split a chat that is to be continued into its text before the answer, and the answer's beginning."""
+    if not isinstance(messages, list) or len(messages) < 2 or _role(messages[-1]) != "assistant":
+        raise UserError("'continue_final_message' needs a last message of the assistant, after others")
+    return chat_text(messages[:-1]), _content(messages[-1])
 
 
 def _is_token(value: object) -> bool:

@@ -54,6 +54,9 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
         15.0, "Seconds that a request waits for a worker when there is none", least=0
     )
     prefill_wait_s: float = option(30.0, "Seconds that a request waits for its remote prefill", least=0)
+    migration_limit: int = option(
+        3, "Times that a stream goes on at another worker when its own has died; 0: it is cut", least=0
+    )
     record_traffic: str | None = option(
         None, "File that the lengths and times of every request are appended to", path=WRITTEN
     )

@@ -18,17 +18,19 @@ from dynaplan.domain.engine_api import EngineApi
 from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
-from dynaplan.serving.frontend.stream_events import WholeLines, failure_in, is_aborted
+from dynaplan.serving.frontend.migration.begun_streams import BegunStream
+from dynaplan.serving.frontend.stream_events import Failure, WholeLines, failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in, usage_in
 from dynaplan.serving.frontend.trials import Trial
 from dynaplan.serving.frontend.upstream import WorkerDied, read_whole
-from dynaplan.serving.openai_api import NO_BLOCKS, Call, PromptBlocks, worker_failed
+from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.serving.prefill.hand_off import HandOff
 
 LARGEST_BEGINNING_BYTES = 64 * 1024
 """Bytes of a stream that are held back at most while no token is found in them."""
 
 _DONE = b"[DONE]"
+_DONE_EVENT = b"data: [DONE]\n\n"
 _END_BYTES = 16
 """Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
 
@@ -71,6 +73,15 @@ class Exchange:
     """The worker that is tried, or was the last."""
     failure: str = ""
     """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
+    migration_limit: int = 0
+    """Times that the answer may go on at another worker."""
+    begun: BegunStream | None = None
+    """The client's stream, once it has begun; ``call`` is then what the worker that is tried is asked for."""
+
+    @property
+    def asked(self) -> Call:
+        """The client's own request."""
+        return self.begun.asked if self.begun else self.call
 
     def waiting(self, patience: asyncio.Timeout | None) -> None:
         """Note that the attempt waits for the beginning of an answer, which ``patience`` can end, or not."""
@@ -88,7 +99,9 @@ class Exchange:
 
     def booked(self, booking: BookEntry, blocks: PromptBlocks) -> None:
         """Note the request's booking; the number of its tokens is exact now if the router knows them."""
-        self.booking, self.blocks = booking, blocks
+        self.booking = booking
+        if self.begun is None:
+            self.blocks = blocks
         if blocks.prompt_tokens not in (0, self.call.prompt_tokens):
             self.call = replace(self.call, prompt_tokens=blocks.prompt_tokens)
 
@@ -150,32 +163,31 @@ async def beginning(lines: WholeLines, api: EngineApi = NO_BOUNDS) -> bytes:
 async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.StreamResponse:
     """Pass the stream on, beginning with ``first``, and return the response when it has ended.
 
-    A client that disconnects cancels this task or raises ConnectionError in it.
+    Raises WorkerDied when the worker dies and another one can go on, with that one's request as the
+    exchange's ``call``. A client that disconnects cancels this task or raises ConnectionError in it.
     """
     exchange.answering()
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    if exchange.request.version >= aiohttp.HttpVersion11:
-        response.enable_chunked_encoding()
-    await response.prepare(exchange.request)
-    reason = "its stream ended early"
+    begun = exchange.begun = exchange.begun or await _begin(exchange)
+    failure: Failure | None = None
+    cut_short = WorkerDied("its stream ended early")
     last, events = deque[bytes](maxlen=_LAST_READS), first
     try:
-        while events:
-            if failure_in(events):
-                return await _failed(exchange, response, events)
-            exchange.record.streamed(events)
+        while events and not (failure := failure_in(events)):
+            passed_on = await begun.write(events)
+            exchange.record.streamed(passed_on)
             exchange.grow()
-            last.append(events)
-            await response.write(events)
+            last.append(passed_on)
             events = await lines.read()
     except WorkerDied as death:
-        reason = str(death)
+        cut_short = death
         exchange.worker_died(death)
+    if failure:
+        await _failed(exchange, begun, failure)
+        return begun.response
     exchange.usage = b"".join(last)
     if _DONE not in exchange.usage[-_END_BYTES:]:
-        exchange.failure = "internal"
-        await _break_off(exchange.request, response, _died(reason))
-    return response
+        await _cut(exchange, begun, cut_short)
+    return begun.response
 
 
 async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Response:
@@ -192,17 +204,52 @@ async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Res
     return web.Response(body=body, status=upstream.status, headers=headers)
 
 
-async def _failed(exchange: Exchange, response: web.StreamResponse, events: bytes) -> web.StreamResponse:
-    """End the stream with the error that the engine reported in the middle of its own."""
-    failure = failure_in(events)
-    assert failure
-    if exchange.api.tells_death(failure.message):
-        exchange.worker_died(WorkerDied(failure.message, is_connection_lost=True))
+async def broken_off(exchange: Exchange, begun: BegunStream, error: ApiError) -> web.StreamResponse:
+    """End a stream that has begun with an error event, and return its response."""
+    exchange.failure = error.metric
+    await _break_off(exchange.request, begun.response, b"data: " + error.to_json() + b"\n\n")
+    return begun.response
+
+
+async def _begin(exchange: Exchange) -> BegunStream:
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    if exchange.request.version >= aiohttp.HttpVersion11:
+        response.enable_chunked_encoding()
+    await response.prepare(exchange.request)
+    return BegunStream(response, exchange.call, exchange.api, exchange.migration_limit)
+
+
+async def _cut(exchange: Exchange, begun: BegunStream, death: WorkerDied, event: bytes = b"") -> None:
+    """End a stream whose worker died in the middle; raises the death when another worker can go on.
+
+    ``event`` is the error event that the engine has sent, if any.
+    """
+    if begun.is_complete():
+        await begun.response.write(_DONE_EVENT)
+        return
+    tokens = exchange.record.output_tokens
+    obstacle = begun.obstacle(tokens, exchange.api)
+    if not obstacle:
+        exchange.call = begun.migrate(tokens, exchange.api)
+        exchange.record.migrated()
+        raise death
+    exchange.failure = "internal"
+    await _break_off(exchange.request, begun.response, event or _died(f"{death}; {obstacle}"))
+
+
+async def _failed(exchange: Exchange, begun: BegunStream, failure: Failure) -> None:
+    """End the stream with the error that the engine reported in the middle of its own, or go on elsewhere.
+
+    Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
+    """
+    exchange.record.streamed(await begun.write(failure.good))
+    death = WorkerDied(failure.message, is_connection_lost=exchange.api.tells_death(failure.message))
+    exchange.worker_died(death)
+    if death.is_connection_lost or not failure.event:
+        await _cut(exchange, begun, death, failure.event)
+        return
     exchange.failure = _error_type(failure.status)
-    exchange.record.streamed(failure.good)
-    await response.write(failure.good)
-    await _break_off(exchange.request, response, failure.event or _died(failure.message))
-    return response
+    await _break_off(exchange.request, begun.response, failure.event)
 
 
 def _died(reason: str) -> bytes:

@@ -18,11 +18,18 @@ from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.routes import REQUEST_ID, trace_headers
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.named_requests import attempt_id, name_of
-from dynaplan.serving.frontend.answering import NO_BOUNDS, Exchange, beginning, streamed, whole
+from dynaplan.serving.frontend.answering import (
+    NO_BOUNDS,
+    Exchange,
+    beginning,
+    broken_off,
+    streamed,
+    whole,
+)
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
-from dynaplan.serving.openai_api import check_fields, no_worker, worker_failed
+from dynaplan.serving.openai_api import ApiError, check_fields, no_worker, worker_failed
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.whole_answers import WholeAnswers
@@ -39,7 +46,8 @@ class Forwarder:
 
     ``worker_wait_s`` is how long one attempt waits for a free worker, counted anew after each failure;
     ``forgive`` is told the dead instances of whose deaths requests are the cause; ``engine_api`` describes
-    the API of the engine of that name. ``served`` is told, of each answered request, the instance that had
+    the API of the engine of that name. A stream goes on at another worker ``migration_limit`` times at most.
+    ``served`` is told, of each answered request, the instance that had
     its prompt and the tokens of it that were cached there.
     """
 
@@ -51,6 +59,7 @@ class Forwarder:
         reservations: Reservations,
         *,
         worker_wait_s: float,
+        migration_limit: int = 0,
         forgive: Callable[[frozenset[int]], None] = lambda dead: None,
         engine_api: Callable[[str], EngineApi] = lambda name: NO_BOUNDS,
         served: Callable[[int, int], None] = lambda instance_id, tokens: None,
@@ -60,6 +69,7 @@ class Forwarder:
         self._prefill = prefill
         self._reservations = reservations
         self._worker_wait_s = worker_wait_s
+        self._migration_limit = migration_limit
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
         self._engine_api = engine_api
         self._served = served
@@ -71,12 +81,18 @@ class Forwarder:
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
         is_answered = False
+        exchange.migration_limit = self._migration_limit
         try:
             response = await self._answer(exchange)
             is_answered = not exchange.failure
             return response
+        except ApiError as error:
+            if exchange.begun is None:
+                raise
+            return await broken_off(exchange, exchange.begun, error)
         finally:
             exchange.let_go()
+            exchange.call = exchange.asked
             if not is_answered:
                 self._trials.unanswered(exchange.call)
 
@@ -85,7 +101,7 @@ class Forwarder:
         deaths = 0
         deadline_s = self._now_s() + self._worker_wait_s
         while True:
-            async with self._trials.trial(exchange.call) as exchange.trial:
+            async with self._trials.trial(exchange.asked) as exchange.trial:
                 booking = await self._router.book(exchange.call, deadline_s)
                 exchange.booked(booking, booking.blocks)
                 is_needed = bool(booking.instance.card.get("needs_hand_off"))
@@ -119,7 +135,7 @@ class Forwarder:
                     exchange.worker_died(reason)
                     exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
                     is_prefill_placed = not is_needed
-                    deaths += not reason.is_asleep
+                    deaths += not (reason.is_asleep or exchange.begun)
                     deadline_s = self._now_s() + self._worker_wait_s
                     if deaths == MOST_DEATHS:
                         raise worker_failed(f"{deaths} workers died over this request: {reason}") from None
@@ -182,6 +198,8 @@ class Forwarder:
                 if upstream.status == 500:
                     await self._judge_500(exchange, upstream, may_fail)
                 if upstream.status != 200 or not call.is_stream:
+                    if exchange.begun:
+                        raise worker_failed(await _refusal(instance, upstream))
                     return await whole(exchange, upstream)
                 lines = WholeLines(upstream)
                 first = await beginning(lines, exchange.api)
@@ -224,3 +242,9 @@ class Forwarder:
 def _headers_of(request: web.BaseRequest) -> dict[str, str]:
     """Return the headers that a remote prefill's engine gets: the request's id and its trace."""
     return {**trace_headers(request.headers), REQUEST_ID: attempt_id(name_of(request))}
+
+
+async def _refusal(instance: Instance, upstream: aiohttp.ClientResponse) -> str:
+    """Say that a worker did not go on with an answer that another one had begun."""
+    message = (await read_whole(upstream)).decode(errors="replace")
+    return f"{instance.worker} did not go on with the answer ({upstream.status}): {message[:200]}"

@@ -57,6 +57,7 @@ class _ModelMetrics:
         self.output_tokens = metrics.output_tokens.labels(*labels)
         self.cached_tokens = metrics.cached_tokens.labels(*labels)
         self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = metrics.ttft_s.labels(*labels)
         self.itl_s = metrics.itl_s.labels(*labels)
 
@@ -108,6 +109,10 @@ class RequestRecord:
             observe(gap_s)
         self._last_s = now_s
         self.output_tokens += tokens
+
+    def migrated(self) -> None:
+        """Count that another worker goes on with the answer."""
+        self._of_model.migrations.inc()
 
     def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
         """Observe the end of the request; ``error_type`` is empty when it was answered.
@@ -229,6 +234,9 @@ class FrontendMetrics:
         self.output_tokens_total = self._counter("output_tokens", "Tokens sent to clients", "model")
         self._prefills = self._counter(
             "prefills", "Prefills by the place they were computed", "model", "place"
+        )
+        self.migrations = self._counter(
+            "model_migration", "Answers that went on at another worker", "model", "migration_type"
         )
         self._disconnected = self._gauge(
             "disconnected_clients", "Clients that left before their answer's end"

@@ -138,6 +138,7 @@ class FrontendServer:
             self.prefill,
             Reservations(self._upstream, self._background),
             worker_wait_s=settings.worker_wait_s,
+            migration_limit=settings.migration_limit,
             forgive=ForgivenCrashes(
                 runtime.store, runtime.leases, runtime.namespace, self._background
             ).forgive,

@@ -110,4 +110,8 @@ _PASSED_OVER: dict[str, FieldRule] = {
 """vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so
 they cannot harm it; fields that would change what an answer is (``guided_json``) are refused instead."""
 
-API = EngineApi({**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER}, is_complete=True)
+API = EngineApi(
+    {**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER},
+    is_complete=True,
+    continuation={},  # it takes a last message of the assistant for a beginning without being told
+)

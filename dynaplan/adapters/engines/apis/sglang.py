@@ -32,4 +32,5 @@ API = EngineApi(
         "return_hidden_states": refused("hidden states are not given to clients"),
     },
     death_marks=("Scheduler hit an exception",),
+    continuation={"continue_final_message": True},
 )

@@ -49,4 +49,5 @@ API = EngineApi(
         "ec_transfer_params": refused("it is set by the server"),
     },
     death_marks=("EngineCore encountered an issue", "EngineDeadError"),
+    continuation={"continue_final_message": True, "add_generation_prompt": False},
 )

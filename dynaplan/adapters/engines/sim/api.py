@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynaplan.adapters.engines.sim.begun_answers import INTRODUCTION, split
 from dynaplan.core.engine.draws import uniform_draws
-from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids
+from dynaplan.core.engine.tokens import BYTES_PER_TOKEN, prompt_token_ids, tokenize
 from dynaplan.domain.errors import UserError
 from dynaplan.domain.wire.documents import shown
 from dynaplan.foundation.sockets import is_own_address
 
-INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
 FILLER_TEXT = (
     "amber birch cedar delta ember fjord grove haven inlet jetty kelp lagoon meadow north ocean pebble "
     "quartz river stone tundra upland valley willow xenon yonder zephyr"
@@ -57,7 +57,9 @@ class CompletionRequest:
     """One OpenAI request, checked. ``ends_with`` is the answer's finish reason.
 
     ``stop`` are the texts at which the answer ends, which ``is_stop_included`` leaves in it; none is looked
-    for in the first ``min_tokens``. ``characters`` is the length of an answer that ends so, else None.
+    for in the first ``min_tokens``. ``characters`` is the length of an answer that ends so, else None. A
+    ``prompt`` that ends with the beginning of its answer is a ``question`` and that number of characters,
+    ``begun``; all other lengths are then those of the rest.
     """
 
     prompt: tuple[int, ...]
@@ -72,6 +74,8 @@ class CompletionRequest:
     min_tokens: int = 0
     is_stop_included: bool = False
     characters: int | None = None
+    question: tuple[int, ...] = ()
+    begun: int = 0
 
 
 def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int) -> CompletionRequest:
@@ -86,7 +90,9 @@ def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int
         raise UserError(
             f"this model's context is {context_tokens} tokens; the prompt of {len(prompt)} leaves no room"
         )
-    max_tokens, ends_with = _answer_tokens(body, prompt, room)
+    question_text, beginning = split(body, is_chat=is_chat) or ("", "")
+    question, begun = (tokenize(question_text), len(beginning)) if question_text else (prompt, 0)
+    max_tokens, ends_with = _answer_tokens(body, question, begun, room)
     options = body.get("stream_options")
     return CompletionRequest(
         prompt=prompt,
@@ -100,22 +106,26 @@ def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int
         stop=_stop(body.get("stop")),
         min_tokens=_token_count(body, "min_tokens", 0) or 0,
         is_stop_included=body.get("include_stop_str_in_output") is True,
+        question=question,
+        begun=begun,
     )
 
 
-def _answer_tokens(body: Mapping[str, Any], prompt: Sequence[int], room: int) -> tuple[int, str]:
+def _answer_tokens(
+    body: Mapping[str, Any], question: Sequence[int], begun: int, room: int
+) -> tuple[int, str]:
     """Choose the answer's length in tokens and its finish reason; without a limit it ends by itself."""
     limit = _token_count(body, "max_completion_tokens", 1) or _token_count(body, "max_tokens", 1)
     if limit is not None:
         if limit > room:
             raise UserError(
-                f"{limit} answer tokens are asked for; the prompt of {len(prompt)} leaves room for {room}"
+                f"{limit} answer tokens are asked for; the prompt leaves room for {room} in the context"
             )
         return limit, "length"
     if body.get("ignore_eos") is True:
         return room, "length"
-    natural = LEAST_NATURAL_TOKENS + hash(prompt) % NATURAL_SPREAD_TOKENS
-    natural = max(natural, _token_count(body, "min_tokens", 0) or 0)
+    natural = LEAST_NATURAL_TOKENS + hash(question) % NATURAL_SPREAD_TOKENS - begun // BYTES_PER_TOKEN
+    natural = max(natural, _token_count(body, "min_tokens", 0) or 0, 1)
     return (natural, "stop") if natural <= room else (room, "length")
 
 
@@ -178,8 +188,10 @@ class AnswerText:
         """
         if not asked.stop:
             return asked
-        text = b"".join(self.pieces(answer_offset(asked.prompt), 0, asked.max_tokens)).decode()
-        found = [each for stop in asked.stop if (each := self._first(text, stop, asked.min_tokens))]
+        offset = answer_offset(asked.question)
+        text = b"".join(self.pieces(offset, 0, asked.max_tokens, asked.begun)).decode()
+        known = asked.begun % BYTES_PER_TOKEN
+        found = [each for stop in asked.stop if (each := self._first(text, stop, asked.min_tokens, known))]
         if not found:
             return asked
         tokens, begin, end = min(found, key=lambda each: each[0])
@@ -187,15 +199,29 @@ class AnswerText:
         return replace(asked, max_tokens=tokens, ends_with="stop", characters=characters)
 
     @staticmethod
-    def _first(text: str, stop: str, min_tokens: int) -> tuple[int, int, int] | None:
-        """Find a stop text that ends behind the first tokens; return the tokens with it, and its place."""
-        earliest_end = min_tokens * BYTES_PER_TOKEN + 1
-        begin = text.find(stop, max(0, earliest_end - len(stop)))
-        end = begin + len(stop)
-        return None if begin < 0 else (-(-end // BYTES_PER_TOKEN), begin, end)
+    def _first(text: str, stop: str, min_tokens: int, known: int) -> tuple[int, int, int] | None:
+        """Find a stop text that ends behind the first tokens; return the tokens with it, and its place.
 
-    def pieces(self, offset: int, start: int, stop: int) -> list[bytes]:
-        """Return the tokens ``start`` to ``stop`` - 1 of the answer whose filler begins at ``offset``."""
+        The place is counted in characters from the beginning of the first token, of which the ``known``
+        ones are not in the text.
+        """
+        earliest_end = min_tokens * BYTES_PER_TOKEN + 1 - known
+        begin = text.find(stop, max(0, earliest_end - len(stop)))
+        end = begin + len(stop) + known
+        return None if begin < 0 else (-(-end // BYTES_PER_TOKEN), begin + known, end)
+
+    def pieces(self, offset: int, start: int, stop: int, begun: int = 0) -> list[bytes]:
+        """Return the tokens ``start`` to ``stop`` - 1 of the answer whose filler begins at ``offset``.
+
+        They are counted from the token that has the first character after those that are ``begun``.
+        """
+        before, known = divmod(begun, BYTES_PER_TOKEN)
+        pieces = self._pieces(offset, before + start, before + stop)
+        if start == 0 and known and pieces:
+            pieces[0] = pieces[0][known:]
+        return pieces
+
+    def _pieces(self, offset: int, start: int, stop: int) -> list[bytes]:
         introduction, filler = self._introduction, self._filler
         pieces = introduction[start:stop]
         shift = offset - len(introduction)
@@ -222,7 +248,7 @@ class Rendering:
     def __init__(self, asked: CompletionRequest, text: AnswerText, number: str) -> None:
         self._asked = asked
         self._text = text
-        self._offset = answer_offset(asked.prompt)
+        self._offset = answer_offset(asked.question)
         created_s = int(time.time())  # the API's only wall-clock value
         prefix, kind = ("chatcmpl", "chat.completion") if asked.is_chat else ("cmpl", "text_completion")
         if asked.is_chat and asked.is_stream:
@@ -262,11 +288,14 @@ class Rendering:
 
     def _pieces(self, start: int, stop: int) -> list[bytes]:
         """Return the tokens' texts; those behind the end of the text are empty."""
-        pieces, most = self._text.pieces(self._offset, start, stop), self._asked.characters
+        begun, most = self._asked.begun, self._asked.characters
+        pieces = self._text.pieces(self._offset, start, stop, begun)
         if most is None:
             return pieces
+        known = begun % BYTES_PER_TOKEN
         return [
-            piece[: max(0, most - number * BYTES_PER_TOKEN)] for number, piece in enumerate(pieces, start)
+            piece[: max(0, most - max(number * BYTES_PER_TOKEN, known))]
+            for number, piece in enumerate(pieces, start)
         ]
 
     def _usage(self, emitted: int, cached: int) -> bytes:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.core.engine.kv_blocks import chain_hashes
-from dynaplan.core.engine.tokens import chat_text, count_tokens, prompt_token_ids, tokenize
+from dynaplan.core.engine.tokens import (
+    begun_answer,
+    chat_text,
+    count_tokens,
+    prompt_token_ids,
+    text_prompt,
+    tokenize,
+)
 from dynaplan.domain.errors import UserError
 
 
@@ -29,6 +36,21 @@ def test_a_chat_is_flattened_with_roles_and_text_parts() -> None:
     ]
     text = chat_text(messages)
     assert text == "<|system|>\nbe brief\n<|user|>\nhello\n<|assistant|>\n\n<|assistant|>\n"
+
+
+def test_a_chat_that_is_to_be_continued_ends_with_the_beginning_of_its_answer() -> None:
+    asked = [{"role": "user", "content": "hello"}]
+    begun = {"messages": [*asked, {"role": "assistant", "content": "Well,"}], "continue_final_message": True}
+    assert text_prompt(begun, is_chat=True) == chat_text(asked) + "Well,"
+    assert begun_answer(begun["messages"]) == (chat_text(asked), "Well,")
+
+
+@pytest.mark.parametrize(
+    "messages", [None, [], [{"role": "assistant", "content": "a"}], [{"role": "user"}] * 2]
+)
+def test_a_chat_without_a_begun_answer_cannot_be_continued(messages: object) -> None:
+    with pytest.raises(UserError, match="continue_final_message"):
+        text_prompt({"messages": messages, "continue_final_message": True}, is_chat=True)
 
 
 @pytest.mark.parametrize("prompt", ["a text", ["a text"], [1, 2, 3], [[1, 2, 3]]])

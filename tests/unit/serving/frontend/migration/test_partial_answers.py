@@ -1,0 +1,72 @@
+"""Keeping a stream's events, and reading them when its worker dies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dynaplan.serving.frontend.migration import partial_answers
+from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer
+
+
+def event(**choice: Any) -> bytes:
+    document = {"id": "a1", "created": 5, "choices": [{"index": 0, **choice}]}
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def of(*events: bytes) -> PartialAnswer:
+    partial = PartialAnswer()
+    for each in events:
+        partial.add(each)
+    return partial
+
+
+def test_the_text_of_a_chat_and_of_a_completion_is_put_together() -> None:
+    chat = of(event(delta={"role": "assistant", "content": ""}), event(delta={"content": "He"}) * 2)
+    assert (chat.text(), chat.oddity, chat.finish_reason) == ("HeHe", "", "")
+    assert of(event(text="a"), b": a comment\n\n", event(text="b", finish_reason="stop")).text() == "ab"
+    assert (chat.answer_id, chat.created_s) == ("a1", 5)
+
+
+def test_a_long_answer_is_kept_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_answers, "LARGEST_UNREAD_BYTES", 100)
+    partial = of(*[event(text=f"{number} ") for number in range(50)])
+    assert partial.text() == "".join(f"{number} " for number in range(50))
+
+
+def test_an_answer_beyond_the_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_answers, "LARGEST_TEXT_CHARACTERS", 10)
+    partial = of(event(text="12345678901"))
+    assert partial.text() == ""
+    assert "more than 10 characters" in partial.oddity
+    partial.add(event(text="more"))
+    assert partial.text() == ""
+
+
+@pytest.mark.parametrize(
+    ("choice", "oddity"),
+    [
+        ({"delta": {"tool_calls": [{"index": 0}]}}, "tool_calls"),
+        ({"delta": {"reasoning_content": "Hm"}}, "reasoning_content"),
+        ({"index": 1, "delta": {"content": "b"}}, "several choices"),
+    ],
+)
+def test_what_is_no_plain_text_is_named(choice: dict[str, Any], oddity: str) -> None:
+    partial = of(event(delta={"content": "a"}), event(**choice))
+    partial.text()
+    assert oddity in partial.oddity
+
+
+def test_empty_parts_are_nothing_odd_and_what_is_no_json_is_passed_over() -> None:
+    partial = of(event(delta={"content": "a", "tool_calls": [], "reasoning": None}), b"data: {broken\n\n")
+    assert (partial.text(), partial.oddity) == ("a", "")
+
+
+def test_the_end_and_the_usage_are_noted() -> None:
+    partial = of(
+        event(text="a", finish_reason="length"), b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'
+    )
+    partial.text()
+    assert (partial.finish_reason, partial.has_usage) == ("length", True)
