@@ -110,7 +110,7 @@ async def test_a_poisoned_request_ends_in_500_with_the_reason_and_its_variants_a
 
 
 async def test_innocent_requests_beside_a_poisoned_one_are_all_answered() -> None:
-    """Eight clients ask all the time; a stream that had begun at a death is cut, as any is today."""
+    """Eight clients ask all the time; none is a stream, so that each is begun anew."""
     answers: list[int] = []
 
     async with stage(served_model_name=MODEL) as here:

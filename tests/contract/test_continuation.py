@@ -1,4 +1,4 @@
-"""An engine goes on with a begun answer as the frontend asks it to; greedily decoded, the text is the same."""
+"""An engine goes on with a begun answer; greedily decoded, with the text of an uncut one."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ TESTED_ELSEWHERE = {
     "contract/test_queue.py": ["adapters/messaging/jetstream", "adapters/messaging/pulling"],
     "integration/test_orchestrate.py": ["cli/components/orchestrate"],
     "contract/test_coordination.py": ["runtime/coordination/buckets"],
+    "contract/test_sim_continuation.py": ["adapters/engines/sim/begun_answers"],
+    "integration/test_migration.py": ["serving/frontend/migration/begun_streams"],
     "contract/test_sim_engine.py": [
         "adapters/engines/sim/answer",
         "adapters/engines/sim/api",
