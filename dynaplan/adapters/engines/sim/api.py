@@ -213,7 +213,7 @@ class AnswerText:
     def pieces(self, offset: int, start: int, stop: int, begun: int = 0) -> list[bytes]:
         """Return the tokens ``start`` to ``stop`` - 1 of the answer whose filler begins at ``offset``.
 
-        They are counted from the token that has the first character after those that are ``begun``.
+        They are counted from the token with the first character that is not ``begun``.
         """
         before, known = divmod(begun, BYTES_PER_TOKEN)
         pieces = self._pieces(offset, before + start, before + stop)

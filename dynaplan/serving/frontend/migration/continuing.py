@@ -34,8 +34,8 @@ class Continuation:
 
     ``tokens`` are those of the answer so far, as far as they were sent. ``held`` is the white space at the
     end of the text so far, which was not sent and may come again: in tokens of its own, for which the
-    request leaves room, or in one with more. ``left_tokens`` are those that the client may still get, None
-    without a limit.
+    request leaves room, or in one with more. ``left_tokens`` is the number that the client may still get,
+    None without a limit.
     """
 
     call: Call
