@@ -37,7 +37,7 @@ FOLLOWS = {
 }
 """Commands that go on until Ctrl-C, and a part of what they must print first."""
 
-LOAD, DECISION = "words=", "dynaplan why --changes"
+LOAD, DECISION = "dynaplan bench", "dynaplan why --changes"
 """The beginnings of the command that makes load, and of the one that shows the decision it brought about."""
 
 

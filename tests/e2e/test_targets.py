@@ -21,6 +21,7 @@ OPTIONS = (
     "--Planner.ttft=250",
     "--Planner.itl=100",
     "--Planner.max-gpu-budget=4",
+    "--Planner.slo-window=20",  # the time for which an overspent error budget keeps workers
     f"--VllmWorker.profile={PROFILE}",
     f"--PrefillWorker.profile={PROFILE}",
 )

@@ -108,7 +108,7 @@ async def test_a_stream_that_may_not_migrate_is_cut_with_the_reason(
 
 
 async def test_a_stream_that_finds_no_other_worker_in_time_is_cut() -> None:
-    async with stage(worker_wait_s=0.1) as here:
+    async with stage(worker_wait=0.1) as here:
         worker = await here.worker("abort_within", CONTINUES)
         client = asyncio.create_task(cut(here))
         await eventually(lambda: worker.in_flight == 1)

@@ -112,22 +112,27 @@ def budget_after(
 ) -> ErrorBudget:
     """Return the budget after an interval in which ``shares`` of the requests missed TTFT and ITL."""
     after = faded(budget, traffic.interval_s, window_s)
-    ttft, itl = after.ttft_requests, after.itl_requests
-    if shares and traffic.requests:
-        ttft += traffic.requests * (1 - targets.ttft_percentile / 100 - shares[0])
-        itl += traffic.requests * (1 - targets.itl_percentile / 100 - shares[1])
-    return ErrorBudget(ttft, itl)
+    if not shares or not traffic.requests:
+        return after
+    ttft = traffic.requests * (1 - targets.ttft_percentile / 100 - shares[0])
+    itl = traffic.requests * (1 - targets.itl_percentile / 100 - shares[1])
+    kept_s = after.kept_s if min(ttft, itl) >= 0 else 0.0
+    return ErrorBudget(after.ttft_requests + ttft, after.itl_requests + itl, kept_s)
 
 
 def faded(budget: ErrorBudget, passed_s: float, window_s: float) -> ErrorBudget:
     """Return the budget after some seconds without requests."""
     fade = math.exp(-passed_s / window_s)
-    return ErrorBudget(fade * budget.ttft_requests, fade * budget.itl_requests)
+    return ErrorBudget(fade * budget.ttft_requests, fade * budget.itl_requests, budget.kept_s + passed_s)
 
 
-def is_overspent(budget: ErrorBudget) -> bool:
-    """Tell whether more requests missed either target lately than promised."""
-    return _is_owed(budget.ttft_requests) or _is_owed(budget.itl_requests)
+def is_overspent(budget: ErrorBudget, window_s: float) -> bool:
+    """Tell whether more requests missed either target than promised, the last of them within the window.
+
+    What is owed fades and never ends: after silence, a debt of 50 requests would be one for four windows.
+    """
+    is_owed = _is_owed(budget.ttft_requests) or _is_owed(budget.itl_requests)
+    return is_owed and budget.kept_s <= window_s
 
 
 def _is_owed(requests: float) -> bool:

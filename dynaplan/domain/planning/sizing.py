@@ -77,11 +77,12 @@ class ErrorBudget:
     """Requests that could have missed each target lately without breaking the promise.
 
     Below 0, that many too many missed. The past fades: what is one ``slo-window`` old counts 37 %
-    (``core/sizing/error_budget.py``).
+    (``core/sizing/error_budget.py``). ``kept_s`` is the time since an interval last spent too much of it.
     """
 
     ttft_requests: float = 0.0
     itl_requests: float = 0.0
+    kept_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,15 @@ class Demand:
     dispersions: tuple[tuple[float, float], ...] = ()
 
     def times(self, factor: float) -> Demand:
-        """Return the demand with ``factor`` times the requests per second."""
-        return replace(self, requests_per_s=self.requests_per_s * factor)
+        """Return the demand with ``factor`` times the requests per second, of which as many come together.
+
+        Of arrivals that are left out at random what exceeds the variance of independent ones shrinks with
+        their number (thinning), so that one request in a long time is in no burst.
+        """
+        dispersions = tuple(
+            (scale_s, max(0.0, 1 + (index - 1) * factor)) for scale_s, index in self.dispersions
+        )
+        return replace(self, requests_per_s=self.requests_per_s * factor, dispersions=dispersions)
 
 
 @dataclass(frozen=True)

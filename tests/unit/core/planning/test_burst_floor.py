@@ -67,6 +67,12 @@ def test_an_overspent_error_budget_holds_what_would_have_kept_the_promise(budget
     assert "the error budget is overspent, no worker leaves below prefill" in step.why
 
 
+def test_an_error_budget_that_has_been_kept_for_a_window_holds_nothing() -> None:
+    kept = ErrorBudget(ttft_requests=-2, kept_s=targets.SETTINGS.slo_window_s + 1)
+    _, limits, steps = floor_after(seen(), settings=targets.SETTINGS, budget=kept, current=Targets(6, 3))
+    assert (limits, steps) == (LIMITS, [])
+
+
 def test_an_overspent_error_budget_adds_no_worker() -> None:
     owed = ErrorBudget(ttft_requests=-2)
     _, limits, _ = floor_after(seen(), settings=targets.SETTINGS, budget=owed, current=Targets(2, 1))

@@ -173,3 +173,8 @@ def test_limits_that_exclude_each_other_change_nothing() -> None:
     sizing = size_pools(DISAGGREGATED, LIKE_CHATS, PROMISE, limits, Targets(4, 4))
     assert sizing.targets == Targets(4, 4)
     assert "the minimums need 2 GPUs, the budget has 1" in sizing.steps[-1].why
+
+
+def test_arrivals_in_bursts_do_not_make_a_target_one_that_nobody_can_meet() -> None:
+    bursts = replace(LIKE_CHATS, burstiness=8.0, dispersions=((1.0, 8.0), (2.0, 8.0)))
+    assert "targets" not in [step.stage for step in sized(bursts).steps]

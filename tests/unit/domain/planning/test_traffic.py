@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.domain.planning.traffic import Lengths
+from dynaplan.domain.planning.traffic import Demand, Lengths
 
 BOUNDS = (10.0, 100.0)
 
@@ -20,3 +20,11 @@ def test_the_mean_of_a_sum_is_exact_only_if_both_are() -> None:
     exact, unknown = Lengths(BOUNDS, (1.0, 0.0, 0.0), 4.0), Lengths(BOUNDS, (0.0, 3.0, 0.0), 40.0)
     assert (exact + unknown).mean_tokens == pytest.approx((4 + 3 * 40) / 4)
     assert (exact + Lengths(BOUNDS, (0.0, 3.0, 0.0))).mean_tokens is None
+
+
+def test_of_a_part_of_the_requests_fewer_come_together() -> None:
+    none = Lengths((), ())
+    demand = Demand(8.0, none, none, dispersions=((1.0, 5.0), (2.0, 0.0)))
+    assert demand.times(0.5) == Demand(4.0, none, none, dispersions=((1.0, 3.0), (2.0, 0.5)))
+    assert demand.times(0.0).dispersions == ((1.0, 1.0), (2.0, 1.0))
+    assert demand.times(2.0).dispersions == ((1.0, 9.0), (2.0, 0.0))
