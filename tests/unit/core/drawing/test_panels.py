@@ -5,11 +5,13 @@ import re
 import pytest
 
 from dynaplan.core.drawing.panels import (
+    DECIDED,
     HEAD,
     LEFT,
     PLOT,
     RIGHT,
     WIDTH,
+    Lane,
     Panel,
     Series,
     TimeAxis,
@@ -60,3 +62,11 @@ def test_what_comes_after_the_end_of_the_axis_is_not_drawn():
 def test_moments_are_written_in_the_unit_that_suits_the_whole(end_s, text):
     assert TimeAxis(end_s).text(312.4) == text
     assert 4 <= len(TimeAxis(end_s).ticks()) <= 11
+
+
+def test_a_decision_after_the_end_of_the_axis_is_not_drawn():
+    panel = Panel(DECIDED, "t", [Series("", [0], [1])])
+    svg, _ = draw([panel], [Lane([10, 150], ["early", "late"])], TimeAxis(100.0))
+
+    assert "early" in svg
+    assert "late" not in svg

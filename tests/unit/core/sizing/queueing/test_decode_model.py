@@ -69,3 +69,9 @@ def test_near_saturation_the_search_for_the_balance_stops_before_it() -> None:
         settings=replace(KIND.settings, request_slots=2000, total_blocks=40_000),
     )
     assert 100.0 < worker(10.0, slow).step_ms < 900.0  # step = 8 + 1 + 0.99 step has its balance at 900 ms
+
+
+def test_an_answer_of_a_token_beside_very_long_ones_averages_nothing_out() -> None:
+    demand = replace(DEMAND, osl=Lengths((2.0, 60_000.0), (1.0, 1.0, 0.0)))
+    batch = DecodeBatch(answers_of(demand, KIND), None, KIND, 1e-6, 1.0)
+    assert 0.0 <= batch.chance_of_itl_over(8.5) <= batch.chance_of_itl_over(8.1) <= 1.0
