@@ -73,7 +73,7 @@ class _Followed:
         self._intervals = 0
 
     async def follow(self, record: DecisionRecord) -> None:
-        """Follow one interval."""
+        """Have the recorded, the old and the new options each serve one recorded interval, and score them."""
         observation = await self.new.with_forecast(record.observation)
         corrections = record.next_state.corrections
         live = self._live.follow(record.observation, record.decision, corrections)

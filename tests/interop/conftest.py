@@ -15,6 +15,17 @@ from dynaplan.foundation.guard import guarded
 from dynaplan.foundation.sockets import free_port
 from dynaplan.supervisor.servers.embedded import find_etcd
 
+DYNAMO_VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"
+
+
+@pytest.fixture
+def python() -> str:
+    """The Python in which Dynamo's runtime 1.6.1 is installed."""
+    path = os.environ.get(DYNAMO_VARIABLE)
+    if not path:
+        pytest.skip(f"{DYNAMO_VARIABLE} names no Python with ai-dynamo-runtime (tox -e interop makes one)")
+    return path
+
 
 class Etcd3:
     """etcd3 in a process of its own; see ``etcd3_client.Calls`` for what can be called."""

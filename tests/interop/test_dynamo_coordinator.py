@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +11,10 @@ import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.fakes.polling import eventually
-from tests.interop.test_dynamo_runtime import VARIABLE, coordinating, decided
+from tests.interop.test_dynamo_runtime import coordinating, decided
 
 NAMESPACE = "ns"
 WITHIN_S = 120.0
-
-
-@pytest.fixture
-def python() -> str:
-    path = os.environ.get(VARIABLE)
-    if not path:
-        pytest.skip(f"{VARIABLE} names no Python with ai-dynamo-runtime (tox -e interop makes one)")
-    return path
 
 
 @pytest.fixture

@@ -10,25 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from dynaplan.foundation.sockets import free_port
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
 from tests.fakes.polling import eventually
 from tests.interop.conftest import Programs
 
-VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"
 GUIDE = REPOSITORY / "docs" / "guides" / "orchestrating.md"
 WITHIN_S = 120.0
 TOKENS = 20
-
-
-@pytest.fixture
-def python() -> str:
-    path = os.environ.get(VARIABLE)
-    if not path:
-        pytest.skip(f"{VARIABLE} names no Python with ai-dynamo 1.6.1 (tox -e interop makes one)")
-    return path
 
 
 def example() -> str:

@@ -30,15 +30,6 @@ from tests.fakes.servers import Server
 
 CARD = {"model": "meta-llama/Llama-3.1-8B", "context_tokens": 4096, "kv_block_tokens": 16}
 WITHIN_S = 60.0
-VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"
-
-
-@pytest.fixture
-def python() -> str:
-    path = os.environ.get(VARIABLE)
-    if not path:
-        pytest.skip(f"{VARIABLE} names no Python with ai-dynamo-runtime (tox -e interop makes one)")
-    return path
 
 
 @pytest.fixture

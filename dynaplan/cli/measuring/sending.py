@@ -56,7 +56,7 @@ class Sender:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Send nothing new."""
+        """Send no further request; those under way are answered and counted."""
         self._stopped.set()
 
     async def clients(self, number: int, request: TracedRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -173,8 +173,7 @@ def command(
         spec = only_service(spec, service_name)
     # After the checks that raise: a warning about an option would only distract from an error in it.
     frontend = config.get("Frontend", {})
-    host = host or str(frontend.get("host") or FrontendSettings.host)
-    port = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
+    host, port = _listening(host, port, frontend)
     warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
     memory = memory_lines(spec, config, gpus)
     if dry_run:
@@ -199,6 +198,12 @@ def command(
         overrides=tuple(ctx.obj),
     )
     return serve(spec, config, options)
+
+
+def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the address and the port to listen on: the option's, else the YAML's, else the default."""
+    chosen = next(each for each in (port, frontend.get("port"), FrontendSettings.port) if each is not None)
+    return host or str(frontend.get("host") or FrontendSettings.host), chosen
 
 
 def _entered(directory: Path) -> Path:

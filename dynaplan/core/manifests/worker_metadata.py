@@ -12,7 +12,7 @@ GROUP, VERSION, PLURAL, KIND = "nvidia.com", "v1alpha1", "dynamoworkermetadatas"
 
 
 def worker_metadata_definition() -> Document:
-    """Return the CustomResourceDefinition."""
+    """Return the manifest by which a cluster knows ``DynamoWorkerMetadata``; it is applied once."""
     data = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     spec = {"type": "object", "required": ["data"], "properties": {"data": data}}
     texts = {name: {"type": "string"} for name in ("apiVersion", "kind")}

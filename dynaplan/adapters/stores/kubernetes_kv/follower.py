@@ -84,7 +84,7 @@ class ClusterFollower:
             self._watches.remove(watch)
 
     async def close(self) -> None:
-        """End every watch."""
+        """End every watch, as if it had come to its end, and ask the API server for nothing more."""
         self._is_closed = True
         await self._tasks.cancel()
         self._end(None)
