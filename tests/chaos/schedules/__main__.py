@@ -1,0 +1,34 @@
+"""``python -m tests.chaos.schedules --seed 17``, or ``--from 0 --count 10000``."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+
+from tests.chaos.schedules.schedule import run_schedule
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.schedules")
+    parser.add_argument("--seed", type=int, help="repeat this one, and tell its story")
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--count", type=int, default=100)
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.count) if options.seed is None else [options.seed]
+    begun_s, failed = time.monotonic(), []
+    for seed in seeds:
+        outcome = run_schedule(seed)
+        if options.seed is not None:
+            print("\n".join(outcome.story))
+            print(f"{outcome.requests} requests, {outcome.failed} not whole, {outcome.lasted_s:.0f} s")
+        if outcome.wrong:
+            failed.append(seed)
+            print(f"seed {seed}:\n  " + "\n  ".join(outcome.wrong[:8]), flush=True)
+        gc.collect()
+    print(f"{len(seeds)} schedules in {time.monotonic() - begun_s:.0f} s, wrong: {failed}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,197 @@
+"""One simulated machine: its processes, circus, the statefile, and the programs that run on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from signal import SIGTERM
+from typing import Any
+
+from dynaplan.adapters.messaging.memory import MemoryMessenger
+from dynaplan.domain.errors import StatefileUnwritable
+from dynaplan.domain.identity import ProcessIdentity
+from tests.chaos.schedules.lines import StoreServer
+from tests.chaos.schedules.network import Network
+from tests.chaos.schedules.virtual_time import Process, VirtualLoop
+from tests.fakes.circus import FakeCircus
+from tests.fakes.clock import LoopClock
+
+Main = Callable[[Process], Coroutine[Any, Any, None]]
+KILLED = -9
+
+
+class Machine:
+    """All that runs, and what a schedule can do to it. ``wrong`` gathers what must never be seen."""
+
+    def __init__(self, loop: VirtualLoop, network: Network, dice: Random) -> None:
+        self.loop = loop
+        self.network = network
+        self.dice = dice
+        self.store = StoreServer(dice)
+        self.messenger = MemoryMessenger(LoopClock())
+        self.processes: dict[int, Process] = {}
+        self.dead: list[Process] = []
+        self.circus = MemoryCircus(self)
+        self.statefile = MemoryStatefile()
+        self.workers: dict[int, Any] = {}
+        self.plugin: Any = None
+        self.skew_s = 0.0
+        self.harms: list[tuple[float, str]] = []
+        """When a process of which service died, or had a connection cut."""
+        self.lagging: list[Any] = []
+        self.wrong: list[str] = []
+        self.story: list[str] = []
+        self._last_pid = 100
+
+    def tell(self, text: str) -> None:
+        self.story.append(f"{self.loop.time() - 1000:8.3f} {text}")
+
+    @property
+    def is_lagging(self) -> bool:
+        """True while some process hears of the store late."""
+        return any(line.lag_s for line in self.lagging)
+
+    def harmed(self, *names: str) -> None:
+        """Note a harm to processes of these names."""
+        services = [each for each in ("Frontend", "VllmWorker", "PrefillWorker") for name in names if each in name]
+        self.harms += [(self.loop.time(), service) for service in services]
+
+    def spawn(self, name: str, main: Main, gpus: tuple[str, ...] = ()) -> Process:
+        """Start a process."""
+        self._last_pid += 1
+        process = Process(self.loop, self._last_pid, name)
+        process.gpus = gpus
+        for other in self.processes.values():
+            if both := set(gpus) & set(other.gpus):
+                self.wrong.append(f"{name} and {other.name} ({other.pid}) have {sorted(both)}")
+        self.processes[process.pid] = process
+        process.start(self._live(process, main))
+        return process
+
+    async def _live(self, process: Process, main: Main) -> None:
+        code = 1
+        try:
+            code = await main(process) or 0  # type: ignore[func-returns-value]
+        except Exception as error:
+            self.loop.faults.append(f"{process.name} crashed: {error!r}")
+        if not process.is_dead:
+            self.end(process, code)
+
+    def kill(self, process: Process) -> None:
+        """kill -9."""
+        self.end(process, KILLED)
+
+    def end(self, process: Process, code: int) -> None:
+        """The process is gone; circus tells the plugin a moment later, or never."""
+        if process.is_dead:
+            return
+        process.end()
+        self.harmed(process.name)
+        self.network.lose(process)
+        self.processes.pop(process.pid, None)
+        self.workers.pop(process.pid, None)
+        self.dead.append(process)
+        self.circus.ended(process)
+        if self.dice.random() > 0.1:
+            self.loop.call_later(self.dice.uniform(0, 0.4), self._tell_plugin, process.pid, code)
+
+    def _tell_plugin(self, pid: int, code: int) -> None:
+        plugin = self.plugin
+        if plugin and not plugin.process.is_dead and plugin.keeper:
+            plugin.process.post(plugin.keeper.note_exit, pid, code)
+
+    def of(self, service: str, *, awake: bool = False) -> list[Process]:
+        """The living processes of a service."""
+        return [
+            each
+            for each in self.processes.values()
+            if service in each.name and not (awake and each.is_frozen)
+        ]
+
+    # -- ports.box.Processes -------------------------------------------------------------------
+
+    def identify(self, pid: int) -> int | None:
+        return pid * 10 if pid in self.processes else None
+
+    def identity_of(self, pid: int) -> ProcessIdentity:
+        return ProcessIdentity(pid, pid * 10, "boot")
+
+    def is_alive(self, process: ProcessIdentity) -> bool:
+        return process.pid in self.processes
+
+    def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
+        process = self.processes.get(pid)
+        if process is None or pid * 10 != started_at:
+            return ()
+        self.tell(f"the plugin kills {process.name} ({pid})")
+        self.kill(process)
+        return (pid,)
+
+
+class MemoryCircus(FakeCircus):
+    """circus, whose watchers start simulated processes; every command takes its time."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+        self.start: Callable[[str, str, dict[str, str]], Process] | None = None
+
+    async def pid(self, name: str) -> int:
+        await self._wait()
+        return await super().pid(name)
+
+    async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
+        await self._wait()
+        if name not in self.pids and self.start and self.can_start:
+            service = args[args.index("--service-name") + 1]
+            process = self.start(name, service, options["env"])
+            self.environments[name] = options["env"]
+            self.pids[name] = process.pid
+            return process.pid
+        return await super().add(name, cmd, args, options)
+
+    async def remove(self, name: str) -> None:
+        await self._wait()
+        if self.pids.get(name) in self._machine.processes:
+            self._machine.wrong.append(f"the watcher {name} is removed while its process runs")
+        await super().remove(name)
+
+    async def signal(self, name: str, signal_number: int) -> None:
+        await self._wait()
+        await super().signal(name, signal_number)
+        worker = self._machine.workers.get(self.pids.get(name, 0))
+        if worker and signal_number == SIGTERM:
+            worker.process.post(worker.leave, "SIGTERM arrived")
+
+    async def call(self, command: str, **properties: Any) -> dict[str, Any]:
+        await self._wait()
+        return {"options": {"env": self.environments.get(properties["name"], {}), "args": []}}
+
+    def ended(self, process: Process) -> None:
+        """Its process is gone: the watcher stays, without one."""
+        for name, pid in self.pids.items():
+            if pid == process.pid:
+                self.pids[name] = 0
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._machine.dice.uniform(0.001, 0.05))
+
+
+class MemoryStatefile:
+    """``ports.box.DocumentStore``; the disk can be full."""
+
+    def __init__(self) -> None:
+        self.document: dict[str, Any] | None = None
+        self.is_full = False
+
+    def read(self) -> dict[str, Any] | None:
+        return self.document
+
+    def write(self, document: dict[str, Any]) -> None:
+        if self.is_full:
+            raise StatefileUnwritable("no space left on device")
+        self.document = document
+
+    def remove(self) -> None:
+        self.document = None
