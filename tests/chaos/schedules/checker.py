@@ -44,6 +44,9 @@ class Checker:
                 self.frozen_since_s.setdefault(process.pid, now_s)
             else:
                 self.frozen_since_s.pop(process.pid, None)
+        for worker in machine.workers.values():
+            if worker.runtime and worker.runtime.is_draining and not worker.draining_since_s:
+                worker.draining_since_s = now_s
         self._look_at_statefile(now_s)
         self._look_at_routers(now_s)
         if not self._has_decode():
@@ -120,14 +123,14 @@ class Checker:
         if request.status == 200 and not request.error:
             return "cut without an error"
         losses = self._harmed(request, "VllmWorker")
+        if "Workers have died over this request" in request.error:
+            # By core/routing/suspects.py a request that was alone at a death is convicted by the next.
+            return "" if losses >= 2 else "convicted of fewer than two deaths"
         was_without = any(request.sent_s - 1 <= each <= request.ended_s + 1 for each in self.without_decode)
         if request.status == 503 or request.status == 200:
             return "" if was_without or losses > MOST_DEATHS else "an error although a worker was there"
         if request.status == 502:
             return "" if losses >= MOST_DEATHS else "an error without enough deaths"
-        if request.status == 500 and "Workers have died over this request" in request.error:
-            deaths = [each for each in self.machine.harms if each[1] == "VllmWorker"]
-            return "" if sum(each[0] <= request.ended_s for each in deaths) >= 2 else "convicted unharmed"
         return "an error of another kind"
 
     def _harmed(self, request: Request, service: str) -> int:

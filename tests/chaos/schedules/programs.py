@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -39,6 +39,7 @@ from dynaplan.supervisor.fleet.keeper import FleetKeeper
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import Launch
+from tests.chaos.schedules.engines import ServedEngine
 from tests.chaos.schedules.lines import MessengerLine, StoreLine
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.network import PUBLIC_PORT, MemorySocket
@@ -269,6 +270,11 @@ def installed(machine: Machine, config: dict[str, dict[str, Any]]) -> Iterator[N
         stack.enter_context(patch("dynaplan.runtime.life.os.getpid", own_pid))
         stack.enter_context(patch("time.time", wall_now))
         stack.enter_context(patch("os.urandom", machine.dice.randbytes))
+        if machine.dice.random() < 0.5:
+            make = partial(ServedEngine, machine)
+            stack.enter_context(
+                patch("dynaplan.wiring.engines.make_engine", lambda name, *arguments: make(*arguments))
+            )
         stack.enter_context(patch.object(named_requests, "_RANDOM", Random(first)))
         stack.enter_context(
             patch("dynaplan.serving.routing.worker_router.Random", lambda: Random(first + next(seeds)))

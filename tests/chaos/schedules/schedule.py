@@ -15,7 +15,7 @@ from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, planner_
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.supervisor.fleet.document import new_document
-from tests.chaos.schedules.checker import Checker
+from tests.chaos.schedules.checker import LEASE_S, Checker
 from tests.chaos.schedules.clients import Clients
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.network import Network
@@ -336,9 +336,11 @@ class Schedule:
         left = [process.name for process in machine.processes.values() if process.name != "clients"]
         if left:
             machine.wrong.append(f"left at the end: {left}")
-        keys = [item.key for item in await machine.store.store.list(SERVICES_PREFIX)]
-        if keys and not left:
-            machine.wrong.append(f"registrations left at the end: {keys}")
+        if not await self._becomes(lambda: not self._registrations(), LEASE_S + 1):
+            machine.wrong.append(f"registrations left at the end: {self._registrations()}")
+
+    def _registrations(self) -> list[str]:
+        return [key for key in self.machine.store.store._items if key.startswith(SERVICES_PREFIX)]
 
     async def _becomes(self, check: Callable[[], bool], within_s: float) -> bool:
         deadline_s = self.machine.loop.time() + within_s

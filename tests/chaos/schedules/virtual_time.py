@@ -31,6 +31,7 @@ class Process:
         self.is_dead = False
         self.is_frozen = False
         self.died_s = 0.0
+        self.thawed_s = 0.0
         self.ends: list[Callable[[], Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self._is_ghost = False
@@ -60,7 +61,7 @@ class Process:
         self.is_frozen = True
 
     def thaw(self) -> None:
-        self.is_frozen = False
+        self.is_frozen, self.thawed_s = False, self._loop.time()
         if not self.is_dead:
             self._run_parked()
 
