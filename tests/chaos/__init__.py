@@ -1,1 +1,1 @@
-"""Faults drawn from a seed, and a checker of what came of them: on virtual time, and over a real deployment."""
+"""Faults drawn from a seed, and a checker of what came of them: on virtual time, and over a deployment."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import sys
 import time
 
 from tests.chaos.schedules.schedule import run_schedule
 
+EVERY = 500
+"""Schedules between two lines that say how far it is."""
+
 
 def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a schedule
+        command = [sys.executable, "-m", "tests.chaos.schedules", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.schedules")
     parser.add_argument("--seed", type=int, help="repeat this one, and tell its story")
     parser.add_argument("--from", type=int, default=0, dest="first")
@@ -26,6 +34,8 @@ def main() -> int:
             failed.append(seed)
             print(f"seed {seed}:\n  " + "\n  ".join(outcome.wrong[:8]), flush=True)
         gc.collect()
+        if not (seed + 1 - seeds[0]) % EVERY:
+            print(f"{seed + 1 - seeds[0]} in {time.monotonic() - begun_s:.0f} s", flush=True)
     print(f"{len(seeds)} schedules in {time.monotonic() - begun_s:.0f} s, wrong: {failed}")
     return bool(failed)
 

@@ -65,11 +65,15 @@ class Checker:
                 continue
             died_s = next((each.died_s for each in machine.dead if each.pid == worker.pid), None)
             if died_s is not None and now_s - max(died_s, self.blind_s) > NOTICED_S:
-                machine.wrong.append(f"{now_s:.1f}: {worker.name} is said to be ready, and died at {died_s:.1f}")
+                machine.wrong.append(
+                    f"{now_s:.1f}: {worker.name} is ready, it says, and died at {died_s:.1f}"
+                )
             frozen_s = self.frozen_since_s.get(worker.pid)
             seen_s = max(self.blind_s, self.without_store_s)
             if frozen_s is not None and now_s - max(frozen_s, seen_s) > LEASE_S + NOTICED_S:
-                machine.wrong.append(f"{now_s:.1f}: {worker.name} is said to be ready, frozen at {frozen_s:.1f}")
+                machine.wrong.append(
+                    f"{now_s:.1f}: {worker.name} is ready, it says, and stopped at {frozen_s:.1f}"
+                )
 
     def _look_at_routers(self, now_s: float) -> None:
         machine = self.machine

@@ -47,7 +47,8 @@ class Request:
     def __str__(self) -> str:
         seen = f"{self.status} {self.error or self.broken or self.finish_reason} {len(self.text)} characters"
         kind = "stream" if self.body.get("stream") else "whole"
-        return f"request {self.number} ({kind}, {self.body.get('max_tokens')} tokens) of {self.sent_s:.3f}: {seen}"
+        asked = f"{kind}, {self.body.get('max_tokens')} tokens"
+        return f"request {self.number} ({asked}) of {self.sent_s:.3f}: {seen}"
 
 
 def expected(body: dict[str, Any], path: str) -> str:
@@ -74,7 +75,9 @@ class Clients:
         return [request for request in self.history if not request.ended_s]
 
     async def _run(self, process: Any) -> int:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0)) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True, limit=0)
+        ) as session:
             self.session = session
             await asyncio.gather(*(self._client() for _ in range(self._count)))
         return 0

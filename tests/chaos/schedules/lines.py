@@ -43,7 +43,7 @@ class StoreServer:
         self.away_since_s = asyncio.get_running_loop().time()
 
     def come_back(self, *, is_wiped: bool = False) -> None:
-        """As etcd does: one that was killed gives every lease its whole time again, a stopped one does not."""
+        """As etcd does: after a kill every lease has its whole time again, after a stop it has not."""
         loop = asyncio.get_running_loop()
         if not self.store.is_available:
             for lease in self.store._leases.values():

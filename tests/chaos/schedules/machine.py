@@ -54,7 +54,9 @@ class Machine:
 
     def harmed(self, *names: str) -> None:
         """Note a harm to processes of these names."""
-        services = [each for each in ("Frontend", "VllmWorker", "PrefillWorker") for name in names if each in name]
+        services = [
+            each for each in ("Frontend", "VllmWorker", "PrefillWorker") for name in names if each in name
+        ]
         self.harms += [(self.loop.time(), service) for service in services]
 
     def spawn(self, name: str, main: Main, gpus: tuple[str, ...] = ()) -> Process:

@@ -1,8 +1,9 @@
 """Connections in memory between simulated processes, under aiohttp's own clients and servers.
 
-What the kernel does is copied: bytes arrive in order; of a process that is gone the other side hears at once
-(reset, or the end of the stream); nobody listens: refused; a stopped process's connections are accepted by the
-kernel, and nothing answers; on the public port, whose socket ``serve`` holds, connections wait for a frontend.
+What the kernel does is copied: bytes arrive in order; of a process that is gone the other side hears at
+once (reset, or the end of the stream); nobody listens: refused; a stopped process's connections are accepted
+by the kernel, and nothing answers; on the public port, whose socket ``serve`` holds, connections wait for a
+frontend.
 """
 
 from __future__ import annotations

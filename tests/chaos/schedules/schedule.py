@@ -94,7 +94,9 @@ class Schedule:
 
     async def run(self) -> None:
         machine = self.machine
-        watching = [asyncio.create_task(work) for work in (self._look(), machine.store.expire(), self._circus())]
+        watching = [
+            asyncio.create_task(work) for work in (self._look(), machine.store.expire(), self._circus())
+        ]
         self.clients: Clients | None = None
         await self._scale_to(2, 1)
         Plugin(machine, self.launch)
@@ -184,7 +186,10 @@ class Schedule:
         prefix = planner_prefix(NAMESPACE)
         items = {item.key: item.value for item in await store.store.list(prefix)}
         number = DesiredCounts.from_keys(NAMESPACE, items).next_decision_id
-        puts = {prefix + COUNT_KEYS[Role.DECODE]: str(decode), prefix + COUNT_KEYS[Role.PREFILL]: str(prefill)}
+        puts = {
+            prefix + COUNT_KEYS[Role.DECODE]: str(decode),
+            prefix + COUNT_KEYS[Role.PREFILL]: str(prefill),
+        }
         await store.store.commit(Transaction(puts={**puts, prefix + "decision_id": str(number)}))
 
     async def _terminate_worker(self) -> None:

@@ -1,0 +1,65 @@
+"""The simulated engine with a server of its own, which frontends send to straight, as vLLM has one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from aiohttp import web
+
+from dynaplan.adapters.engines.sim.engine import SimEngine
+from dynaplan.domain.engine import EngineContext
+from dynaplan.domain.routes import Route
+from dynaplan.runtime.server import WorkerServer
+from tests.chaos.schedules.machine import Machine
+from tests.chaos.schedules.virtual_time import PROCESS
+
+HEARD_WITHIN_S = 3.0
+"""Seconds after which every frontend that runs has heard that a worker leaves."""
+
+
+class ServedEngine(SimEngine):
+    """It refuses nothing while its worker drains: that no request comes then is the frontends' work."""
+
+    def __init__(self, machine: Machine, options: Mapping[str, Any], context: EngineContext) -> None:
+        super().__init__(options, context)
+        self._machine = machine
+        self._server = WorkerServer(cast(Any, machine.network.new_socket()), context.token)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        await super().start()
+        own = [each for each in super().routes() if each.path.startswith("/v1")]
+        await self._server.start([replace(each, handler=self._watched(each.handler)) for each in own])
+
+    def routes(self) -> Sequence[Route]:
+        return [each for each in super().routes() if not each.path.startswith("/v1")]
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._server.stop()
+
+    def _watched(
+        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(http: web.Request) -> web.StreamResponse:
+            self._look(http)
+            return await handler(http)
+
+        return handle
+
+    def _look(self, http: web.Request) -> None:
+        """Note a request that came although the worker had said that it leaves."""
+        machine, process = self._machine, PROCESS.get()
+        worker = process and machine.workers.get(process.pid)
+        since_s = worker.draining_since_s if worker else 0.0
+        wire = cast(Any, http.transport)
+        sender = wire.peer.process if wire and wire.peer else None
+        woken_s = sender.thawed_s if sender else 0.0
+        now_s = machine.loop.time()
+        if since_s and now_s - max(since_s, woken_s) > HEARD_WITHIN_S:
+            machine.wrong.append(f"{now_s:.1f}: {worker.process.name} drains, and gets a request")
