@@ -39,7 +39,9 @@ class FieldFault:
 class EngineApi:
     """One engine's API as a frontend sees it.
 
-    ``fields`` are rules by the field's name. ``is_complete``: the engine takes no other field. An answer of
+    ``fields`` are rules by the field's name. ``is_complete``: the engine takes no other field, and besides
+    completions and chats only ``paths``, each with all of its fields. ``streams_lists``: the answers to a
+    list of prompts can be a stream. An answer of
     status 500 or an error event with one of the ``death_marks`` in its message means that the engine is dead
     behind its living server. ``continuation`` are the fields by which a chat's last message, one of the
     assistant's, is taken for the beginning of the answer; None where the engine cannot continue an answer.
@@ -49,14 +51,17 @@ class EngineApi:
     is_complete: bool = False
     death_marks: tuple[str, ...] = ()
     continuation: Mapping[str, Any] | None = None
+    paths: Mapping[str, Mapping[str, FieldRule]] = field(default_factory=dict)
+    streams_lists: bool = True
 
-    def fault(self, document: Mapping[str, Any]) -> FieldFault | None:
+    def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
         """Return the first fault of a request's fields; None when they are as the engine takes them."""
-        names = document if self.is_complete else self.fields.keys() & document.keys()
+        rules = self.paths.get(path, self.fields)
+        names = document if self.is_complete else rules.keys() & document.keys()
         for name in names:
-            value, rule = document[name], self.fields.get(name)
+            value, rule = document[name], rules.get(name)
             if rule is None:
-                hint = nearest(name, self.fields, cutoff=0.75)
+                hint = nearest(name, rules, cutoff=0.75)
                 hint = f" {hint}" if hint.startswith("Did") else " Leave it out."
                 return FieldFault(name, f"{name!r} is {shown(value)}: this engine has no such field.{hint}")
             if value is not None and not rule.accepts(value):

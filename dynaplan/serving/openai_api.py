@@ -11,6 +11,17 @@ from typing import Any
 from dynaplan.core.engine.tokens import count_tokens, text_prompt
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.errors import UserError
+from dynaplan.serving.passed_paths import (
+    INPUTS,
+    NOTHING,
+    STREAMING,
+    UNCOMPUTED,
+    Survey,
+    is_web,
+    parts_beside_text,
+    survey,
+    tool_addresses,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +41,10 @@ CONTEXT_CODE = "context_length_exceeded"
 """OpenAI's code of an error about a prompt that is longer than the context."""
 
 CONTEXT_ADVICE = "Shorten the prompt, or have the service started with a larger max-model-len."
+
+
+MOST_TEXTS = 2048
+"""Texts in one request at most, prompts or others: OpenAI's own limit for embeddings."""
 
 
 class ApiError(Exception):
@@ -91,6 +106,16 @@ def out_of_descriptors(limit: int) -> ApiError:
     )
 
 
+def no_such_path(path: str) -> ApiError:
+    """Make an error 404: the engine that serves the model lacks that path of the API."""
+    return ApiError(
+        404,
+        f"The engine that serves this model has no {path}, or not for a model of this kind.",
+        code="unknown_url",
+        metric="not_found",
+    )
+
+
 def worker_failed(message: str) -> ApiError:
     """Make an error 502: workers tried, and failed."""
     return ApiError(502, message, kind="server_error", code="worker_failed", metric="internal")
@@ -98,15 +123,36 @@ def worker_failed(message: str) -> ApiError:
 
 @dataclass(frozen=True)
 class ApiPath:
-    """A path of the API that generates tokens; ``name`` is the metrics' label."""
+    """A path of the API that workers answer; ``name`` is the metrics' label.
+
+    ``inputs`` are the fields with what the engine reads, on a path that is passed to it as it is; a path
+    without any is a completion or a chat. ``streams``: its answers may be streams. ``is_computed``: a model
+    reads its texts.
+    """
 
     path: str
     name: str
     is_chat: bool
+    inputs: tuple[str, ...] = ()
+    streams: bool = True
+    is_computed: bool = True
 
 
 CHAT_COMPLETIONS = ApiPath("/v1/chat/completions", "chat_completions", is_chat=True)
 COMPLETIONS = ApiPath("/v1/completions", "completions", is_chat=False)
+PASSED = tuple(
+    ApiPath(
+        path,
+        path.rpartition("/")[2],
+        is_chat=False,
+        inputs=inputs,
+        streams=path in STREAMING,
+        is_computed=path not in UNCOMPUTED,
+    )
+    for path, inputs in INPUTS.items()
+)
+API_PATHS = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS, *PASSED)}
+"""Every path that workers answer."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +176,12 @@ NO_BLOCKS = PromptBlocks()
 class Call:
     """One checked request. ``body`` holds the client's bytes, ``document`` the same, parsed.
 
-    ``prompt`` is a text or a sequence of token ids. ``prompt_tokens`` is its length: exact for token ids,
-    estimated with the simulated engine's tokenizer for a text. Unless it ``is_whole``, as of a large body,
-    ``document`` lacks the prompt's text and ``prompt`` is only the beginning.
+    ``prompt`` is a text or a sequence of token ids; of a path that is passed as it is, all its texts.
+    ``prompt_tokens`` is its length: exact for token ids, estimated with the simulated engine's tokenizer for
+    a text. Unless it ``is_whole``, as of a large body, ``document`` lacks the prompt's text and ``prompt`` is
+    only the beginning. Of several ``prompts`` it is the first, and all of them count. ``address`` is one that
+    an engine would fetch, of several one that is no web address if there is any. ``has_media``: there are
+    images or sounds in it, which count as no tokens.
     """
 
     endpoint: ApiPath
@@ -143,6 +192,19 @@ class Call:
     prompt: str | tuple[int, ...]
     prompt_tokens: int
     is_whole: bool = True
+    prompts: int = 1
+    address: str = ""
+    has_media: bool = False
+
+    @property
+    def can_be_remote(self) -> bool:
+        """True when another worker can compute its prompt for the one that answers: it is one, of text."""
+        return not self.endpoint.inputs and self.prompts == 1 and not self.has_media
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt's text; empty when it came as token ids."""
+        return self.prompt if isinstance(self.prompt, str) else ""
 
     def body_with(self, fields: Mapping[str, Any]) -> bytes:
         """Return the client's body with these fields added; its bytes stay unless it has such a field.
@@ -166,29 +228,104 @@ def read_call(endpoint: ApiPath, body: bytes) -> Call:
     document = _parsed(body)
     _check_types(document)
     try:
-        prompt = text_prompt(document, is_chat=endpoint.is_chat)
-    except UserError as error:
-        raise bad_request(str(error), param="messages" if endpoint.is_chat else "prompt") from None
+        prompts, prompt_tokens, found = (
+            _passed(endpoint, document) if endpoint.inputs else _prompts(endpoint, document)
+        )
+    except RecursionError:
+        raise bad_request("The body is nested too deep.", code="invalid_json") from None
+    if found.tensors:
+        raise bad_request(f"{found.tensors!r} are not taken from clients", code="invalid_field")
     return Call(
         endpoint=endpoint,
         body=body,
         document=document,
         model=document["model"],
-        is_stream=document.get("stream") or False,
-        prompt=prompt,
-        prompt_tokens=count_tokens(prompt) if isinstance(prompt, str) else len(prompt),
+        is_stream=endpoint.streams and (document.get("stream") or False),
+        prompt=prompts[0],
+        prompt_tokens=prompt_tokens,
+        prompts=len(prompts),
+        address=found.address,
+        has_media=found.has_media,
     )
 
 
+_Prompt = str | tuple[int, ...]
+
+
+def _passed(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
+    """Look through a request that is passed as it is."""
+    if not endpoint.streams:
+        for name in endpoint.inputs:
+            _check_number(name, document.get(name))
+    found = survey(document[name] for name in endpoint.inputs if name in document)
+    found.note_addresses(tool_addresses(document.get("tools")))
+    return ["".join(found.texts)], found.tokens if endpoint.is_computed else 0, found
+
+
+def _prompts(endpoint: ApiPath, document: Mapping[str, Any]) -> tuple[list[_Prompt], int, Survey]:
+    """Read the prompts of a completion, or a chat's only one, with its images and sounds."""
+    name = "messages" if endpoint.is_chat else "prompt"
+    value: Any = document.get(name)
+    try:
+        if endpoint.is_chat:
+            prompt = text_prompt(document, is_chat=True)
+            parts = parts_beside_text(value)
+            return [prompt], _length(prompt), survey(parts) if parts else NOTHING
+        bodies: list[Mapping[str, Any]] = [document]
+        if _is_list_of_prompts(value):
+            _check_number(name, value)
+            bodies = [{"prompt": [each]} for each in value]
+        prompts = [text_prompt(each, is_chat=False) for each in bodies]
+    except UserError as error:
+        raise bad_request(str(error), param=name) from None
+    return prompts, sum(map(_length, prompts)), NOTHING
+
+
+def _is_list_of_prompts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str | list) for each in value)
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raise ApiError (400) for more texts than one request may bring; token ids are bounded by the body."""
+    is_many = isinstance(value, list) and len(value) > MOST_TEXTS
+    if is_many and not all(isinstance(each, int) for each in value):
+        raise bad_request(f"{name!r} has {len(value)} entries; at most {MOST_TEXTS} in a request", param=name)
+
+
+def _length(prompt: _Prompt) -> int:
+    return count_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+
+
+def check_media(call: Call, allows_urls: bool) -> None:
+    """Raise ApiError (400) for an address that an engine would fetch, unless that is allowed.
+
+    Files of the engine's machine are never allowed.
+    """
+    if call.address and not (allows_urls and is_web(call.address)):
+        advice = "Send the data itself, as data:image/png;base64,..."
+        if is_web(call.address):
+            advice += ", or have the service started with --Frontend.allow-media-urls=true"
+        raise bad_request(
+            f"{call.address!r} would be fetched by the engine. {advice}.",
+            code="media_address",
+        )
+
+
 def check_fields(call: Call, api: EngineApi) -> None:
-    """Raise ApiError (400) for a field that the engine has not, or a value beyond its bounds."""
-    if fault := api.fault(call.document):
+    """Raise ApiError (400 or 404) for what the engine has not: a path, a field, or a value in it."""
+    path = call.endpoint.path
+    if call.endpoint.inputs and api.is_complete and path not in api.paths:
+        raise no_such_path(path)
+    if call.prompts > 1 and call.is_stream and not api.streams_lists:
+        raise bad_request("This engine does not stream the answers to a list of prompts.", param="stream")
+    if fault := api.fault(call.document, path):
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
 def check_context(call: Call, context_tokens: int) -> None:
     """Raise ApiError (400) when the prompt is longer than the context, in tokens; 0 means unknown."""
-    if context_tokens and call.prompt_tokens > context_tokens:
+    is_one = call.prompts == 1 and not call.endpoint.inputs  # of several each has the context for itself
+    if is_one and context_tokens and call.prompt_tokens > context_tokens:
         raise bad_request(
             f"This model's maximum context length is {context_tokens} tokens, and the prompt alone has "
             f"{call.prompt_tokens}. {CONTEXT_ADVICE}",

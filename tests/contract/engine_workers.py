@@ -102,7 +102,7 @@ StartWorker = Callable[..., Awaitable[Worker]]
 
 
 @asynccontextmanager
-async def starting(scratch_dir: Path) -> AsyncIterator[StartWorker]:
+async def starting(scratch_dir: Path, token: str = TOKEN) -> AsyncIterator[StartWorker]:
     """Starts workers: ``await start("sim", {"model": "m"})``; all end with the context."""
     cleanups: list[Callable[[], Awaitable[Any]]] = []
 
@@ -117,10 +117,10 @@ async def starting(scratch_dir: Path) -> AsyncIterator[StartWorker]:
         listening = socket.create_server(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         context = EngineContext(
-            f"ns_Worker_{len(cleanups)}", role, address, token=TOKEN, scratch_dir=str(scratch_dir)
+            f"ns_Worker_{len(cleanups)}", role, address, token=token, scratch_dir=str(scratch_dir)
         )
         engine = wiring.engines.make_engine(name, options, context)
-        session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
+        session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
 
         async def stop() -> None:
             await session.close()
@@ -131,7 +131,7 @@ async def starting(scratch_dir: Path) -> AsyncIterator[StartWorker]:
         cleanups.append(stop)
         await engine.start()
         for route in engine.routes():
-            app.router.add_route(route.method, route.path, _guarded(route.handler))
+            app.router.add_route(route.method, route.path, _guarded(route.handler, token))
         await server.setup()
         await web.SockSite(server, listening).start()
         return Worker(engine, engine.url or address, session)
@@ -152,10 +152,10 @@ async def stop_at_once(engine: Engine) -> None:
 
 
 def _guarded(
-    handler: Callable[[Any], Awaitable[Any]],
+    handler: Callable[[Any], Awaitable[Any]], token: str
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(http: web.Request) -> web.StreamResponse:
-        if http.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if http.headers.get("Authorization") != f"Bearer {token}":
             return web.Response(status=401)
         response: web.StreamResponse = await handler(http)
         return response

@@ -31,7 +31,7 @@ MODEL = "sim-8b"
 class FakeWorker:
     """One worker. ``act`` is what it does with a request.
 
-    - ``answer``; ``drain`` (503); ``refuse`` (400); ``error_500``;
+    - ``answer``; ``drain`` (503); ``refuse`` (400); ``error_500``; ``lack`` (404, with ``lacks``);
     - ``die_before``: close the connection without a byte; ``die_at_role``: when only the role was sent;
       ``die_within``: after two tokens; ``cut_kept``: when the second request comes over it;
     - ``stop_within``: end properly after two tokens, without [DONE];
@@ -48,6 +48,7 @@ class FakeWorker:
         self.tokens = tokens
         self.act = act
         self.error_code = 500
+        self.lacks: dict[str, Any] = {}
         self.reserve_act = "answer"
         self.engine_url = ""
         self.bodies: list[dict[str, Any]] = []
@@ -130,6 +131,8 @@ class FakeWorker:
             return web.json_response({"error": {"message": "no", "type": "x"}}, status=400)
         if self.act == "error_500":
             return web.json_response({"error": {"message": "shut down", "code": 500}}, status=500)
+        if self.act == "lack":
+            return web.json_response(self.lacks, status=404)
         is_kept = request.transport in self.connections
         self.connections.append(request.transport)
         if self.act == "die_before" or (self.act == "cut_kept" and is_kept):

@@ -259,12 +259,36 @@ async def test_an_unknown_path_is_answered_404_and_a_wrong_method_405() -> None:
         ):
             _, text = await here.get(wrong)
             assert f"Did you mean '{meant}'?" in json.loads(text)["error"]["message"]
-        for other in ("/", "/v1/embeddings", "/api/chat"):
+        for other in ("/", "/api/chat"):
             _, text = await here.get(other)
-            assert (
-                f"Known: /health, /live, /metrics, /metrics/all, {CHAT}, "
-                in json.loads(text)["error"]["message"]
-            )
+            assert f"/metrics/all, /pooling, /rerank, /score, /tokenize, {CHAT}, " in text
+        assert (await here.get("/v1/embeddings"))[0] == 405
+
+
+async def test_a_path_that_is_passed_reaches_a_worker_as_it_is_and_is_counted() -> None:
+    async with stage() as here:
+        worker = await here.worker()
+        body_ = {"model": MODEL, "input": ["a", "b"], "dimensions": 8}
+        async with here.client.post(f"{here.url}/v1/embeddings", json=body_) as response:
+            assert response.status == 200
+        assert worker.bodies == [body_]
+        assert (
+            await here.sample('dynamo_frontend_requests_total{dynamo_namespace="ns",endpoint="embeddings"')
+            == 1
+        )
+
+
+async def test_a_model_is_found_by_its_name_and_an_adapter_is_one() -> None:
+    async with stage() as here:
+        worker = FakeWorker()
+        worker.card["loras"] = ["sql"]
+        await worker.start()
+        await here.know(await worker.register(here.store, 7))
+        for name in (MODEL, "sql"):
+            status, text = await here.get(f"/v1/models/{name}")
+            assert (status, json.loads(text)["id"]) == (200, name)
+        assert (await here.get("/v1/models/none"))[0] == 404
+        await worker.stop()
 
 
 async def test_without_a_worker_the_answer_is_503() -> None:

@@ -93,6 +93,15 @@ async def test_status_500_of_the_only_worker_is_passed_on() -> None:
     assert len(worker.bodies) == 1
 
 
+@pytest.mark.parametrize(("message", "code"), [("nothing", "unknown_url"), ({"code": "its"}, "its")])
+async def test_a_path_that_the_engine_lacks_is_an_error_in_openais_form(message: object, code: str) -> None:
+    async with stage() as here:
+        worker = await here.worker("lack")
+        worker.lacks = {"error": message}
+        status, text = await here.post("/v1/rerank", query="x", documents=["y"])
+        assert (status, json.loads(text)["error"]["code"]) == (404, code)
+
+
 # -- connections ---------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,10 @@ leaves all its tokens but the last as they were: equal beginnings give equal tok
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from dynaplan.domain.errors import UserError
@@ -16,6 +18,15 @@ BYTES_PER_TOKEN = 4
 """The bytes of UTF-8 in one token."""
 
 LARGEST_TOKEN = 2**32 - 1
+
+TEXT_PARTS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "thinking": "thinking",
+    "refusal": "refusal",
+}
+"""The types of a message's parts that are text, and the field that has it. vLLM has the same."""
 
 
 def tokenize(text: str) -> tuple[int, ...]:
@@ -60,7 +71,7 @@ def text_prompt(body: Mapping[str, Any], *, is_chat: bool) -> str | tuple[int, .
         return prompt
     if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
         return tuple(prompt)
-    raise UserError("'prompt' must be one non-empty text, or one non-empty list of token ids")
+    raise UserError("'prompt' must be a text, a list of token ids, or a list of these, none of them empty")
 
 
 def continues(body: Mapping[str, Any]) -> bool:
@@ -97,6 +108,17 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _part_text(part: object) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise UserError("only text parts are supported in a message's 'content'")
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise UserError("every part of a message's 'content' must be an object with a 'type'")
+    name = TEXT_PARTS.get(part["type"])
+    if name is None:
+        return _mark_of(part)
+    if isinstance(part.get(name), str):
+        return str(part[name])
+    raise UserError(f"a part of the type {part['type']!r} must have a text as {name!r}")
+
+
+def _mark_of(part: Mapping[str, Any]) -> str:
+    """Return what stands for an image or a sound: a mark that tells it from others, and none of its bytes."""
+    told = json.dumps(part, sort_keys=True, default=str).encode("utf-8", "replace")
+    return f"<|{part['type'][:20]} {blake2b(told, digest_size=8).hexdigest()}|>"

@@ -60,6 +60,9 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     record_traffic: str | None = option(
         None, "File that the lengths and times of every request are appended to", path=WRITTEN
     )
+    allow_media_urls: bool = option(
+        False, "Let engines fetch images and sounds from addresses that clients name, your network's too"
+    )
     page: bool = option(True, "Have the web page at `/ui`, for a browser that `dynaplan ui` has let in")
     access_log: bool = option(False, "Log a line for each request: id, model, worker, tokens, TTFT")
     endpoint: str | None = option(None, NO_EFFECT)

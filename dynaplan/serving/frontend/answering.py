@@ -7,6 +7,7 @@ the chunked encoding, so that a client cannot take a cut answer for a complete o
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -20,19 +21,25 @@ from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.migration.begun_streams import BegunStream
 from dynaplan.serving.frontend.stream_events import Failure, WholeLines, failure_in, is_aborted
-from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in, usage_in
+from dynaplan.serving.frontend.stream_tokens import Usage, counted, is_ended, usage_in
 from dynaplan.serving.frontend.trials import Trial
 from dynaplan.serving.frontend.upstream import WorkerDied, read_whole
-from dynaplan.serving.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
+from dynaplan.serving.openai_api import (
+    CHAT_COMPLETIONS,
+    NO_BLOCKS,
+    ApiError,
+    ApiPath,
+    Call,
+    PromptBlocks,
+    no_such_path,
+    worker_failed,
+)
 from dynaplan.serving.prefill.hand_off import HandOff
 
 LARGEST_BEGINNING_BYTES = 64 * 1024
 """Bytes of a stream that are held back at most while no token is found in them."""
 
-_DONE = b"[DONE]"
 _DONE_EVENT = b"data: [DONE]\n\n"
-_END_BYTES = 16
-"""Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
 
 _LAST_READS = 8
 """Reads kept from the end of a stream, to find the usage in.
@@ -41,6 +48,8 @@ The last event, the usage and ``[DONE]`` may each arrive in a read of its own, w
 """
 
 _JSON = "application/json"
+_NO_SUCH_PATH = (404, 405)
+_OPENAI_ERROR = re.compile(rb'"error":\s*\{')
 _PASSED_ON = ("Retry-After",)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -140,7 +149,9 @@ class Exchange:
             self.hand_off = None
 
 
-async def beginning(lines: WholeLines, api: EngineApi = NO_BOUNDS) -> bytes:
+async def beginning(
+    lines: WholeLines, api: EngineApi = NO_BOUNDS, endpoint: ApiPath = CHAT_COMPLETIONS
+) -> bytes:
     """Read the stream up to its first token, after which the request cannot move to another worker.
 
     Raises WorkerDied when the stream ends or fails before, and ApiError when the engine says that the request
@@ -153,9 +164,9 @@ async def beginning(lines: WholeLines, api: EngineApi = NO_BOUNDS) -> bytes:
                 raise failure.to_api_error()
             raise WorkerDied(failure.message, is_connection_lost=api.tells_death(failure.message))
         begun += events
-        if tokens_in(begun) > 0 or len(begun) > LARGEST_BEGINNING_BYTES:
+        if counted(endpoint, begun) > 0 or len(begun) > LARGEST_BEGINNING_BYTES:
             return begun
-    if _DONE not in begun:
+    if not is_ended(endpoint, begun):
         raise WorkerDied("its stream ended before the first token")
     return begun
 
@@ -174,7 +185,7 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
     try:
         while events and not (failure := failure_in(events)):
             passed_on = await begun.write(events)
-            exchange.record.streamed(passed_on)
+            exchange.record.streamed(passed_on, exchange.call.endpoint)
             exchange.grow()
             last.append(passed_on)
             events = await lines.read()
@@ -185,7 +196,7 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
         await _failed(exchange, begun, failure)
         return begun.response
     exchange.usage = b"".join(last)
-    if _DONE not in exchange.usage[-_END_BYTES:]:
+    if not is_ended(exchange.call.endpoint, exchange.usage):
         await _cut(exchange, begun, cut_short)
     return begun.response
 
@@ -195,6 +206,8 @@ async def whole(exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.Res
     body = await read_whole(upstream)
     if upstream.status == 200 and is_aborted(body):
         raise WorkerDied("it aborted the request")
+    if exchange.call.endpoint.inputs and upstream.status in _NO_SUCH_PATH and not _OPENAI_ERROR.search(body):
+        raise no_such_path(exchange.call.endpoint.path)
     exchange.failure = _error_type(upstream.status)
     exchange.answering()
     exchange.usage = body
@@ -242,7 +255,7 @@ async def _failed(exchange: Exchange, begun: BegunStream, failure: Failure) -> N
 
     Another worker can go on when this one has aborted the answer, as one does that must end, or is dead.
     """
-    exchange.record.streamed(await begun.write(failure.good))
+    exchange.record.streamed(await begun.write(failure.good), exchange.call.endpoint)
     death = WorkerDied(failure.message, is_connection_lost=exchange.api.tells_death(failure.message))
     exchange.worker_died(death)
     if death.is_connection_lost or not failure.event:

@@ -29,7 +29,7 @@ from dynaplan.serving.frontend.answering import (
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
-from dynaplan.serving.openai_api import ApiError, check_fields, no_worker, worker_failed
+from dynaplan.serving.openai_api import ApiError, bad_request, check_fields, no_worker, worker_failed
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.whole_answers import WholeAnswers
@@ -39,6 +39,14 @@ log = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
 """Workers that may fail over one request before it is answered 502: the request itself may be the cause."""
+
+_NO_MEDIA = b"input is not supported"
+"""llama.cpp's words, with status 500, for an image without a projector."""
+
+_ONLY_REMOTE = (
+    "The decode workers here cannot compute a prompt, and images, sounds, lists of prompts and other paths "
+    "than completions are not computed for them. Send one prompt of text."
+)
 
 
 class Forwarder:
@@ -97,7 +105,8 @@ class Forwarder:
                 self._trials.unanswered(exchange.call)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
-        is_prefill_placed = False
+        can_be_remote = exchange.call.can_be_remote
+        is_prefill_placed = not can_be_remote
         deaths = 0
         deadline_s = self._now_s() + self._worker_wait_s
         while True:
@@ -121,6 +130,8 @@ class Forwarder:
                         deadline_s = self._now_s() + self._worker_wait_s
                     elif exchange.hand_off and not self._prefill.can_reach(booking.instance):
                         exchange.let_go()
+                    if is_needed and not can_be_remote:
+                        raise bad_request(_ONLY_REMOTE, code="needs_local_prefill")
                     if is_needed and exchange.hand_off is None:
                         raise no_worker(
                             "No prefill worker has taken the prompt, and no decode worker can. Try again."
@@ -134,7 +145,7 @@ class Forwarder:
                     self._router.avoid(booking.instance)
                     exchange.worker_died(reason)
                     exchange.let_go()  # the dead worker may have taken the hand-off, which works only once
-                    is_prefill_placed = not is_needed
+                    is_prefill_placed = not (is_needed and can_be_remote)
                     deaths += not (reason.is_asleep or exchange.begun)
                     deadline_s = self._now_s() + self._worker_wait_s
                     if deaths == MOST_DEATHS:
@@ -169,7 +180,7 @@ class Forwarder:
         def may_fail() -> bool:
             return is_first and self._has_another_way(booking.instance, has_hand_off=fields is not None)
 
-        if not booking.instance.card.get("reserves"):
+        if not (booking.instance.card.get("reserves") and exchange.call.endpoint.streams):
             return await self._exchanged(exchange, booking, fields or {}, request_id, may_fail)
         async with self._reservations.reserved(booking.instance, request_id, fields) as reserved:
             exchange.let_go()  # the worker has taken it over, or never will
@@ -202,7 +213,7 @@ class Forwarder:
                         raise worker_failed(await _refusal(instance, upstream))
                     return await whole(exchange, upstream)
                 lines = WholeLines(upstream)
-                first = await beginning(lines, exchange.api)
+                first = await beginning(lines, exchange.api, call.endpoint)
             booking.prefilled()
             return await streamed(exchange, lines, first)
         except TimeoutError:
@@ -222,6 +233,8 @@ class Forwarder:
             message = (await read_whole(upstream)).decode(errors="replace")
             if exchange.api.tells_death(message):
                 raise WorkerDied("its engine is dead", is_connection_lost=True)
+        if exchange.call.has_media and _NO_MEDIA in (await read_whole(upstream)):
+            raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
         if may_fail():
             raise WorkerDied("status 500")  # as engines answer while they shut down
 

@@ -25,7 +25,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS
-from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in
+from dynaplan.serving.frontend.stream_tokens import Usage, counted, tokens_in
+from dynaplan.serving.openai_api import CHAT_COMPLETIONS, ApiPath
 from dynaplan.serving.routing.router_metrics import RouterMetrics
 from dynaplan.serving.routing.router_names import RouterNames
 
@@ -89,13 +90,13 @@ class RequestRecord:
             self.is_waiting = False
             self._of_model.queued.dec()
 
-    def streamed(self, chunk: bytes) -> None:
-        """Observe TTFT or ITL for whole events of a stream that are being passed on.
+    def streamed(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
+        """Observe TTFT or ITL for whole events of a stream of that path that are being passed on.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.
         """
-        tokens = tokens_in(chunk)
+        tokens = counted(endpoint, chunk) if endpoint.inputs else tokens_in(chunk)
         if tokens <= 0:
             return
         now_s = self._now_s()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -23,17 +25,19 @@ from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.reporting.access_log import AccessLog
 from dynaplan.serving.openai_api import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
+    API_PATHS,
     ApiError,
     ApiPath,
     Call,
     bad_request,
     check_context,
+    check_media,
 )
 from dynaplan.serving.routing.worker_router import WorkerRouter
 
 log = logging.getLogger(__name__)
+
+MODELS = "/v1/models"
 
 SLIP = 0.75
 """The least similarity, difflib's ratio, of a mistyped path: /v1/embeddings is none of /v1/completions."""
@@ -73,9 +77,11 @@ class FrontendRequests:
         self.in_flight = 0
         self.is_draining = False
         self._handlers: dict[str, tuple[str, Handler]] = {
-            CHAT_COMPLETIONS.path: ("POST", self._chat_completions),
-            COMPLETIONS.path: ("POST", self._completions),
-            "/v1/models": ("GET", self._models),
+            **{
+                each.path: ("POST", partial(self._answer_tokens, endpoint=each))
+                for each in API_PATHS.values()
+            },
+            MODELS: ("GET", self._models),
             "/health": ("GET", self._health),
             "/live": ("GET", self._live),
             "/metrics": ("GET", self._render_metrics),
@@ -100,7 +106,8 @@ class FrontendRequests:
     def _handler(self, request: web.BaseRequest) -> Handler:
         if self._page and f"{request.path}/".startswith(f"{PAGE_PATH}/"):
             return self._page
-        method, handler = self._handlers.get(request.path, ("", self._live))
+        path = MODELS if request.path.startswith(MODELS + "/") else request.path
+        method, handler = self._handlers.get(path, ("", self._live))
         if not method:
             hint = nearest(request.path, self._handlers, cutoff=SLIP)
             raise ApiError(
@@ -114,12 +121,6 @@ class FrontendRequests:
                 headers={"Allow": method},
             )
         return handler
-
-    async def _chat_completions(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer_tokens(request, CHAT_COMPLETIONS)
-
-    async def _completions(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer_tokens(request, COMPLETIONS)
 
     async def _answer_tokens(self, request: web.BaseRequest, endpoint: ApiPath) -> web.StreamResponse:
         self.in_flight += 1
@@ -143,8 +144,9 @@ class FrontendRequests:
                 timeout_s=self._settings.body_timeout_s,
             )
             call = await self._reader.read(endpoint, body)
-            self._check_model(call)
+            self._check_named(call.model)
             model = call.model
+            check_media(call, self._settings.allow_media_urls)
             check_context(call, self._context_tokens())
         except ApiError as error:
             self._metrics.refused(endpoint.name, error.metric, model)
@@ -183,28 +185,30 @@ class FrontendRequests:
                 self._metrics.client_left()
             stated = exchange.stated()
             record.finished(outcome, exchange.call.prompt_tokens, stated)
-            if self._recording:
+            if self._recording and not call.endpoint.inputs:
                 self._recording.ended(exchange, stated, is_answered=not outcome)
             if self._access:
                 self._access.ended(exchange, stated, outcome, self._metrics.now_s() - record.begun_s)
         return response
 
-    def _check_model(self, call: Call) -> None:
+    def _check_named(self, model: str) -> None:
         known = self._model_names()
-        if call.model not in known:
+        if model not in known:
             if not known:
                 raise self._router.nobody("No worker has said yet which model it serves. Try again.")
             raise ApiError(
                 404,
-                f"The model {call.model!r} does not exist; there is {', '.join(sorted(known))}",
+                f"The model {model!r} does not exist; there is {', '.join(sorted(known))}",
                 code="model_not_found",
                 param="model",
                 metric="not_found",
             )
 
     def _model_names(self) -> set[str]:
-        """Return the configured model name together with the names that the workers registered."""
-        names = {str(instance.card.get("model") or "") for instance in self._router.instances}
+        """Return the configured model name, and what the workers registered: models and adapters."""
+        cards = [instance.card for instance in self._router.instances]
+        names = {str(card.get("model") or "") for card in cards}
+        names |= {str(name) for card in cards for name in card.get("loras") or ()}
         return (names | {self._settings.model}) - {""}
 
     def _context_tokens(self) -> int:
@@ -218,10 +222,15 @@ class FrontendRequests:
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
         self._key.check(request.headers.get("Authorization", ""))
+        chosen = unquote(request.path.removeprefix(MODELS).removeprefix("/"))
+        if chosen:
+            self._check_named(chosen)
         models = [
             {"id": name, "object": "model", "created": self._created_s, "owned_by": "dynaplan"}
             for name in sorted(self._model_names())
         ]
+        if chosen:
+            return web.json_response(next(each for each in models if each["id"] == chosen))
         return web.json_response({"object": "list", "data": models})
 
     async def _health(self, request: web.BaseRequest) -> web.Response:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dynaplan.serving.openai_api import ApiPath
+
 _EVENT = b"data: {"
 _PLAIN_TOKEN = b'"delta":{"content":"'
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
@@ -18,7 +20,15 @@ An event with such a mark may hold a token all the same; ``_TEXT`` tells.
 """
 
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]|"tool_calls":\[\{')
-_NUMBER = re.compile(rb'"(prompt|completion|cached)_tokens":\s*(\d{1,15})(?!\d)')
+_NUMBER = re.compile(rb'"(prompt|completion|cached|input|output)_tokens":\s*(\d{1,15})(?!\d)')
+_NAMED_DELTA = re.compile(rb"^event: \S*delta\r?\n", re.MULTILINE)
+_NAMED_END = re.compile(
+    rb"^event: (?:message_stop|response\.(?:completed|incomplete|failed))\r?\n",
+    re.MULTILINE,
+)
+_DONE = b"[DONE]"
+_END_BYTES = 16
+"""Bytes at the end of a stream in which ``[DONE]`` stands: the mark itself and some white space."""
 _TIMINGS = re.compile(rb'"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),.*?"predicted_n":(\d{1,15})(?!\d)')
 _USAGE_BYTES = 1024
 
@@ -43,6 +53,20 @@ def tokens_in(events: bytes) -> int:
     return count - len(_frames(events))
 
 
+def counted(endpoint: ApiPath, events: bytes) -> int:
+    """Return the number of tokens in these whole events of a stream of that path.
+
+    Responses and messages name their events; what brings text or a thought ends in ``delta``. A line of its
+    own cannot be part of a JSON text.
+    """
+    return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else tokens_in(events)
+
+
+def is_ended(endpoint: ApiPath, events: bytes) -> bool:
+    """Tell whether the last events of a stream of that path end it."""
+    return _DONE in events[-_END_BYTES:] or bool(endpoint.inputs and _NAMED_END.search(events))
+
+
 def _frames(events: bytes) -> set[int]:
     """Return the offsets, in bytes, at which the frames begin."""
     found = set()
@@ -64,7 +88,9 @@ def usage_in(answer: bytes) -> Usage:
     """
     begin = answer.rfind(b'"usage":')
     stated = dict(_NUMBER.findall(answer[begin : begin + _USAGE_BYTES])) if begin >= 0 else {}
-    if b"completion" in stated:
+    named = {b"input": b"prompt", b"output": b"completion"}
+    stated = {named.get(name, name): digits for name, digits in stated.items()}
+    if b"completion" in stated or b"prompt" in stated:
         return Usage(*(_number(stated.get(name)) for name in (b"prompt", b"completion", b"cached")))
     begin = answer.rfind(b'"timings":{')
     timings = _TIMINGS.search(answer, begin) if begin >= 0 else None

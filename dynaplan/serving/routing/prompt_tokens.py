@@ -52,12 +52,19 @@ def block_tokens_of(card: Mapping[str, Any]) -> int:
 async def prompt_blocks(call: Call, card: Mapping[str, Any], tokenizers: Tokenizers | None) -> PromptBlocks:
     """Return the blocks of a prompt as a worker with that card cuts it, else by an estimate."""
     block_tokens = block_tokens_of(card)
+    if call.model in (card.get("loras") or ()):
+        text = call.prompt if isinstance(call.prompt, str) else str(call.prompt)
+        # KV entries of an adapter are not those of its model, nor of another adapter.
+        return PromptBlocks(await _text_hashes(f"{call.model}\n{text}", block_tokens), block_tokens)
+    if call.endpoint.inputs:
+        return PromptBlocks(await _text_hashes(call.prompt_text, block_tokens), block_tokens)
     if not isinstance(call.prompt, str):
         return PromptBlocks(tuple(block_hashes(call.prompt, block_tokens)), block_tokens, call.prompt_tokens)
     if card.get("tokenizer") == SIMULATED:
         hashes = await _text_hashes(call.prompt, block_tokens)
         return PromptBlocks(hashes, block_tokens, call.prompt_tokens)
-    tokenizer = tokenizers.of(card) if tokenizers else None
+    is_plain = not call.has_media and call.prompts == 1
+    tokenizer = tokenizers.of(card) if tokenizers and is_plain else None
     blocks = await tokenizer.blocks(call, block_tokens) if tokenizer else None
     return blocks or PromptBlocks(await _text_hashes(call.prompt, block_tokens), block_tokens)
 

@@ -21,6 +21,7 @@ from dynaplan.serving.frontend.bodies.budget import UNCOUNTED_BYTES
 from dynaplan.serving.frontend.bodies.process import READ_WITHIN_S
 from dynaplan.serving.frontend.bodies.process_main import DOCUMENT_BYTES
 from dynaplan.serving.frontend.bodies.reading import LARGE_BODY_BYTES
+from dynaplan.serving.openai_api import MOST_TEXTS
 from tests.unit.house.source import REPOSITORY
 
 PAGE = Path(REPOSITORY) / "docs" / "security.md"
@@ -29,6 +30,7 @@ FIXED = {
     "body that is read in the event loop; larger ones in a process with bounded memory": LARGE_BODY_BYTES,
     "time to read a large body": READ_WITHIN_S,
     "fields of a large body without prompt": DOCUMENT_BYTES,
+    "texts in a list of prompts, inputs or documents": MOST_TEXTS,
     "request line, one header": LARGEST_LINE_BYTES,
     "line and headers together": LARGEST_HEAD_BYTES,
     "headers": MOST_HEADERS,

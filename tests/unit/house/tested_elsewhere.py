@@ -79,6 +79,10 @@ TESTED_ELSEWHERE = {
     "integration/test_runtime.py": ["runtime/membership/runtime"],
     "integration/test_worker_process.py": ["runtime/life"],
     "integration/test_worker_server.py": ["runtime/calls/http_calls", "runtime/listening/limited_runner"],
+    "integration/test_openai_client.py": [
+        "adapters/engines/sim/endpoints",
+        "adapters/engines/sim/other_paths",
+    ],
     "unit/adapters/engines/common/test_server_engine.py": ["adapters/engines/common/server_client"],
     "unit/adapters/engines/test_vllm_guard.py": ["data/vllm/dynaplan_vllm_guard"],
     "unit/adapters/forecasters/test_library_forecaster.py": [

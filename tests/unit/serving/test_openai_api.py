@@ -54,7 +54,7 @@ def test_a_prompt_is_a_text_or_token_ids(prompt: object, tokens: int) -> None:
     assert call.prompt_tokens == tokens
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", "b"], [1, "a"], [-1], [True], [[]], {}])
+@pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", ""], [1, "a"], [-1], [True], [[]], {}])
 def test_a_prompt_of_another_shape_is_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as refused:
         read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())

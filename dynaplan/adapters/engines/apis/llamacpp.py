@@ -8,7 +8,7 @@ took 10 s, ``n_probs: 100000`` with a real model's vocabulary 6 s.
 
 from __future__ import annotations
 
-from dynaplan.adapters.engines.apis.openai import COMPLETE, MOST_LOGPROBS, SCHEMA
+from dynaplan.adapters.engines.apis.openai import COMPLETE, FORMS, MOST_LOGPROBS, SCHEMA
 from dynaplan.domain.engine_api import (
     EngineApi,
     FieldRule,
@@ -21,6 +21,7 @@ from dynaplan.domain.engine_api import (
     text,
     texts,
     whole,
+    wholes,
 )
 
 MOST_TOKENS = 1_000_000
@@ -110,8 +111,68 @@ _PASSED_OVER: dict[str, FieldRule] = {
 """vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so
 they cannot harm it; fields that would change what an answer is (``guided_json``) are refused instead."""
 
+_FIELDS: dict[str, FieldRule] = {**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER}
+
+_CHAT_FIELDS: dict[str, FieldRule] = {
+    **{name: rule for name, rule in _FIELDS.items() if name not in ("messages", "prompt")},
+    **FORMS,
+}
+
+_RERANK: dict[str, FieldRule] = {
+    "model": anything(),
+    "query": anything(),
+    "documents": anything(),
+    "top_n": whole(1, 1_000_000),
+    "return_text": flag(),
+}
+
+_PATHS: dict[str, dict[str, FieldRule]] = {
+    "/v1/responses": {
+        **_CHAT_FIELDS,
+        "input": anything(),
+        "instructions": anything(),
+        "truncation": text(64),
+        "max_output_tokens": whole(1, 2**31 - 1),
+        "max_tool_calls": anything(),
+        **{name: anything() for name in ("previous_response_id", "conversation", "background")},
+    },
+    "/v1/messages": {
+        **_CHAT_FIELDS,
+        "messages": anything(),
+        "system": anything(),
+        "stop_sequences": texts(64, 4096),
+        "thinking": SCHEMA,
+        "container": anything(),
+        "cache_control": anything(),
+    },
+    "/v1/embeddings": {
+        "model": anything(),
+        "input": anything(),
+        "user": anything(),
+        "encoding_format": text(16),
+        "embd_normalize": whole(-1, 32),
+        "dimensions": whole(1, 1_000_000),
+    },
+    "/v1/rerank": _RERANK,
+    "/rerank": _RERANK,
+    "/tokenize": {
+        "model": anything(),
+        "content": anything(),
+        "add_special": flag(),
+        "parse_special": flag(),
+        "with_pieces": flag(),
+    },
+    "/detokenize": {"model": anything(), "tokens": wholes(1_000_000)},
+}
+"""The other paths. Responses and messages become chats in the server, with what fields of a chat they have.
+
+Embeddings need ``embedding: true`` and ``pooling`` for the worker, and rerank ``pooling: rank``.
+"""
+
 API = EngineApi(
-    {**COMPLETE, **_SAMPLING, **_GRAMMAR, **_ANSWER, **_CHAT, **_PASSED_OVER},
+    _FIELDS,
     is_complete=True,
     continuation={},  # it takes a last message of the assistant for a beginning without being told
+    paths=_PATHS,
+    streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )

@@ -43,6 +43,9 @@ BOUNDED: Mapping[str, FieldRule] = {
 """Bounds for every engine. SGLang ends for ``top_logprobs`` above its vocabulary (sgl-project/sglang#40076),
 and takes 22 GB for ``n: 5000000`` (sgl-project/sglang#36856)."""
 
+FORMS: Mapping[str, FieldRule] = {"text": SCHEMA, "output_config": SCHEMA}
+"""The fields of ``/v1/responses`` and ``/v1/messages`` that hold the schema of an answer."""
+
 IGNORED = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "modalities", "audio", "prediction", "web_search_options", "verbosity"),

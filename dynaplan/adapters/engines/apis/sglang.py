@@ -7,7 +7,7 @@ From one request, its scheduler and so the whole server ended over ``top_logprob
 
 from __future__ import annotations
 
-from dynaplan.adapters.engines.apis.openai import BOUNDED, MOST_LOGPROBS, SCHEMA
+from dynaplan.adapters.engines.apis.openai import BOUNDED, FORMS, MOST_LOGPROBS, SCHEMA
 from dynaplan.domain.engine_api import EngineApi, refused, text, texts, whole, wholes
 
 _SET_BY_SERVER = refused("it is set by the server")
@@ -15,6 +15,7 @@ _SET_BY_SERVER = refused("it is set by the server")
 API = EngineApi(
     {
         **BOUNDED,
+        **FORMS,
         "top_logprobs_num": whole(0, MOST_LOGPROBS),
         "top_k": whole(-1, 2**31 - 1),
         "stop_token_ids": wholes(4096),

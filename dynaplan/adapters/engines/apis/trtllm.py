@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dynaplan.adapters.engines.apis.openai import BOUNDED, SCHEMA
+from dynaplan.adapters.engines.apis.openai import BOUNDED, FORMS, SCHEMA
 from dynaplan.domain.engine_api import EngineApi, refused, texts, whole, wholes
 
 API = EngineApi(
     {
         **BOUNDED,
+        **FORMS,
         "prompt_logprobs": whole(0, 100),
         "top_k": whole(-1, 2**31 - 1),
         "stop_token_ids": wholes(4096),

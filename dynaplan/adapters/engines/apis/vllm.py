@@ -6,7 +6,7 @@ embeddings in place of a prompt (CVE-2025-62164), by a wrong regular expression 
 
 from __future__ import annotations
 
-from dynaplan.adapters.engines.apis.openai import BOUNDED, SCHEMA
+from dynaplan.adapters.engines.apis.openai import BOUNDED, FORMS, SCHEMA
 from dynaplan.domain.engine_api import EngineApi, FieldRule, refused, text, texts, whole, wholes
 
 MOST_CHARACTERS = 40_000
@@ -29,6 +29,7 @@ def _is_plain_template(value: object) -> bool:
 API = EngineApi(
     {
         **BOUNDED,
+        **FORMS,
         "prompt_logprobs": whole(-1, 100),
         "top_k": whole(-1, 2**31 - 1),
         "stop_token_ids": wholes(4096),
@@ -46,6 +47,7 @@ API = EngineApi(
         ),
         "prompt_embeds": refused("embeddings are not taken from clients"),
         "mm_processor_kwargs": refused("set mm-processor-kwargs for the worker"),
+        "media_io_kwargs": refused("set media-io-kwargs for the worker"),
         "ec_transfer_params": refused("it is set by the server"),
     },
     death_marks=("EngineCore encountered an issue", "EngineDeadError"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,3 +234,29 @@ def drain_deadline_s(options: Options, environ: Mapping[str, str]) -> float:
     """The seconds that the worker's requests may take to finish when it leaves."""
     own = options.get("drain-deadline") or environ.get("DYNAPLAN_DRAIN_DEADLINE_S")
     return float(own or WorkerSettings.drain_deadline_s)
+
+
+def lora_names(modules: Any) -> list[str]:
+    """Return the names in vLLM's ``lora-modules``: ``name=path``, or JSON with a ``name``, one or a list.
+
+    What is neither is left out: the engine refuses it at its start.
+    """
+    entries = modules if isinstance(modules, list) else [] if modules is None else [modules]
+    texts = [text for each in entries for text in (each.split() if _is_plain_text(each) else [each])]
+    return [name for each in texts if (name := _adapter_name(each))]
+
+
+def _is_plain_text(entry: Any) -> bool:
+    return isinstance(entry, str) and not entry.lstrip().startswith("{")
+
+
+def _adapter_name(entry: Any) -> str:
+    if isinstance(entry, str) and not _is_plain_text(entry):
+        try:
+            entry = json.loads(entry)
+        except ValueError:
+            return ""
+    if isinstance(entry, dict):
+        return str(entry.get("name") or "")
+    name, equals, _ = str(entry).partition("=")
+    return name if equals else ""

@@ -15,7 +15,14 @@ from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.engines.common.block_events import BlockEvents
 from dynaplan.adapters.engines.common.child import EngineChild, exit_words, is_up
 from dynaplan.adapters.engines.common.holds import Holds
-from dynaplan.adapters.engines.common.kinds import EXIT_USAGE, EngineKind, LaunchLine, Options, real_gpus
+from dynaplan.adapters.engines.common.kinds import (
+    EXIT_USAGE,
+    EngineKind,
+    LaunchLine,
+    Options,
+    lora_names,
+    real_gpus,
+)
 from dynaplan.adapters.engines.common.server_client import ServerClient
 from dynaplan.adapters.engines.common.signals import Signals, read_signals
 from dynaplan.adapters.engines.common.sleep import Sleep
@@ -124,6 +131,7 @@ class ServerEngine:
             "engine": kind.name,
             "role": self._context.role,
             **({"chat_template": _template(own_template)} if own_template else {}),
+            **({"loras": loras} if (loras := lora_names(options.get("lora-modules"))) else {}),
             **({"needs_hand_off": True} if kind.needs_hand_off(options, self._context) else {}),
         }
 
@@ -286,8 +294,10 @@ class ServerEngine:
     async def _ask(
         self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Ask it, with its own name for the model in place of the client's."""
-        return await self._client.ask(path, {**body, "model": self.card()["model"]}, request_id, trace)
+        """Ask it, with its own name for the model in place of the client's, unless that is an adapter's."""
+        card = self.card()
+        model = body.get("model") if body.get("model") in card.get("loras", ()) else card["model"]
+        return await self._client.ask(path, {**body, "model": model}, request_id, trace)
 
     async def _end(self, grace_s: float) -> None:
         """Let go of everything; the leases last, when nothing listens on the ports any more."""

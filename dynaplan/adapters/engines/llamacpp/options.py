@@ -70,6 +70,7 @@ KNOBS: Mapping[str, Knob] = {
     "cache-ram": Knob("cache_ram_mib"),
     "enable-prefix-caching": Knob("cache_prompt", flag="cache-prompt"),
     "chat-template": Knob("chat_template"),
+    "pooling": Knob("pooling_type", "LLAMA_POOLING_TYPE_"),
     "seed": Knob("sampling.seed"),
 }
 """The options that have a field and a flag. Every other option is passed on by its own name."""

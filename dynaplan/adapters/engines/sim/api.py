@@ -241,24 +241,31 @@ def _pieces(text: str) -> list[bytes]:
 
 
 class Rendering:
-    """The answer to one request as bytes. ``number`` makes its id unique."""
+    """The answer to one request as bytes. ``number`` makes its id unique.
 
-    __slots__ = ("_asked", "_head", "_last_tail", "_offset", "_start", "_tail", "_text")
+    Of several prompts in one request it is the answer to the one of that ``index``, and ``prompt_tokens`` are
+    those of all.
+    """
 
-    def __init__(self, asked: CompletionRequest, text: AnswerText, number: str) -> None:
+    def __init__(
+        self, asked: CompletionRequest, text: AnswerText, number: str, index: int = 0, prompt_tokens: int = 0
+    ) -> None:
         self._asked = asked
         self._text = text
+        self._index = index
+        self._prompt_tokens = prompt_tokens or len(asked.prompt)
         self._offset = answer_offset(asked.question)
-        created_s = int(time.time())  # the API's only wall-clock value
+        self._number = number
+        self._created_s = int(time.time())  # the API's only wall-clock value
         prefix, kind = ("chatcmpl", "chat.completion") if asked.is_chat else ("cmpl", "text_completion")
         if asked.is_chat and asked.is_stream:
             kind += ".chunk"
         self._start = (
-            f'{{"id":"{prefix}-{number}","object":"{kind}","created":{created_s},'
+            f'{{"id":"{prefix}-{number}","object":"{kind}","created":{self._created_s},'
             f'"model":{json.dumps(asked.model)},"choices":['
         ).encode()
         inner, close = (b'"delta":{"content":"', b'"}') if asked.is_chat else (b'"text":"', b'"')
-        self._head = b"data: " + self._start + b'{"index":0,' + inner
+        self._head = b"data: " + self._start + b'{"index":%d,' % index + inner
         self._tail = close + b',"logprobs":null,"finish_reason":null}]}\n\n'
         self._last_tail = close + _finish(asked.ends_with) + b"}]}\n\n"
 
@@ -276,15 +283,18 @@ class Rendering:
             return DONE
         return b'data: %b],"usage":%b}\n\n%b' % (self._start, self._usage(emitted, cached), DONE)
 
-    def document(self, emitted: int, cached: int) -> bytes:
-        """Render the whole answer as one JSON document."""
+    def document(self, choices: Sequence[bytes], emitted: int, cached: int) -> bytes:
+        """Render the whole answers to all prompts as one JSON document."""
+        return b'%b%b],"usage":%b}' % (self._start, b",".join(choices), self._usage(emitted, cached))
+
+    def choice(self, emitted: int) -> bytes:
+        """Render the whole answer to its prompt."""
         content = b'"%b"' % b"".join(self._pieces(0, emitted))
         if self._asked.is_chat:
             inner = b'"message":{"role":"assistant","content":%b}' % content
         else:
             inner = b'"text":%b' % content
-        end, usage = _finish(self._asked.ends_with), self._usage(emitted, cached)
-        return b'%b{"index":0,%b%b}],"usage":%b}' % (self._start, inner, end, usage)
+        return b'{"index":%d,%b%b}' % (self._index, inner, _finish(self._asked.ends_with))
 
     def _pieces(self, start: int, stop: int) -> list[bytes]:
         """Return the tokens' texts; those behind the end of the text are empty."""
@@ -299,11 +309,10 @@ class Rendering:
         ]
 
     def _usage(self, emitted: int, cached: int) -> bytes:
-        prompt = len(self._asked.prompt)
         usage = {
-            "prompt_tokens": prompt,
+            "prompt_tokens": self._prompt_tokens,
             "completion_tokens": emitted,
-            "total_tokens": prompt + emitted,
+            "total_tokens": self._prompt_tokens + emitted,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         return json.dumps(usage).encode()

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aiohttp import web
-
 from dynaplan.adapters.engines.sim.answer import LiveAnswer
-from dynaplan.adapters.engines.sim.api import (
-    AnswerText,
-    CompletionRequest,
-    Rendering,
-    error_document,
-    models_document,
-    read_request,
-)
+from dynaplan.adapters.engines.sim.api import RemoteKv
 from dynaplan.adapters.engines.sim.block_changes import BlockChanges
 from dynaplan.adapters.engines.sim.driver import StepDriver
+from dynaplan.adapters.engines.sim.endpoints import SimEndpoints
 from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.adapters.engines.sim.profiles import timing_for
 from dynaplan.core.engine.block_hashes import block_hashes
@@ -40,8 +31,6 @@ from dynaplan.ports.engines import BlocksChanged, Engine, HandOver
 log = logging.getLogger(__name__)
 
 CHECK_CLIENTS_S = 0.25
-JSON_HEADERS = {"Content-Type": "application/json"}
-STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
 class SimEngine:
@@ -57,7 +46,6 @@ class SimEngine:
         self._settings = EngineSettings.of(checked, kv_tokens)
         self._model = EngineModel(self._settings, self._timing)
         self._changes: BlockChanges | None = None
-        self._text = AnswerText(checked.seed)
         self._role = context.role
         self._numbers = 0
         self._id_prefix = os.urandom(6).hex()
@@ -68,6 +56,7 @@ class SimEngine:
         self._driver: StepDriver | None = None
         self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
+        self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
 
     def tell_blocks(self, changed: BlocksChanged) -> bool:
         """Call back at the end of each step that changed the published blocks."""
@@ -92,7 +81,7 @@ class SimEngine:
             if self._driver is not None:
                 self._driver.stop()
             for answer in list(self._live.values()):
-                self._close(answer, "the engine stops")
+                self.close(answer, "the engine stops")
             await self._fetcher.close()
 
     @property
@@ -130,9 +119,7 @@ class SimEngine:
     def routes(self) -> Sequence[Route]:
         """The OpenAI API, and the hand-over of computed prompts to other workers."""
         return (
-            Route("POST", "/v1/chat/completions", self._chat_completions),
-            Route("POST", "/v1/completions", self._completions),
-            Route("GET", "/v1/models", self._models, is_work=False),
+            *self._endpoints.routes(),
             Route("POST", "/kv/{request_id}/take", self._held.take, is_work=False),  # a drain waits for it
         )
 
@@ -184,12 +171,12 @@ class SimEngine:
         if not prompt:
             try:
                 is_chat = request.path.endswith("/chat/completions")
-                prompt = self._read(request.body, is_chat=is_chat).prompt
+                prompt = self._endpoints.read(request.body, is_chat=is_chat).prompt
             except UserError as error:
                 raise RequestRefused(str(error)) from error
-        hand_off_id = f"{request.request_id}.{self._next_number()}"
-        held = EngineRequest(hand_off_id, len(prompt), 1, self._hashes(prompt), is_held=True)
-        answer = self._submit(LiveAnswer(held, is_streamed=False, transport=None), prompt)
+        hand_off_id = f"{request.request_id}.{self.next_number()}"
+        held = EngineRequest(hand_off_id, len(prompt), 1, self.hashes(prompt), is_held=True)
+        answer = self.submit(LiveAnswer(held, is_streamed=False, transport=None), prompt)
         try:
             await answer.progress(0)
             blocks = self._settings.blocks_for(len(prompt))
@@ -198,98 +185,26 @@ class SimEngine:
             self._model.cancel(hand_off_id)
             raise
         finally:
-            self._close(answer)
+            self.close(answer)
         await hand_over({"kv_transfer_params": params}, held.cached_tokens)
 
-    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._complete(http, is_chat=True)
+    async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool:
+        """Take the KV entries of a prompt from the engine that computed it; tell whether they came."""
+        return await self._fetcher.fetch(remote, prompt_tokens)
 
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._complete(http, is_chat=False)
-
-    async def _models(self, _http: web.Request) -> web.Response:
-        return web.json_response(models_document(self._options.model, self._settings.context_tokens))
-
-    async def _complete(self, http: web.Request, *, is_chat: bool) -> web.StreamResponse:
-        try:
-            asked = self._text.stopped(self._read(json.loads(await http.read()), is_chat=is_chat))
-        except UserError as error:
-            return _error(str(error), 400)
-        except ValueError as error:
-            return _error(f"the request body is not JSON: {error}", 400)
-        is_remote = asked.remote_kv is not None and await self._fetcher.fetch(
-            asked.remote_kv, len(asked.prompt)
-        )
-        number = self._next_number()
-        request = EngineRequest(
-            number,
-            len(asked.prompt),
-            asked.max_tokens,
-            self._hashes(asked.prompt),
-            is_remote=is_remote,
-            finish_reason=asked.ends_with,
-        )
-        answer = LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
-        try:
-            self._submit(answer, asked.prompt)
-            return await self._respond(http, answer, asked, Rendering(asked, self._text, number))
-        except RequestRefused as refusal:
-            return _error(str(refusal), refusal.status)
-        except PermanentError as error:
-            return _error(str(error), 500)
-        finally:
-            self._close(answer)
-
-    async def _respond(
-        self, http: web.Request, answer: LiveAnswer, asked: CompletionRequest, rendering: Rendering
-    ) -> web.StreamResponse:
-        await answer.progress(0)
-        tokens, cached_tokens = answer.ready_tokens, answer.request.cached_tokens
-        if not asked.is_stream:
-            return web.Response(body=rendering.document(tokens, cached_tokens), headers=JSON_HEADERS)
-        if not answer.is_finished:
-            return await self._stream(http, answer, rendering)
-        # all of it is here before anything was written: one write does
-        body = rendering.events(0, tokens, is_last=True) + rendering.ending(tokens, cached_tokens)
-        return web.Response(body=body, headers=STREAM_HEADERS)
-
-    async def _stream(
-        self, http: web.Request, answer: LiveAnswer, rendering: Rendering
-    ) -> web.StreamResponse:
-        """Write the tokens as they come. A failure cuts the connection: nobody takes that for an end."""
-        response = web.StreamResponse(headers=STREAM_HEADERS)
-        try:
-            await response.prepare(http)
-            written = 0
-            while not answer.is_finished:
-                written, start = answer.ready_tokens, written
-                await response.write(rendering.events(start, written, is_last=False))
-                await answer.progress(written)
-            await answer.progress(written)  # raises when it ended in a failure
-            tokens = answer.ready_tokens
-            data = rendering.events(written, tokens, is_last=True)
-            await response.write_eof(data + rendering.ending(tokens, answer.request.cached_tokens))
-        except ConnectionError:
-            log.debug("a client left the stream of request %s", answer.request.request_id)
-        except PermanentError:
-            if http.transport is not None:
-                http.transport.abort()
-        return response
-
-    def _read(self, body: object, *, is_chat: bool) -> CompletionRequest:
-        context_tokens = self._settings.context_tokens
-        return read_request(body, is_chat=is_chat, model=self._options.model, context_tokens=context_tokens)
-
-    def _hashes(self, prompt: Sequence[int]) -> Sequence[int]:
+    def hashes(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Return the hashes of the prompt's full blocks; none where nothing is shared."""
         if not self._settings.is_prefix_caching:
             return ()
         return block_hashes(prompt, self._settings.block_tokens)
 
-    def _next_number(self) -> str:
+    def next_number(self) -> str:
+        """Return a request's id, unique among all engines."""
         self._numbers += 1
         return f"{self._id_prefix}{self._numbers:x}"
 
-    def _submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer:
+    def submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer:
+        """Give the model the request; raises PermanentError when it does not run, RequestRefused."""
         if self._failure is not None or self._driver is None:
             raise PermanentError(f"the engine does not run: {self._failure or 'it was not started'}")
         try:
@@ -304,7 +219,7 @@ class SimEngine:
         self._driver.wake()
         return answer
 
-    def _close(self, answer: LiveAnswer, failure: str = "it was cancelled") -> None:
+    def close(self, answer: LiveAnswer, failure: str = "it was cancelled") -> None:
         """Forget the answer; one that is not finished fails, and ends in the model."""
         was_live = self._live.pop(answer.request.request_id, None)
         if not answer.is_finished:
@@ -346,7 +261,7 @@ class SimEngine:
         self._client_check = None
         for answer in list(self._live.values()):
             if answer.transport is not None and answer.transport.is_closing():
-                self._close(answer, "its client left")
+                self.close(answer, "its client left")
         if self._live:
             self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
 
@@ -354,8 +269,3 @@ class SimEngine:
 def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
     """The engine, not started; raises ConfigError for a wrong option."""
     return SimEngine(options, context)
-
-
-def _error(message: str, status: int) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.Response(body=error_document(message, kind), status=status, headers=JSON_HEADERS)

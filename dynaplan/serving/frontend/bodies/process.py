@@ -135,4 +135,7 @@ def _call(endpoint: ApiPath, body: bytes, answer: dict[str, Any], prompt: bytes)
         prompt=prompt.decode("utf-8", "surrogatepass") if answer["is_text"] else tuple(array("Q", prompt)),
         prompt_tokens=answer["prompt_tokens"],
         is_whole=False,
+        prompts=answer["prompts"],
+        address=answer["address"],
+        has_media=answer["has_media"],
     )

@@ -18,13 +18,12 @@ import os
 import resource
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, BinaryIO
 
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.serving.openai_api import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
+    API_PATHS,
     ApiError,
     ApiPath,
     Call,
@@ -59,9 +58,9 @@ def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
         return _refusal(bad_request("The body is nested too deep.", code="invalid_json"))
 
 
-def light_document(document: Mapping[str, Any]) -> dict[str, Any]:
+def light_document(document: Mapping[str, Any], prompts: Collection[str] = _PROMPTS) -> dict[str, Any]:
     """Return the document with ``LEFT_OUT`` for its prompt; ApiError (400) when the rest is large."""
-    light = {name: LEFT_OUT if name in _PROMPTS else value for name, value in document.items()}
+    light = {name: LEFT_OUT if name in prompts else value for name, value in document.items()}
     if len(json.dumps(light)) > DOCUMENT_BYTES:
         raise bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
     return light
@@ -80,19 +79,21 @@ def _described(call: Call) -> tuple[dict[str, Any], bytes]:
         "model": call.model,
         "is_stream": call.is_stream,
         "prompt_tokens": call.prompt_tokens,
-        "document": light_document(call.document),
+        "document": light_document(call.document, call.endpoint.inputs or _PROMPTS),
         "is_text": isinstance(call.prompt, str),
         "prompt_bytes": len(prompt),
+        "prompts": call.prompts,
+        "address": call.address,
+        "has_media": call.has_media,
     }
     return line, prompt
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """Read a body for each question until the frontend closes the pipe, and answer in turn."""
-    paths = {endpoint.path: endpoint for endpoint in (CHAT_COMPLETIONS, COMPLETIONS)}
     while line := questions.readline():
         question = json.loads(line)
-        described, prompt = answered(paths[question["path"]], questions.read(question["bytes"]))
+        described, prompt = answered(API_PATHS[question["path"]], questions.read(question["bytes"]))
         answers.write(json.dumps(described).encode() + b"\n" + prompt)
         answers.flush()
 

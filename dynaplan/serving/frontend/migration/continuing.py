@@ -126,6 +126,8 @@ def _obstacle_in(call: Call, document: Mapping[str, Any], api: EngineApi) -> str
     """Return the reason that lies in the request; ``document`` may lack the prompt of a large body."""
     if api.continuation is None:
         return "its engine cannot continue an answer"
+    if call.endpoint.inputs or call.prompts > 1:
+        return "it is no chat, and no completion of one prompt"
     if len(call.body) > LARGEST_BODY_BYTES:
         return f"its body has more than {LARGEST_BODY_BYTES} bytes"
     if any((document.get(name) or 1) != 1 for name in ("n", "best_of", "n_cmpl")):

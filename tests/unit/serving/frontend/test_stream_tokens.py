@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.serving.frontend.stream_tokens import Usage, tokens_in, usage_in
+from dynaplan.serving.frontend.stream_tokens import (
+    Usage,
+    counted,
+    is_ended,
+    tokens_in,
+    usage_in,
+)
+from dynaplan.serving.openai_api import API_PATHS, CHAT_COMPLETIONS
 
 RECORDED = Path(__file__).resolve().parents[3] / "fixtures" / "engines"
 
@@ -78,3 +85,28 @@ def test_llamacpp_states_its_numbers_without_being_asked() -> None:
         b'"prompt_n":1,"prompt_ms":12.069,"predicted_n":3,"predicted_ms":42.467}}\n\n'
     )
     assert usage_in(event + DONE) == Usage(31, 3, 30)
+
+
+RESPONSES = (
+    b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    b'event: response.output_text.delta\ndata: {"delta":"event: response.completed "}\n\n'
+    b'event: response.output_text.delta\ndata: {"delta":"b"}\n\n'
+)
+ENDED = (
+    b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":7,"output_tokens":2}}}\n\n',
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+)
+
+
+def test_events_with_names_are_counted_by_their_names_and_end_by_them() -> None:
+    endpoint = API_PATHS["/v1/responses"]
+    assert counted(endpoint, RESPONSES) == 2
+    assert not is_ended(endpoint, RESPONSES)
+    assert all(is_ended(endpoint, RESPONSES + end) for end in ENDED)
+    assert not any(is_ended(CHAT_COMPLETIONS, end) for end in ENDED)
+    assert is_ended(CHAT_COMPLETIONS, b"data: [DONE]\n\n")
+    assert usage_in(ENDED[0]) == Usage(7, 2, None)
+
+
+def test_an_answer_without_an_output_states_its_input() -> None:
+    assert usage_in(b'{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}') == Usage(8, None, None)
