@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from tests.e2e.deployment import REPOSITORY, dynaplan
@@ -69,6 +70,7 @@ class Shell:
         # Unix socket paths are limited to 107 characters; pytest's directories are long.
         self.runtime_base = Path(tempfile.mkdtemp(prefix="dp-", dir="/tmp"))
         self.address = ADDRESS
+        self._numbers = count()
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("DYN")},
             "PATH": f"{Path(dynaplan()).parent}:{os.environ['PATH']}",
@@ -101,7 +103,7 @@ class Shell:
     @contextmanager
     def running(self, command: str, until: str) -> Iterator[Path]:
         """Run the command; the block begins once it has printed ``until``, and Ctrl-C ends both."""
-        output = self.directory / "output.txt"
+        output = self.directory / f"output-{next(self._numbers)}.txt"
         with output.open("wb") as file:
             process = subprocess.Popen(
                 self._bash(command),

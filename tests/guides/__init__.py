@@ -1,0 +1,1 @@
+"""Every guide, followed command by command: ``tox -e guides``."""

@@ -1,0 +1,153 @@
+"""What a test does for the reader of each guide: what the guide takes for granted, and what cannot be had here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ELSEWHERE = {
+    "pip": "tox has installed it",
+    "pipx": "tests/e2e/test_profile_sla_aiperf.py runs it where it is installed",
+    "podman": "needs a registry of images",
+    "kubectl": "needs a cluster; tox -e k8s has one",
+    "ssh": "needs another machine",
+    "nats": "needs its client",
+    "prometheus": "tox -e interop and tox -e k8s run it",
+    "dynaplan top": "needs a keyboard; tests/unit/cli/watching/test_top.py has one",
+    "dynaplan pull": "downloads 98 MB; tests/llm/test_readme.py does",
+    "export ETCD_": "needs an etcd of one's own; tests/contract has one",
+    'eval "$(_DYNAPLAN_COMPLETE=zsh': "needs zsh; tests/unit/cli/test_completion.py looks at what it gets",
+    "_DYNAPLAN_COMPLETE=fish": "needs fish, likewise",
+}
+"""The beginnings of commands that no guide can run here, and why."""
+
+SERVING = "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.adjustment-interval=5"
+AGGREGATED = "dynaplan serve graphs.agg:Frontend -f agg.yaml --Planner.adjustment-interval=5"
+LOAD = "dynaplan bench --clients 4 --isl 300 --osl 50 --for 5s"
+NO_ENGINE = "this engine is not installed; its configuration is read by tests/unit/house/test_guide_commands.py"
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One guide. ``given`` are files that the reader has, by name; one that begins with #! is a program.
+
+    ``before`` are commands that bring about what the guide takes for granted, ``after`` what the reader does
+    meanwhile, by the command before. ``instead`` are texts in whose place the reader puts another. ``skipped``
+    are beginnings of commands that cannot run here, with the reason. ``until`` are beginnings of commands that
+    go on until Ctrl-C, with a part of what they print.
+    """
+
+    given: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    after: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+MODEL_CONFIG = """{"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
+"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+"max_position_embeddings": 131072, "head_dim": 128, "torch_dtype": "bfloat16"}"""
+
+MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}\n' * 5
+
+WALKS = {
+    "box": Walk(
+        given={"bin/tell-me": "#!/bin/sh\ncat >> told.txt\n"},
+        after={
+            "dynaplan serve graphs.agg:Frontend -f agg.yaml --detach": (
+                "dynaplan logs serve",
+                "dynaplan stop",
+            )
+        },
+    ),
+    "event-plane": Walk(
+        before=("dynaplan serve graphs.agg:Frontend -f agg.yaml --store file --namespace box",),
+        environment={"DYN_FILE_KV": "kv"},
+    ),
+    "export-kubernetes": Walk(before=(SERVING,)),
+    "joining": Walk(
+        before=(
+            "dynaplan serve graphs.hello_world:Frontend",
+            "(python backend.py & sleep 2 && python ask.py; kill %1)",
+        ),
+        skipped={
+            "dynaplan serve old_graph": "tox -e interop runs such a graph",
+            "dynaplan compat python old_client.py": "tox -e interop runs such a program",
+        },
+    ),
+    "kubernetes": Walk(
+        skipped={
+            "dynaplan planner": "needs a cluster; tox -e k8s has one",
+            "dynaplan scale": "likewise",
+            "dynaplan release": "likewise",
+        }
+    ),
+    "llamacpp": Walk(instead={"/path/to/model.gguf": "model.gguf"}),
+    "measuring": Walk(
+        given={"mooncake.jsonl": MOONCAKE},
+        before=(SERVING,),
+        instead={"--for 5m": "--for 5s", "--for 10m": "--for 10s"},
+    ),
+    "one-by-one": Walk(
+        instead={"--engine vllm --model /models/llama": "--engine sim"},
+        environment={"DYN_DISCOVERY_BACKEND": "file"},
+        skipped={
+            "dynaplan worker --namespace box --advertise-host": "tests/e2e/test_two_hosts.py has two hosts",
+            "dynaplan frontend --namespace box --host": "likewise",
+            "dynaplan frontend --namespace box --port 8000 --host": "likewise",
+        },
+    ),
+    "orchestrating": Walk(
+        given={"scale.sh": "#!/bin/sh\necho decode $NUM_DECODE_WORKERS\n"},
+        environment={"DYN_DISCOVERY_BACKEND": "file"},
+        skipped={
+            "ETCD_ENDPOINTS": "needs an etcd; tests/interop/test_dynamo_planner.py has one",
+            "DYN_NAMESPACE": "needs Dynamo 1.2.1; tests/interop/test_dynamo_planner.py runs it",
+        },
+    ),
+    "profile-sla": Walk(
+        given={"Llama-3.3-70B-Instruct-FP8/config.json": MODEL_CONFIG},
+        skipped={
+            "dynaplan profile-sla --config disagg.yaml": "takes minutes; tests/e2e/test_profile_sla.py runs it",
+            "dynaplan serve": "serves with its result; tests/e2e/test_profile_sla.py does",
+            "dynaplan simulate": "likewise",
+        },
+    ),
+    "replay": Walk(
+        before=(
+            f"{SERVING.replace('=5', '=2')} --Planner.policy=sla"
+            " --Planner.profile-results-dir=h200_sxm-Llama-3.1-8B-Instruct-FP8",
+            LOAD,
+            "cp ~/.dynamo/logs/dynamo/planner/*/decisions.jsonl .",
+        ),
+    ),
+    "scaling": Walk(
+        given={"other.yaml": "VllmWorker:\n  max-num-batched-tokens: 8192\n"},
+        before=(SERVING,),
+        instead={
+            "--Planner.profile-results-dir=profiling_results": "--Planner.profile-results-dir="
+            "h200_sxm-Llama-3.1-8B-Instruct-FP8",
+            "dynaplan reload": "dynaplan reload -y",
+        },
+    ),
+    "sglang": Walk(skipped={"dynaplan serve": NO_ENGINE}),
+    "traffic": Walk(
+        after={
+            "dynaplan serve graphs.agg:Frontend -f agg.yaml --Frontend.record-traffic=traffic.jsonl": (LOAD,)
+        }
+    ),
+    "trtllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
+    "vllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
+    "watching": Walk(before=(SERVING,), until={"dynaplan status --watch": "GPUs free"}),
+    "web-page": Walk(before=(SERVING,)),
+}
+
+RUNNING = {
+    "dynaplan frontend": "the OpenAI API is at",
+    "dynaplan worker": "ready: ",
+    "dynaplan planner": "INFO",
+    "dynaplan orchestrate": "",
+}
+"""The beginnings of commands that run in a terminal of their own, and a part of what they print first."""

@@ -1,0 +1,1 @@
+"""The pictures of the documents, from one real run: ``tox -e pictures``."""

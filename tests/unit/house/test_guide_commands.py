@@ -1,0 +1,155 @@
+"""Every command of a guide can be typed as it stands: click takes it, and the readers of ours its YAML."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from dynaplan.cli.main import group
+from dynaplan.cli.overriding import OverridingCommand
+from dynaplan.domain.errors import DynaplanError
+from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
+from dynaplan.options.yaml_file import read_sections
+from dynaplan.sdk.config import find_config_file, read_config
+from dynaplan.sdk.graph import load_graph
+from dynaplan.sdk.validation import validate_config
+from tests.guides.reading import commands, fenced, in_the_text, invocations
+from tests.unit.house.source import GUIDES, REPOSITORY, short
+
+README = REPOSITORY / "README.md"
+WHOLE = [(document, command) for document in [README, *GUIDES] for command in commands(document)]
+MENTIONED = [(document, command) for document in [README, *GUIDES] for command in in_the_text(document)]
+PASSES_ON = {"compat", "worker"}
+"""Commands that give what they do not know to another program: ``compat``, and ``worker`` to a real engine."""
+
+
+def mistakes(arguments: list[str], *, is_whole: bool) -> Iterator[str]:
+    """Yield what click would complain of; a command that is not whole may lack arguments."""
+    context, command, rest = click.Context(group), group, arguments
+    while isinstance(command, click.Group):
+        if not rest or rest[0].startswith("-"):
+            return
+        _, found, rest = command.resolve_command(context, rest)
+        assert found
+        command, context = found, click.Context(found, info_name=found.name, parent=context)
+    if command.name in PASSES_ON:
+        return
+    if isinstance(command, OverridingCommand):
+        rest = split_overrides(rest)[1]
+    values, left, _ = command.make_parser(context).parse_args(list(rest))
+    if left:
+        yield f"too many arguments: {left}"
+    for parameter in command.params:
+        value = values.get(parameter.name or "")
+        if is_whole and parameter.required and not value:
+            yield f"{parameter.name} is missing"
+        if isinstance(value, str) and not isinstance(parameter.type, click.Path | click.File):
+            parameter.type_cast_value(context, (value,) if parameter.multiple else value)
+
+
+def complaints(command: str, *, is_whole: bool) -> list[str]:
+    try:
+        return [
+            each
+            for arguments in invocations(command)
+            for each in mistakes([word.strip("[]") for word in arguments], is_whole=is_whole)
+        ]
+    except click.ClickException as error:
+        return [error.format_message()]
+
+
+def test_every_command_of_a_guide_is_one_that_click_takes() -> None:
+    assert len(WHOLE) > 80
+    found = {f"{short(document)}: {command}": complaints(command, is_whole=True) for document, command in WHOLE}
+    assert {command: said for command, said in found.items() if said} == {}
+
+
+def test_every_command_within_the_text_is_one_too() -> None:
+    assert len(MENTIONED) > 80
+    found = {
+        f"{short(document)}: {command}": complaints(command, is_whole=False) for document, command in MENTIONED
+    }
+    assert {command: said for command, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "dynaplan serv graphs.agg:Frontend",
+        "dynaplan status --wach",
+        "dynaplan export sytemd",
+        "dynaplan serve",
+        "dynaplan scale decode=3 --for 2h --until-noon",
+        "cat x | dynaplan replay a b",
+        "FOO=1 dynaplan simulate --seed many --trace x",
+        "dynaplan serve graphs.agg:Frontend --log-format xml",
+    ],
+)
+def test_a_wrong_command_would_be_found(command: str) -> None:
+    assert complaints(command, is_whole=True)
+
+
+def served(command: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the graph, the file and the overrides of each ``serve`` of a shipped graph in a line."""
+    for name, *arguments in invocations(command):
+        overrides, rest = split_overrides(arguments)
+        graph = next((each for each in rest if re.fullmatch(r"graphs\.\w+:\w+", each)), "")
+        if name == "serve" and graph:
+            flag = next((each for each in ("-f", "--config-file") if each in rest), "")
+            yield graph, rest[rest.index(flag) + 1] if flag else "", overrides
+
+
+def configuration(graph: str, file: str, overrides: list[str]) -> Sections:
+    """The configuration as ``serve`` reads it; raises what ``serve`` would say."""
+    loaded = load_graph(graph, REPOSITORY)
+    path = find_config_file(file, REPOSITORY, loaded) if file else None
+    config = read_config(path, overrides)
+    validate_config(loaded, config)
+    return config
+
+
+WRITTEN = {"results/config_with_planner.yaml"}
+"""Files that a command of the same guide writes."""
+
+
+def test_what_a_guide_serves_is_a_configuration_that_serve_takes() -> None:
+    wrong = {}
+    for document, command in WHOLE + MENTIONED:
+        for graph, file, overrides in served(command):
+            if file in WRITTEN:
+                continue
+            try:
+                configuration(graph, file, overrides)
+            except DynaplanError as error:
+                wrong[f"{short(document)}: {command}"] = str(error)
+    assert wrong == {}
+
+
+def yaml_blocks() -> Iterator[tuple[Path, str]]:
+    return ((document, block) for document in [README, *GUIDES] for block in fenced(document, "yaml"))
+
+
+def test_every_yaml_of_a_guide_is_read_and_that_of_a_deployment_is_valid() -> None:
+    graph = load_graph("graphs.disagg:Frontend", REPOSITORY)
+    deployments = 0
+    for document, block in yaml_blocks():
+        read = list(yaml.safe_load_all(block))
+        if len(read) == 1 and all(name[0].isupper() for name in read[0]):
+            deployments += 1
+            validate_config(graph, merge_sections(read_sections(block, short(document)), parse_overrides([])))
+    assert deployments >= 3
+
+
+def test_every_json_and_every_python_of_a_guide_can_be_read() -> None:
+    for document in [README, *GUIDES]:
+        for block in fenced(document, "json"):
+            json.loads(block)
+        for block in fenced(document, "python"):
+            compile(block, short(document), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
