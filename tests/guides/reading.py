@@ -26,9 +26,9 @@ def commands(document: Path) -> list[str]:
     found: list[str] = []
     while waiting:
         line = waiting.pop(0).removeprefix("$ ")
-        while line.endswith("\\") and waiting:
-            line += "\n" + waiting.pop(0)
         if is_command(line):
+            while waiting and (line.endswith("\\") or line.count("'") % 2):
+                line += "\n" + waiting.pop(0)
             found.append(re.sub(r"\s{2,}#.*|\s+# on \w+$", "", line, flags=re.M))
     return found
 
@@ -38,7 +38,7 @@ def is_command(line: str) -> bool:
     while ASSIGNED.match(line):
         line = ASSIGNED.sub("", line)
     words = line.split(None, 1)
-    return bool(words) and (words[0] in PROGRAMS or line.startswith("(umask "))
+    return bool(words) and (words[0] in (*PROGRAMS, "\\") or line.startswith("(umask "))
 
 
 def _lines_of_blocks(document: Path) -> Iterator[str]:
@@ -65,7 +65,7 @@ def files(document: Path) -> dict[str, str]:
 
 def in_the_text(document: Path) -> list[str]:
     """Return the commands of dynaplan that stand in code within the text, each on one line."""
-    without_blocks = re.sub(r"^```.*?^```$|^    .*$", "", document.read_text(), flags=re.M | re.S)
+    without_blocks = re.sub(r"(?ms)^```.*?^```$|^    [^\n]*$", "", document.read_text())
     code = (" ".join(each.split()) for each in re.findall(r"`([^`]+)`", without_blocks))
     return [each for each in code if each.startswith("dynaplan ")]
 
@@ -80,12 +80,15 @@ def invocations(command: str, program: str = "dynaplan") -> list[list[str]]:
             calls.append([])
         else:
             calls[-1].append(word)
-    return [arguments for arguments in map(_arguments, calls) if arguments and arguments.pop(0) == program]
+    typed = map(_arguments, calls)
+    return [words[1:] for words in typed if words[:1] == [program] and len(words) > 1]
 
 
 def _arguments(words: list[str]) -> list[str]:
     """Return the words without assignments before the program, and without redirections."""
     while words and re.match(r"\w+=", words[0]):
         words = words[1:]
-    kept = [word for place, word in enumerate(words) if place == 0 or words[place - 1] not in ("<", ">", ">>")]
+    kept = [
+        word for place, word in enumerate(words) if place == 0 or words[place - 1] not in ("<", ">", ">>")
+    ]
     return [word for word in kept if word not in ("<", ">", ">>")]

@@ -30,13 +30,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def test_the_commands_of_a_guide_can_be_followed(guide: Path, home: Path, tiny_gguf: Path) -> None:
     walk = WALKS.get(guide.stem, Walk())
     shutil.copy(tiny_gguf, home / "model.gguf")
+    typed = [each for each in commands(guide) if not each.startswith((*ELSEWHERE, *walk.skipped))]
+    if not typed:
+        pytest.skip(f"none of its commands can run here: {dict(walk.skipped)}")
     written({**walk.given, **files(guide)}, home)
     path = f"{home / 'bin'}:{Path(os.sys.executable).parent}:{os.environ['PATH']}"
     reader = Reader(walk, Shell(home, {"PATH": path, **walk.environment}))
     try:
-        for command in (*walk.before, *commands(guide)):
-            if not any(command.startswith(each) for each in (*ELSEWHERE, *walk.skipped)):
-                reader.type(command)
+        for command in (*walk.before, *typed):
+            reader.type(command)
     finally:
         reader.close()
 

@@ -1,9 +1,11 @@
-"""What a test does for the reader of each guide: what the guide takes for granted, and what cannot be had here."""
+"""What a test does for the reader of each guide: what it takes for granted, and what cannot be had here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from tests.e2e.deployment import REPOSITORY
 
 ELSEWHERE = {
     "pip": "tox has installed it",
@@ -24,16 +26,19 @@ ELSEWHERE = {
 SERVING = "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.adjustment-interval=5"
 AGGREGATED = "dynaplan serve graphs.agg:Frontend -f agg.yaml --Planner.adjustment-interval=5"
 LOAD = "dynaplan bench --clients 4 --isl 300 --osl 50 --for 5s"
-NO_ENGINE = "this engine is not installed; its configuration is read by tests/unit/house/test_guide_commands.py"
+NO_ENGINE = (
+    "this engine is not installed; its configuration is read by tests/unit/house/test_guide_commands.py"
+)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """One guide. ``given`` are files that the reader has, by name; one that begins with #! is a program.
+    """One guide.
 
-    ``before`` are commands that bring about what the guide takes for granted, ``after`` what the reader does
-    meanwhile, by the command before. ``instead`` are texts in whose place the reader puts another. ``skipped``
-    are beginnings of commands that cannot run here, with the reason. ``until`` are beginnings of commands that
+    ``given`` are files that the reader has, by name; one that begins with #! is a program. ``before`` are
+    commands that bring about what the guide takes for granted, ``after`` what the reader does meanwhile, by
+    the command before. ``instead`` are texts in whose place the reader puts another. ``skipped`` are
+    beginnings of commands that cannot run here, with the reason. ``until`` are beginnings of commands that
     go on until Ctrl-C, with a part of what they print.
     """
 
@@ -51,6 +56,9 @@ MODEL_CONFIG = """{"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "
 "max_position_embeddings": 131072, "head_dim": 128, "torch_dtype": "bfloat16"}"""
 
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}\n' * 5
+
+_SHIPPED = (REPOSITORY / "graphs/disagg.yaml").read_text()
+OTHER = _SHIPPED.replace("max-num-batched-tokens: 16384", "max-num-batched-tokens: 8192", 1)
 
 WALKS = {
     "box": Walk(
@@ -92,7 +100,6 @@ WALKS = {
     ),
     "one-by-one": Walk(
         instead={"--engine vllm --model /models/llama": "--engine sim"},
-        environment={"DYN_DISCOVERY_BACKEND": "file"},
         skipped={
             "dynaplan worker --namespace box --advertise-host": "tests/e2e/test_two_hosts.py has two hosts",
             "dynaplan frontend --namespace box --host": "likewise",
@@ -101,7 +108,6 @@ WALKS = {
     ),
     "orchestrating": Walk(
         given={"scale.sh": "#!/bin/sh\necho decode $NUM_DECODE_WORKERS\n"},
-        environment={"DYN_DISCOVERY_BACKEND": "file"},
         skipped={
             "ETCD_ENDPOINTS": "needs an etcd; tests/interop/test_dynamo_planner.py has one",
             "DYN_NAMESPACE": "needs Dynamo 1.2.1; tests/interop/test_dynamo_planner.py runs it",
@@ -110,7 +116,7 @@ WALKS = {
     "profile-sla": Walk(
         given={"Llama-3.3-70B-Instruct-FP8/config.json": MODEL_CONFIG},
         skipped={
-            "dynaplan profile-sla --config disagg.yaml": "takes minutes; tests/e2e/test_profile_sla.py runs it",
+            "dynaplan profile-sla --config disagg.yaml": "minutes; tests/e2e/test_profile_sla.py runs it",
             "dynaplan serve": "serves with its result; tests/e2e/test_profile_sla.py does",
             "dynaplan simulate": "likewise",
         },
@@ -124,8 +130,12 @@ WALKS = {
         ),
     ),
     "scaling": Walk(
-        given={"other.yaml": "VllmWorker:\n  max-num-batched-tokens: 8192\n"},
+        given={"other.yaml": OTHER},
         before=(SERVING,),
+        after={
+            "dynaplan serve graphs.agg:Frontend -f agg.yaml --namespace chat --port 8001 "
+            "--Planner.gpu-priority=5": ("dynaplan stop --namespace chat", "dynaplan stop --namespace batch"),
+        },
         instead={
             "--Planner.profile-results-dir=profiling_results": "--Planner.profile-results-dir="
             "h200_sxm-Llama-3.1-8B-Instruct-FP8",

@@ -1,7 +1,8 @@
 """Makes the pictures of a running deployment in the documents: ``python -m tests.pictures DIRECTORY``.
 
-A real deployment on 8 simulated GPUs is under load for three minutes. Then what its commands show on a
-terminal is drawn, and its page is pictured as on a desk, light and dark, and as on a phone.
+A real deployment on 8 simulated GPUs is under a load that rises and falls. When it has scaled up a second
+time, what its commands show on a terminal is drawn, and its page is pictured as on a desk, light and dark, and
+as on a phone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
 from tests.fakes.polling import wait_until
 from tests.pictures.terminal import Terminal
 
-LOAD_S = 180.0
+LOAD = ("--trace", "sinusoid:low=1,high=8,period=160,duration=600,isl=2000,osl=400", "--for", "10m")
+FIRST_WAVE_S, SECOND_WAVE_S = 170.0, 120.0
+LEAST_WORKERS = 6
+"""Processes of the deployment at the height of the load: frontend, planner, and two of each role."""
+
 SIZES = {"": (1240, 1280, False), "-dark": (1240, 1280, True), "-phone": (390, 1700, False)}
 PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 PLANNER = {
@@ -28,11 +33,15 @@ PLANNER = {
     "ttft": "400",
     "itl": "12",
 }
-COMMANDS = {"top": ("top",), "status-watch": ("status", "--watch"), "why": ("why", "--changes", "--last", "1")}
+COMMANDS = {
+    "top": ("top",),
+    "status-watch": ("status", "--watch"),
+    "why": ("why", "--changes", "--last", "1"),
+}
 """The pictures of terminals, by name, and the commands that they show."""
 
-FEW_WORDS_LATER_S = 3.0
-"""Time in which a live command has looked twice, so that it shows rates."""
+RATES_S, KEYS_S = 15.0, 2.0
+"""Seconds until a live command has counted requests twice, and until it has heeded a key."""
 
 
 def main(directory: Path) -> None:
@@ -43,8 +52,8 @@ def main(directory: Path) -> None:
         load = None
         try:
             deployment.start()
-            command = [sys.executable, "-m", "tests.browser.load", deployment.url, "3"]
-            load = subprocess.Popen(command, cwd=REPOSITORY)
+            command = [dynaplan(), "bench", *LOAD]
+            load = subprocess.Popen(command, env=deployment.environment, stderr=subprocess.DEVNULL)
             pictured(deployment, directory)
         finally:
             if load:
@@ -57,22 +66,23 @@ def pictured(deployment: Deployment, directory: Path) -> None:
     with headless() as driver:
         page = Page(driver, deployment)
         page.open()
-        time.sleep(LOAD_S)
+        time.sleep(FIRST_WAVE_S)
+        wait_until(lambda: len(deployment.workers()) >= LEAST_WORKERS, SECOND_WAVE_S, 1.0)
+        for command, words in COMMANDS.items():
+            drawn(deployment, words, directory / f"{command}.svg")
         for name, (width, height, is_dark) in SIZES.items():
             page.open(width, height, is_dark=is_dark)
             wait_until(lambda: page.text("ttft").endswith("ms"))
             page.picture(directory / f"web-page{name}.png")
-    for name, words in COMMANDS.items():
-        drawn(deployment, words, directory / f"{name}.svg")
 
 
 def drawn(deployment: Deployment, words: tuple[str, ...], path: Path) -> None:
     """Draw what the command shows on a terminal: at its end, or when it has been live for some seconds."""
     with Terminal([dynaplan(), *words], deployment.environment, deployment.directory) as terminal:
-        terminal.look(FEW_WORDS_LATER_S if words[0] != "why" else 60.0)
+        terminal.look(RATES_S if words[0] != "why" else 60.0)
         if words == ("top",):
             terminal.type("jjj")
-            terminal.look(FEW_WORDS_LATER_S)
+            terminal.look(KEYS_S)
         path.write_text(terminal.svg(f"$ dynaplan {' '.join(words)}", str(deployment.directory)))
 
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-COLUMNS, LINES = 100, 40
+COLUMNS, LINES = 100, 32
 CELL, ROW, MARGIN = 8.4, 18, 14
 """Pixels: the width of a character of 14 px, the height of a line, what is left free around them."""
 
@@ -35,7 +35,9 @@ class Terminal:
         self._stream: Any = pyte.ByteStream(self._screen)
         self._reader, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        own = {key: value for key, value in environment.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+        own = {
+            key: value for key, value in environment.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self._process = subprocess.Popen(
             command,
             env={**own, "TERM": "linux"},

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
 import yaml
 
+from dynaplan.cli.components.flags import FLAGS, ComponentCommand
 from dynaplan.cli.main import group
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.domain.errors import DynaplanError
@@ -21,13 +24,21 @@ from dynaplan.sdk.config import find_config_file, read_config
 from dynaplan.sdk.graph import load_graph
 from dynaplan.sdk.validation import validate_config
 from tests.guides.reading import commands, fenced, in_the_text, invocations
+from tests.guides.walks import ELSEWHERE, WALKS
 from tests.unit.house.source import GUIDES, REPOSITORY, short
 
 README = REPOSITORY / "README.md"
 WHOLE = [(document, command) for document in [README, *GUIDES] for command in commands(document)]
 MENTIONED = [(document, command) for document in [README, *GUIDES] for command in in_the_text(document)]
-PASSES_ON = {"compat", "worker"}
-"""Commands that give what they do not know to another program: ``compat``, and ``worker`` to a real engine."""
+PASSES_ON = {"compat", "worker", "systemd"}
+"""Commands that pass on what they do not know: to a program, to an engine, to ``serve``."""
+
+
+@pytest.fixture(autouse=True)
+def the_environment_of_before() -> Iterator[None]:
+    """Options such as ``--store`` are passed on as variables."""
+    with patch.dict(os.environ):
+        yield
 
 
 def mistakes(arguments: list[str], *, is_whole: bool) -> Iterator[str]:
@@ -38,8 +49,13 @@ def mistakes(arguments: list[str], *, is_whole: bool) -> Iterator[str]:
             return
         _, found, rest = command.resolve_command(context, rest)
         assert found
-        command, context = found, click.Context(found, info_name=found.name, parent=context)
+        command = found
+        context = click.Context(found, info_name=found.name, parent=context, **found.context_settings)
     if command.name in PASSES_ON:
+        return
+    if isinstance(command, ComponentCommand):
+        command.parse_args(context, list(rest))
+        yield from (f"no such option: {name}" for name in context.meta[FLAGS].others)
         return
     if isinstance(command, OverridingCommand):
         rest = split_overrides(rest)[1]
@@ -48,7 +64,8 @@ def mistakes(arguments: list[str], *, is_whole: bool) -> Iterator[str]:
         yield f"too many arguments: {left}"
     for parameter in command.params:
         value = values.get(parameter.name or "")
-        if is_whole and parameter.required and not value:
+        is_given = isinstance(value, str | int | tuple | list) and value != ()
+        if is_whole and parameter.required and not is_given:
             yield f"{parameter.name} is missing"
         if isinstance(value, str) and not isinstance(parameter.type, click.Path | click.File):
             parameter.type_cast_value(context, (value,) if parameter.multiple else value)
@@ -61,22 +78,29 @@ def complaints(command: str, *, is_whole: bool) -> list[str]:
             for arguments in invocations(command)
             for each in mistakes([word.strip("[]") for word in arguments], is_whole=is_whole)
         ]
+    except click.BadOptionUsage as error:
+        is_named_only = not is_whole and command.endswith(error.option_name)
+        return [] if is_named_only else [error.format_message()]
     except click.ClickException as error:
         return [error.format_message()]
 
 
+def all_complaints(shown: list[tuple[Path, str]], *, is_whole: bool) -> list[str]:
+    return [
+        f"{short(document)}: {command}: {said}"
+        for document, command in shown
+        for said in complaints(command, is_whole=is_whole)
+    ]
+
+
 def test_every_command_of_a_guide_is_one_that_click_takes() -> None:
     assert len(WHOLE) > 80
-    found = {f"{short(document)}: {command}": complaints(command, is_whole=True) for document, command in WHOLE}
-    assert {command: said for command, said in found.items() if said} == {}
+    assert all_complaints(WHOLE, is_whole=True) == []
 
 
 def test_every_command_within_the_text_is_one_too() -> None:
     assert len(MENTIONED) > 80
-    found = {
-        f"{short(document)}: {command}": complaints(command, is_whole=False) for document, command in MENTIONED
-    }
-    assert {command: said for command, said in found.items() if said} == {}
+    assert all_complaints(MENTIONED, is_whole=False) == []
 
 
 @pytest.mark.parametrize(
@@ -153,3 +177,17 @@ def test_every_json_and_every_python_of_a_guide_can_be_read() -> None:
             json.loads(block)
         for block in fenced(document, "python"):
             compile(block, short(document), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_no_exception_of_the_guides_walks_is_out_of_date() -> None:
+    shown = {guide.stem: commands(guide) for guide in GUIDES}
+    everywhere = [command for found in shown.values() for command in found]
+    assert [each for each in ELSEWHERE if not any(one.startswith(each) for one in everywhere)] == []
+    stale = [
+        f"{name}: {text}"
+        for name, walk in WALKS.items()
+        for begins, texts in ((True, [*walk.skipped, *walk.after, *walk.until]), (False, walk.instead))
+        for text in texts
+        if not any(each.startswith(text) if begins else text in each for each in shown[name])
+    ]
+    assert stale == []
