@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.browser.page import Page, headless
-from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
+from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.polling import wait_until
 from tests.pictures.terminal import Terminal
 
