@@ -1,8 +1,8 @@
 """Makes the pictures of a running deployment in the documents: ``python -m tests.pictures DIRECTORY``.
 
 A real deployment on 8 simulated GPUs is under a load that rises and falls. When it has scaled up a second
-time, what its commands show on a terminal is drawn, and its page is pictured as on a desk, light and dark, and
-as on a phone.
+time, what its commands show on a terminal is drawn, and its page is pictured as on a desk, light and dark,
+and as on a phone.
 """
 
 from __future__ import annotations

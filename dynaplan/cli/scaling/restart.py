@@ -16,7 +16,7 @@ from dynaplan.cli.scaling.counts import free_gpus, write_counts
 from dynaplan.cli.scaling.holding import made_here
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
 from dynaplan.domain.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
-from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.foundation.progress import ProgressLine
@@ -30,6 +30,9 @@ HELD_FOR = "1h"
 
 FREED_WITHIN_S = 10.0
 """Seconds in which the GPU of the worker before is seen to be free, once that worker has left."""
+
+HEEDED_WITHIN_S = 5.0
+"""Seconds in which a worker that was told to leave is seen to be draining."""
 
 POLL_S = 0.2
 
@@ -139,6 +142,8 @@ class WorkerRestart:
 
     async def _beside(self, found: RunningDeployment) -> None:
         """Have one more worker, and then one less: the old one."""
+        from dynaplan.supervisor.fleet.carrying_out import DecisionOvertaken
+
         name, role = self._worker.name, self._worker.role
         number = await self._ask(found, +1)
         try:
@@ -153,7 +158,10 @@ class WorkerRestart:
                 hint=f"{name} goes on. `dynaplan status` and `dynaplan logs` say more of the new one.",
             ) from error
         number = await self._ask(found, -1, name)
-        await self._wait(number)
+        try:
+            await self._wait(number)
+        except DecisionOvertaken:  # the planner goes on with its own numbers: the old one leaves all the same
+            await self._gone_or_kept()
         if self._is_there():
             raise TemporaryError(
                 f"{name} is still there: somebody else has changed the number of {role.value} workers",
@@ -178,11 +186,27 @@ class WorkerRestart:
             raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
         await self._wait(present)
 
+    async def _gone_or_kept(self) -> None:
+        """Return when the old one has gone, or does not begin to leave, or has had its time."""
+        times, begun_s = times_of(self._found(), {self._worker.role: 1}), time.monotonic()
+        longest = self._timeout_s or times.longest_s(starts=False, leaves=True)
+        while old := self._old():
+            patience_s = longest if old.state is WorkerState.DRAINING else HEEDED_WITHIN_S
+            if time.monotonic() - begun_s > patience_s:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _old(self) -> Worker | None:
+        own = (self._worker.name, self._worker.pid)
+        return next((each for each in self._found().workers if (each.name, each.pid) == own), None)
+
     def _is_there(self) -> bool:
+        return self._old() is not None
+
+    def _found(self) -> RunningDeployment:
         from dynaplan.supervisor.deployments import find_deployment
 
-        workers = find_deployment(self._namespace).workers
-        return any((each.name, each.pid) == (self._worker.name, self._worker.pid) for each in workers)
+        return find_deployment(self._namespace)
 
     async def _ask(self, found: RunningDeployment, step: int, leaving: str = "") -> int:
         """Write the role's number, one more or one less, and return it.

@@ -30,6 +30,10 @@ GIVE_UP_S = 45.0
 """Silence of the fleet plugin or of ``serve``, in seconds, after which waiting is useless."""
 
 
+class DecisionOvertaken(PermanentError):
+    """Another decision has asked for other numbers before this one was carried out."""
+
+
 @dataclass(frozen=True)
 class ScaleRequest:
     """Numbers of workers that were asked for, as the decision with that id.
@@ -53,8 +57,9 @@ async def carried_out(
 
     ``watch`` is told the progress at every look.
 
-    Raises PermanentError when workers have failed, another decision has taken its place, or ``serve`` or
-    its fleet plugin does not answer; TemporaryError, with what is missing, after ``timeout_s`` seconds.
+    Raises DecisionOvertaken when another decision has taken its place, PermanentError when workers have
+    failed, or ``serve`` or its fleet plugin does not answer; TemporaryError, with what is missing, after
+    ``timeout_s`` seconds.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -71,7 +76,7 @@ async def carried_out(
             if progress.is_settled:
                 raise PermanentError("; ".join(progress.missing), hint=_ways_out(progress, request.wanted))
         if counts and counts.decision_id > request.decision_id and not _asks_for(counts, request.wanted):
-            raise PermanentError(
+            raise DecisionOvertaken(
                 f"overtaken by decision {counts.decision_id}: {_numbers(counts, request.wanted)}",
                 hint="The planner, or somebody else, has asked for other numbers; `dynaplan why` shows it.",
             )

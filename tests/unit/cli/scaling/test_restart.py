@@ -13,8 +13,8 @@ from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import restart
 from dynaplan.cli.scaling.restart import WorkerRestart, chosen_workers
 from dynaplan.cli.scaling.waiting import ScaleTimes
-from dynaplan.domain.errors import ConfigError, PermanentError
-from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
 from dynaplan.domain.planning.scaling import DesiredCounts, first_to_leave, fleet_key, planner_prefix
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -36,8 +36,13 @@ class Box:
         self.asked: list[tuple[int, str, Hold | None]] = []
         self.replaced: list[str] = []
         self.fails = False
+        self.later: tuple[tuple[Worker, ...], ...] = ()
+        self.overtaken_by: tuple[tuple[Worker, ...], ...] = ()
 
     def found(self, namespace: str) -> Any:
+        if self.overtaken_by:
+            self.workers, *later = self.overtaken_by
+            self.overtaken_by = tuple(later)
         return SimpleNamespace(namespace="dynamo", workers=self.workers, circus_endpoint="ipc://nowhere")
 
     async def carried_out(self, found: Any, store: Any, request: Any, timeout_s: float, watch: Any) -> None:
@@ -50,6 +55,9 @@ class Box:
             raise PermanentError("1 of 2 decode workers ready")
         if counts.num_decode_workers == 2:
             self.workers = (OLD, NEW)
+        elif leaving and self.later:
+            self.overtaken_by = self.later
+            raise carrying_out.DecisionOvertaken("overtaken by decision 7: decode=2")
         elif leaving:
             self.workers = tuple(each for each in self.workers if each.name != leaving)
 
@@ -101,6 +109,23 @@ async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
     assert keys[planner_prefix("dynamo") + "num_decode_workers"] == "1"
     assert RoleHolds.from_text(keys[planner_prefix("dynamo") + HOLDS]) == RoleHolds()
     assert box.workers == (OLD,)
+
+
+async def test_it_is_done_when_the_planner_asks_for_other_numbers_while_the_old_one_drains(box: Box) -> None:
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    draining = (replace(OLD, state=WorkerState.DRAINING), NEW)
+    box.later = (box.workers, draining, draining, (NEW,))
+    assert await WorkerRestart(box.store, "dynamo", OLD).run() == NEW.name
+
+
+async def test_an_old_one_that_the_planner_keeps_is_said_to_be_there(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "HEEDED_WITHIN_S", 0.0)
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    box.later = ((OLD, NEW),)
+    with pytest.raises(TemporaryError, match=f"{OLD.name} is still there"):
+        await WorkerRestart(box.store, "dynamo", OLD).run()
 
 
 @pytest.mark.parametrize("fleet", ['{"free_gpus": []}', "{}", "nonsense"])
