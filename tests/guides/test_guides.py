@@ -41,6 +41,8 @@ def test_the_commands_of_a_guide_can_be_followed(guide: Path, home: Path, tiny_g
             reader.type(command)
     finally:
         reader.close()
+    shown = "".join(file.read_text() for file in home.glob("output-*.txt"))
+    assert "Traceback" not in shown, shown
 
 
 def written(given: dict[str, str], home: Path) -> None:

@@ -172,11 +172,14 @@ def test_every_yaml_of_a_guide_is_read_and_that_of_a_deployment_is_valid() -> No
 
 
 def test_every_json_and_every_python_of_a_guide_can_be_read() -> None:
-    for document in [README, *GUIDES]:
-        for block in fenced(document, "json"):
-            json.loads(block)
-        for block in fenced(document, "python"):
-            compile(block, short(document), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    documents = [README, *GUIDES]
+    assert [json.loads(block) for document in documents for block in fenced(document, "json")]
+    is_async = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    assert [
+        compile(block, short(document), "exec", flags=is_async)
+        for document in documents
+        for block in fenced(document, "python")
+    ]
 
 
 def test_no_exception_of_the_guides_walks_is_out_of_date() -> None:
