@@ -3,7 +3,11 @@
 From Python: ``serve`` runs a deployment inside a ``with`` block, ``simulate`` tries policies on a trace.
 """
 
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False  # a process that only waits imports this package: without ``typing`` it stays small
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -22,8 +22,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-PR_SET_PDEATHSIG = 1
-"""The ``prctl`` option that names the signal a process gets when its parent ends; from ``linux/prctl.h``."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of ``prctl``, from ``linux/prctl.h``: the signal that a process gets when its parent ends, and that
+it becomes the parent of orphans below it."""
 
 EXIT_NEVER = 78
 """The same as ``dynaplan.domain.lifecycle.EXIT_NEVER``, which this file must not import."""
@@ -38,12 +39,21 @@ def die_with_parent(parent_pid: int) -> None:
     the parent's *thread* that started this process, so a parent must start its children from a thread that
     lives as long as itself. The request survives exec and is not inherited by children.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(f"the parent, process {parent_pid}, is gone")
+
+
+def adopt_orphans() -> None:
+    """Adopt descendants whose parent dies, from now on, so that none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def guarded(

@@ -11,7 +11,6 @@ the public port find its socket as their standard input.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import shlex
@@ -33,11 +32,10 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.supervisor.held_process import HeldFleet
 from dynaplan.supervisor.watchers import WatcherSpec, service_of
 
 log = logging.getLogger(__name__)
-
-PR_SET_CHILD_SUBREAPER = 36
 
 CHECK_DELAY_S = 5.0
 """Time between two looks of circus after its processes, in seconds. SIGCHLD tells of their ends at once."""
@@ -91,7 +89,8 @@ def worker_watchers(watchers: Iterable[Watcher]) -> list[str]:
 class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
-    Workers of the services called ``listeners`` get the ``public_socket`` as their standard input.
+    Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
+    ``held`` a holder starts all processes but the fleet plugin's.
     """
 
     def __init__(
@@ -104,12 +103,14 @@ class ServeArbiter(Arbiter):
         on_quit: Callable[[], Awaitable[None]],
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
+        held: HeldFleet | None = None,
     ) -> None:
         self._public_socket = public_socket
         self._listeners = listeners
+        self._held = held
         watchers = [Watcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
         for watcher in watchers:
-            self._let_listen(watcher)
+            self._prepare(watcher)
         self._on_quit = on_quit
         self._reap_timer: asyncio.TimerHandle | None = None
         self._reaped_s = 0.0
@@ -124,12 +125,19 @@ class ServeArbiter(Arbiter):
             loglevel="warning",
             logoutput=shlex.quote(log_file),
         )
+        # The plugin is this process's own child, and ends with it.
+        self.watchers[-1].env["DYNAPLAN_PARENT_PID"] = str(os.getpid())
 
     def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
         """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""
         watcher = super().add_watcher(name, cmd, **options)
-        self._let_listen(watcher)
+        self._prepare(watcher)
         return watcher
+
+    def _prepare(self, watcher: Any) -> None:
+        if self._held:
+            self._held.attach(watcher)
+        self._let_listen(watcher)
 
     def _let_listen(self, watcher: Any) -> None:
         """Have the watcher's process find the public socket at descriptor 0, if its service listens.
@@ -152,6 +160,8 @@ class ServeArbiter(Arbiter):
     async def end(self) -> None:
         """Stop what is left at once, and close the endpoints."""
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        if self._held:
+            asyncio.get_running_loop().remove_reader(self._held.link.fileno())
         if self._reap_timer:
             self._reap_timer.cancel()
         await self._emergency_stop()
@@ -172,6 +182,12 @@ class ServeArbiter(Arbiter):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
 
+    def reap_processes(self) -> None:
+        """Take note of the processes that have ended, this one's own and the holder's."""
+        super().reap_processes()
+        if self._held:
+            self._held.reap()
+
     def manage_watchers(self) -> Any:
         """circus' periodic check, left out when a command runs."""
         try:
@@ -182,6 +198,8 @@ class ServeArbiter(Arbiter):
     def notice_ends_at_once(self) -> None:
         """Look for ended processes on every SIGCHLD, not only once in circus' interval."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
+        if self._held:
+            self._held.watch(asyncio.get_running_loop(), self._reap_soon)
         # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
         signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 
@@ -197,11 +215,3 @@ class ServeArbiter(Arbiter):
             self._reap_timer = asyncio.get_running_loop().call_later(COLLISION_DELAY_S, self._reap)
         else:
             self.manage_watchers()
-
-
-def adopt_orphans() -> None:
-    """Adopt descendants whose parent dies, from now on, so that none can slip away."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))

@@ -6,16 +6,19 @@ import os
 
 from dynaplan.core.fleet.statefile import Document, arbiter_of
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt
+from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.ports.box import DocumentStore, Processes
 
 TRACKERS_WITHIN_S = 3.0
 """Longest wait per session: Python's resource trackers remove the shared memory of killed engines."""
 
 
-def clear_leftovers(store: DocumentStore, processes: Processes) -> list[str]:
+def clear_leftovers(
+    store: DocumentStore, processes: Processes, own: ProcessIdentity | None = None
+) -> list[str]:
     """End and remove what an earlier deployment left; return sentences for the user.
 
-    Raises DeploymentError while its arbiter still runs.
+    Raises DeploymentError while its arbiter still runs, unless that is ``own``.
     """
     try:
         document = store.read()
@@ -24,26 +27,26 @@ def clear_leftovers(store: DocumentStore, processes: Processes) -> list[str]:
     if document is None:
         return []
     arbiter = arbiter_of(document)
-    if arbiter and processes.is_alive(arbiter):
+    if arbiter and arbiter != own and processes.is_alive(arbiter):
         raise DeploymentError(
             f"namespace {document['namespace']} is already running here (pid {arbiter.pid})",
             hint="Stop it with `dynaplan stop`, or choose another one with --namespace.",
         )
-    ended = end_leftovers(document, processes)
+    ended = end_leftovers(document, processes, own)
     store.remove()
     return ["An earlier run ended without cleaning up; that is done now.", *ended]
 
 
-def end_leftovers(document: Document, processes: Processes) -> list[str]:
+def end_leftovers(document: Document, processes: Processes, own: ProcessIdentity | None = None) -> list[str]:
     """End the processes that a dead arbiter's deployment left running; return one sentence per session.
 
-    Does nothing while the arbiter lives, after a reboot, or for entries without pid and start time: a process
-    that cannot be recognised for certain is left alone. Embedded servers may stand beside the workers, under
-    ``servers``, as name -> pid and started_at.
+    Does nothing while the arbiter lives, unless it is ``own``, after a reboot, or for entries without pid and
+    start time: a process that cannot be recognised for certain is left alone. Embedded servers may stand
+    beside the workers, under ``servers``, as name -> pid and started_at.
     """
     arbiter = arbiter_of(document)
     boot_id = processes.identity_of(os.getpid()).boot_id
-    if arbiter is None or arbiter.boot_id != boot_id or processes.is_alive(arbiter):
+    if arbiter is None or arbiter.boot_id != boot_id or (arbiter != own and processes.is_alive(arbiter)):
         return []
     ended = []
     entries = {**document.get("components", {}), **document.get("servers", {})}

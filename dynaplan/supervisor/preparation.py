@@ -41,6 +41,7 @@ from dynaplan.domain.settings.servers import clients_variables
 from dynaplan.domain.settings.tls import CA_VARIABLE, TlsSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.store import Transaction
+from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.foundation.log_lines import LogLines
 from dynaplan.foundation.sockets import free_port
 from dynaplan.ports.box import Claims
@@ -49,6 +50,7 @@ from dynaplan.supervisor.deployments import port_holder
 from dynaplan.supervisor.fleet.document import new_document
 from dynaplan.supervisor.fleet.fleet_gpus import TAKEN_MEANWHILE
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.held_process import PUBLIC_SOCKET, HeldFleet
 from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.supervisor.leftovers import clear_leftovers
 from dynaplan.supervisor.runtime_dir import (
@@ -68,6 +70,7 @@ from dynaplan.supervisor.scratch import scratch_directory
 from dynaplan.supervisor.servers.data_room import all_moved_into_memory
 from dynaplan.supervisor.servers.embedded import ServerSpec
 from dynaplan.supervisor.servers.needed import OwnPlaces, SharedServers, shared_servers
+from dynaplan.supervisor.watchers import first_services
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ class Preparation:
     """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
 
     ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
+    ``store_outlives``: the key-value store is the user's. ``held`` has the processes below a holder.
     """
 
     launch: Launch
@@ -113,26 +117,37 @@ class Preparation:
     is_simulated: bool
     notes: tuple[str, ...]
     public_socket: socket.socket | None = None
+    store_outlives: bool = False
+    held: HeldFleet | None = None
 
 
-def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack) -> Preparation:
-    """Check everything and take hold of everything. Raises a UserError that says what is in the way."""
+def prepare(
+    graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack, link: HolderLink | None = None
+) -> Preparation:
+    """Check everything and take hold of everything. Raises a UserError that says what is in the way.
+
+    ``link`` leads to the holder above this process, which stands for the arbiter then, and keeps the locks.
+    """
     if options.state_dir:
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     wiring.certificates.check(os.environ)
     statefile = wiring.box.statefile_path(graph.namespace)
     with _as_deployment_error():
-        stack.enter_context(wiring.box.namespace_lock(statefile))
-        notes = clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes())
-    arbiter = wiring.box.processes().identity_of(os.getpid())
+        arbiter = wiring.box.processes().identity_of(link.holder_pid if link else os.getpid())
+        lock = stack.enter_context(wiring.box.namespace_lock(statefile, arbiter.pid))
+        keep(link, "namespace lock", lock.fileno())
+        notes = clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes(), arbiter)
     gpus, is_simulated = wiring.box.gpu_inventory(options.gpus)
     claims = partial(wiring.box.gpu_claims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
     public_socket = _public_socket(graph, options, stack)
+    if public_socket:
+        keep(link, PUBLIC_SOCKET, public_socket.fileno())
     log_dir = _log_dir(graph.namespace, options)
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
-        scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ))
+        kept = partial(keep, link, "scratch directory")
+        scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = all_moved_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
@@ -159,12 +174,23 @@ def prepare(graph: GraphSpec, config: Config, options: ServeOptions, stack: Exit
         options.overrides,
     )
     if servers.store_outlives:
-        stack.callback(_forget_decisions, graph.namespace)
+        stack.callback(forget_decisions, graph.namespace)
     os.environ.update(_environment(launch, servers, options))
     _write_private_files(launch)
     _write_statefile(launch, workers, stack)
     told = (*notes, *left_out, *moved)
-    return Preparation(launch, workers, servers.started, is_simulated, told, public_socket)
+    held = HeldFleet(link, {}, first_services(graph)) if link else None
+    return Preparation(
+        *(launch, workers, servers.started, is_simulated, told, public_socket),
+        store_outlives=servers.store_outlives,
+        held=held,
+    )
+
+
+def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
+    """Have the holder keep a descriptor, if there is a holder."""
+    if link:
+        link.keep(name, descriptor)
 
 
 def _write_private_files(launch: Launch) -> None:
@@ -188,7 +214,7 @@ def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
     return runtime_dir, address_dir
 
 
-def _forget_decisions(namespace: str) -> None:
+def forget_decisions(namespace: str) -> None:
     """Delete the decisions from a store that outlives us: the next deployment follows its configuration."""
 
     async def forget() -> None:
@@ -242,7 +268,7 @@ def first_workers(
     """
     claims = GpuClaims(make_claims(), gpus)
     # Not by ``claims``: the fleet plugin has claimed more in our name.
-    stack.callback(_give_back, make_claims, gpus)
+    stack.callback(give_back, make_claims, gpus)
     foreign = claims.foreign()
     busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
     notes = gpu_stock.notes(gpus, foreign, busy, uses_busy)
@@ -256,7 +282,7 @@ def first_workers(
         unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
 
 
-def _give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
+def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
     """Ask for no GPU any more, and give back every one."""
     try:
         make_claims().withdraw()
@@ -281,7 +307,7 @@ def _public_socket(graph: GraphSpec, options: ServeOptions, stack: ExitStack) ->
 def _log_dir(namespace: str, options: ServeOptions) -> Path:
     """Return the directory of the logs; this process logs there too from now on."""
     directory = log_directory(namespace, options.log_dir)
-    _log_to(directory / "circus.log")
+    log_to(directory / "circus.log")
     return directory
 
 
@@ -302,7 +328,7 @@ def log_directory(namespace: str, given: Path | None = None) -> Path:
     return directory
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """Send the logs of circus and of libraries to a file, never to the user, even if the disk is full."""
     logging.raiseExceptions = False
     with suppress(OSError):

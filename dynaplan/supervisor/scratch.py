@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,11 +24,17 @@ MOST_NAMESAKES = 100
 
 
 @contextmanager
-def scratch_directory(namespace: str, runtime_dir: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+def scratch_directory(
+    namespace: str,
+    runtime_dir: Path,
+    environ: Mapping[str, str],
+    keep: Callable[[int], None] = lambda descriptor: None,
+) -> Iterator[Path]:
     """``/dev/shm/dynaplan-{uid}/{namespace}``, new and empty, until the end of the context.
 
     ``DYNAPLAN_MEMORY_DIR`` stands in for ``/dev/shm``.
     With a number behind when a deployment of the same name, with another state directory, has that one.
+    ``keep`` is called with the descriptor whose lock makes it ours.
     ``runtime_dir/scratch`` when there is no such memory, or somebody else has made our place in it.
     """
     memory = Path(environ.get("DYNAPLAN_MEMORY_DIR") or DEFAULT_MEMORY).absolute()
@@ -42,13 +48,19 @@ def scratch_directory(namespace: str, runtime_dir: Path, environ: Mapping[str, s
         yield path
         shutil.rmtree(path, ignore_errors=True)
         return
+    keep(held)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_scratch(path)
         os.close(held)
-        with suppress(OSError):
-            root.rmdir()
+
+
+def remove_scratch(path: Path) -> None:
+    """Remove the directory of a deployment, and the one above it if no other deployment uses that."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.parent.rmdir()
 
 
 def remove_files_of(worker_name: str, directory: Path) -> None:

@@ -23,12 +23,14 @@ from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import EXIT_NEVER, Role, Worker, WorkerState
 from dynaplan.domain.settings.servers import unusual_store
 from dynaplan.foundation import screen
+from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.foundation.descriptors import raise_descriptor_limit
-from dynaplan.foundation.guard import guarded
+from dynaplan.foundation.guard import adopt_orphans, guarded
 from dynaplan.foundation.probe import health_answer
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor import gpu_stock
-from dynaplan.supervisor.arbiter import ServeArbiter, adopt_orphans
+from dynaplan.supervisor.adopting import adopted, leave_to_the_next
+from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.banner import banner, page_line
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.preparation import (
@@ -58,24 +60,46 @@ SLOW_S = 10.0
 """Time after which the user is told which workers and servers are not ready yet, in seconds."""
 
 
-def serve(graph: GraphSpec, config: Config, options: ServeOptions) -> int:
+def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderLink | None = None) -> int:
     """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; return the exit code, 130 when told twice.
 
-    78, with ``exit_on_failure``, when no worker of a service can ever start.
+    78, with ``exit_on_failure``, when no worker of a service can ever start. ``link`` leads to the holder.
     Raises a UserError, and has started nothing, when something is in the way.
     """
-    raise_descriptor_limit()
+    _begin()
     notices = ServiceNotices.taken_from(os.environ)
+    with ExitStack() as stack:
+        try:
+            prepared = prepare(graph, config, options, stack, link)
+            leave_to_the_next(prepared, options.exit_on_failure)
+            return asyncio.run(Serving(prepared, options.exit_on_failure, notices).run())
+        finally:
+            _clear_up_in_peace()
+
+
+def serve_on(link: HolderLink) -> int | None:
+    """Go on with the deployment below the holder, as ``serve`` does; None when there is none."""
+    _begin()
+    environment, serving, stack = dict(os.environ), None, ExitStack()
+    try:
+        found = adopted(link, stack)
+        if found is None:
+            return None
+        serving = Serving(found[0], found[1], ServiceNotices.taken_from(environment))
+        return asyncio.run(serving.run())
+    finally:
+        if serving and serving.is_here:  # else the deployment goes on, and the holder starts another process
+            _clear_up_in_peace()
+            stack.close()
+
+
+def _begin() -> None:
+    """Do what comes first in this process."""
+    raise_descriptor_limit()
     sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-    with ExitStack() as stack:
-        try:
-            prepared = prepare(graph, config, options, stack)
-            return asyncio.run(Serving(prepared, options.exit_on_failure, notices).run())
-        finally:
-            _clear_up_in_peace()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -127,6 +151,7 @@ class Serving:
         self._is_hurried = False
         self._exits_on_failure = exits_on_failure
         self._has_failed = False
+        self.is_here = False
         self._seen: tuple[tuple[int, int], tuple[Worker, ...]] = (0, 0), ()
 
     async def run(self) -> int:
@@ -153,6 +178,7 @@ class Serving:
             self._launch.drain_timeout_s,
             say,
             self._prepared.public_socket,
+            self._prepared.held.link if self._prepared.held else None,
         )
         ready = asyncio.create_task(self._say_when_ready(begun_s))
         try:
@@ -199,6 +225,9 @@ class Serving:
                 hint="DYN_CIRCUS_ENDPOINT_PORT and DYN_CIRCUS_PUBSUB_PORT expect free ports.",
             ) from error
         arbiter.notice_ends_at_once()
+        if self._prepared.held:
+            self._prepared.held.link.tell_here()
+        self.is_here = True
 
     def _vigil(self, arbiter: ServeArbiter) -> Vigil:
         clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(self._launch.runtime_dir)
@@ -248,6 +277,7 @@ class Serving:
             self._on_quit,
             self._prepared.public_socket,
             listening_services(launch.graph),
+            self._prepared.held,
         )
 
     def _server(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -19,10 +20,11 @@ import psutil
 from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
 
 from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.lifecycle import Role
+from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.ports.box import Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
-from dynaplan.supervisor.watchers import service_of
+from dynaplan.supervisor.held_process import PUBLIC_SOCKET
+from dynaplan.supervisor.watchers import first_services, service_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Shutdown:
     """Ends everything that this ``serve`` started.
 
     ``killed`` holds the names of the processes that had to be killed. ``public_socket`` is this process's
-    copy of the socket that the Frontends listen on.
+    copy of the socket that the Frontends listen on. ``link`` leads to the holder, where that is the parent.
     """
 
     arbiter: ServeArbiter
@@ -54,6 +56,7 @@ class Shutdown:
     drain_timeout_s: float
     say: Callable[[str], None]
     public_socket: socket.socket | None = None
+    link: HolderLink | None = None
     killed: list[str] = field(default_factory=list)
     is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -79,6 +82,8 @@ class Shutdown:
         """Close our copy of the public socket: with the last Frontend's, connections are refused."""
         if self.public_socket:
             self.public_socket.close()
+            if self.link:
+                self.link.drop(PUBLIC_SOCKET)
 
     async def _end_plugin(self) -> None:
         """Stop the fleet plugin, so that nothing is started any more; ``respawn`` would bring it back."""
@@ -88,9 +93,7 @@ class Shutdown:
 
     def first_services(self) -> set[str]:
         """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
-        roles = (Role.PLANNER, Role.FRONTEND)
-        entry = self.graph.services[0].name
-        return {entry, *(service.name for service in self.graph.services if service.role in roles)}
+        return first_services(self.graph)
 
     def _all_services(self) -> set[str]:
         return {service.name for service in self.graph.services}
@@ -125,8 +128,9 @@ class Shutdown:
             self.say(f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost.")
 
     def _kill_strays(self) -> None:
-        """Whatever descends from this process still: it is the subreaper of the workers' orphans."""
-        strays = psutil.Process().children(recursive=True)
+        """Whatever descends still from this process, or its holder: the subreaper of the workers' orphans."""
+        root = psutil.Process(self.link.holder_pid if self.link else None)
+        strays = [each for each in root.children(recursive=True) if each.pid != os.getpid()]
         for stray in strays:
             try:
                 stray.kill()

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.core.fleet.allocation import worker_environment
-from dynaplan.domain.lifecycle import Worker
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import Role, Worker
 from dynaplan.options.service_config import CONFIG_VARIABLE
 from dynaplan.supervisor.launch import Launch
 
@@ -55,6 +56,12 @@ def service_of(args: Sequence[str] | None) -> str:
     """The service whose worker these arguments start; empty for an embedded server or the fleet plugin."""
     named = list(args or ())
     return named[named.index("--service-name") + 1] if "--service-name" in named else ""
+
+
+def first_services(graph: GraphSpec) -> set[str]:
+    """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
+    named = {each.name for each in graph.services if each.role in (Role.PLANNER, Role.FRONTEND)}
+    return {graph.services[0].name, *named}
 
 
 ONE_THREAD = {"GOMAXPROCS": "1"}

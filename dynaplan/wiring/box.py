@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
+    from dynaplan.adapters.local.statefile import NamespaceLock
     from dynaplan.domain.gpus import Gpu, GpuActivity, GpuUse
     from dynaplan.domain.identity import LeaseOwner, ProcessIdentity
     from dynaplan.domain.wire.pulse import Heartbeats
@@ -51,11 +50,11 @@ def startup_times(statefile: Path) -> StartupTimes:
     return StartupTimesFile(statefile.parent)
 
 
-def namespace_lock(path: Path) -> AbstractContextManager[object]:
+def namespace_lock(path: Path, owner_pid: int = 0) -> NamespaceLock:
     """Return the right to run the namespace of that statefile: held inside a ``with`` block."""
     from dynaplan.adapters.local.statefile import NamespaceLock
 
-    return NamespaceLock(path)
+    return NamespaceLock(path, owner_pid)
 
 
 def gpu_inventory(number: int | None) -> tuple[tuple[Gpu, ...], bool]:

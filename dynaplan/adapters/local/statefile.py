@@ -133,9 +133,10 @@ class NamespaceLock:
     only, also by the original's tools, and its holder may not be waited for by the plugin.
     """
 
-    def __init__(self, path: Path) -> None:
-        """``path`` is the statefile's."""
+    def __init__(self, path: Path, owner_pid: int = 0) -> None:
+        """``path`` is the statefile's; ``owner_pid`` is named to others, by default this process."""
         self.path = path.with_suffix(".serve.lock")
+        self._owner_pid = owner_pid or os.getpid()
         self._fd: int | None = None
 
     def acquire(self) -> None:
@@ -154,7 +155,7 @@ class NamespaceLock:
         self._fd = fd
         try:
             os.ftruncate(fd, 0)
-            os.write(fd, str(os.getpid()).encode())
+            os.write(fd, str(self._owner_pid).encode())
         except OSError as error:
             self.release()
             raise self._unusable(error) from error
@@ -164,6 +165,11 @@ class NamespaceLock:
             f"cannot use {self.path}: {error.strerror}",
             hint="Free space or give write permission there, or set DYN_LOCAL_STATE_DIR.",
         )
+
+    def fileno(self) -> int:
+        """Return the descriptor that the lock is tied to, for a process that is to hold it too."""
+        assert self._fd is not None
+        return self._fd
 
     def holder(self) -> int:
         """Return the pid of its present or last holder; 0 when that is not known."""

@@ -42,6 +42,7 @@ compat_option = click.option(
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
+    from dynaplan.foundation.children.holding import HolderLink
     from dynaplan.options.overrides import Sections
     from dynaplan.sdk.graph import Graph
 
@@ -115,6 +116,20 @@ if TYPE_CHECKING:
     "--exit-on-failure", is_flag=True, help="End with 78 when no worker of a service can ever start."
 )
 @click.option(
+    "--supervise/--no-supervise",
+    envvar="DYNAPLAN_SUPERVISE",
+    default=False,
+    help="Start serve again when it is killed; requests go on meanwhile.",
+)
+@click.option(
+    "--orphan-grace",
+    type=click.FloatRange(0.0),
+    envvar="DYNAPLAN_ORPHAN_GRACE",
+    default=120.0,
+    show_default=True,
+    help="With --supervise: seconds that workers go on without serve; then they drain and end.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     envvar=FORMAT_VARIABLE,
@@ -152,6 +167,8 @@ def command(
     leave_timeout: float,
     detach: bool,
     exit_on_failure: bool,
+    supervise: bool,
+    orphan_grace: float,
     circus_tcp: bool,
     token_file: Path | None,
 ) -> int:
@@ -159,7 +176,11 @@ def command(
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
-    started_in = Path.cwd()
+    started_in, link = Path.cwd(), None
+    if supervise and orphan_grace and not (dry_run or detach):
+        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, drain_timeout)
+        if code is not None:
+            return code
     with ended_by_sigint():
         from dynaplan.cli.starting.checking import check_settings
 
@@ -197,7 +218,28 @@ def command(
         config_file=found_file(config_file, directory, loaded),
         overrides=tuple(ctx.obj),
     )
-    return serve(spec, config, options)
+    return serve(spec, config, options, link)
+
+
+def below_holder(
+    arguments: Sequence[str], grace_s: float, drain_timeout_s: float
+) -> tuple[HolderLink, int | None]:
+    """Go on in a process below a holder; return the link to it.
+
+    Of a process that the holder has started again also its exit code: by then it has adopted what the one
+    before had started, and that has ended. None where nothing was to be adopted.
+    """
+    from dynaplan.cli.starting.detaching import PROGRAM
+    from dynaplan.foundation.children.holding import held, inherited_link
+    from dynaplan.foundation.descriptors import raise_descriptor_limit
+
+    link = inherited_link(os.environ)
+    if link is None:
+        raise_descriptor_limit()  # the holder's children have its limit
+        return held([*PROGRAM, *arguments], grace_s, drain_timeout_s), None
+    with ended_by_sigint():
+        from dynaplan.supervisor.serve import serve_on
+    return link, serve_on(link)
 
 
 def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:

@@ -17,10 +17,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dynaplan.domain.errors import UserError
 from dynaplan.foundation.probe import health_answer_at
@@ -209,6 +210,15 @@ def _free_port() -> int:
         raise UserError(
             f"{error.strerror}", hint="Set NATS_SERVER to a NATS server that runs already."
         ) from error
+
+
+def readiness(name: str, environment: Mapping[str, str]) -> Callable[[], Awaitable[bool]]:
+    """Return how to ask whether the server of that name answers, by what its clients need."""
+    if name == "etcd":
+        client_socket = Path(environment["ETCD_ENDPOINTS"].removeprefix("unix://"))
+        return lambda: _etcd_is_healthy(client_socket)
+    port, token = urlsplit(environment["NATS_SERVER"]).port or 0, environment["NATS_AUTH_TOKEN"]
+    return lambda: _nats_is_healthy(port, token)
 
 
 def _private(directory: Path) -> Path:

@@ -1,0 +1,191 @@
+"""A program's side of its holder (``holder.py``): getting one, and what is asked of it."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dynaplan
+from dynaplan.foundation.children.holder import AWAITED, HOLDER_VARIABLE
+from dynaplan.foundation.children.packets import END, PacketSocket
+from dynaplan.foundation.guard import adopt_orphans, die_with_parent
+
+BECOME_HOLDER = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from dynaplan.foundation.children.holder import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a program that was started again finds: running processes by name, and descriptors by name.
+
+    ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
+    """
+
+    pids: Mapping[str, int]
+    kept: Mapping[str, int]
+    away_s: float
+
+
+def held(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
+    """Fork: return in the child, the program, and have this process become its holder.
+
+    ``command`` starts the program again. To be called before there are threads, and before anything is open
+    that the holder must not keep open.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _open_standard_streams()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    adopt_orphans()
+    holder_pid, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    program = os.fork()
+    if program:
+        _become_holder(ours.fileno(), program, command, grace_s, drain_s)
+    # Ctrl-C reaches the holder alone, which passes it on; and to write is no fault of a group in the back.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    die_with_parent(holder_pid)
+    ours.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return HolderLink(theirs.detach(), holder_pid)
+
+
+def inherited_link(environ: MutableMapping[str, str]) -> HolderLink | None:
+    """Take the link to the holder that has started this program again out of the environment, if it has."""
+    descriptor, _, holder_pid = environ.pop(HOLDER_VARIABLE, "").partition(":")
+    if not holder_pid:
+        return None
+    die_with_parent(int(holder_pid))
+    return HolderLink(int(descriptor), int(holder_pid))
+
+
+def _become_holder(
+    descriptor: int, program: int, command: Sequence[str], grace_s: float, drain_s: float
+) -> None:
+    """Become the holder, with no other descriptors than its own; the program ends where that fails."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the descriptor of the listing itself
+                os.set_inheritable(int(name), int(name) == descriptor)
+    root = str(Path(dynaplan.__file__).resolve().parents[1])
+    numbers = (str(program), str(descriptor), f"{grace_s:g}", f"{drain_s:g}")
+    words = [sys.executable, "-I", "-S", "-c", BECOME_HOLDER, root, *numbers, "--", *command]
+    try:
+        os.execv(sys.executable, words)
+    finally:
+        os._exit(1)
+
+
+def _open_standard_streams() -> None:
+    """Open what is closed of descriptors 0 to 2: another file there would be taken for a stream."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+class HolderLink:
+    """The link to the holder. Answers are waited for: the holder does nothing else than to answer.
+
+    ``on_end(pid, wait_status)`` is called by ``look``, and while an answer is waited for.
+    """
+
+    def __init__(self, descriptor: int, holder_pid: int) -> None:
+        self.holder_pid = holder_pid
+        self.on_end: Callable[[int, int], None] = lambda pid, status: None
+        self._socket = PacketSocket(descriptor)
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when there is something to ``look`` at."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the link: what the holder keeps stays kept."""
+        self._socket.close()
+
+    def hello(self) -> Held:
+        """Return what the holder has of a program before this one; descriptors are this process's own."""
+        (_, held_ones, names, away_s), descriptors = self._ask(("hello",))
+        return Held(dict(held_ones), dict(zip(names, descriptors, strict=True)), away_s)
+
+    def spawn(
+        self,
+        name: str,
+        stage: int,
+        argv: Sequence[str],
+        cwd: str,
+        environment: Mapping[str, str],
+        streams: Sequence[int],
+    ) -> int:
+        """Have a program started as the leader of a session; return its pid. OSError when it cannot be."""
+        text = os.memfd_create("spawn", os.MFD_CLOEXEC)
+        try:
+            with open(text, "wb", closefd=False) as file:
+                marshal.dump((list(argv), cwd, dict(environment)), file)
+            answer, _ = self._ask(("spawn", name, stage), (text, *streams))
+        finally:
+            os.close(text)
+        if answer[0] == "error":
+            raise OSError(answer[1], os.strerror(answer[1]), argv[0])
+        return int(answer[1])
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Have the holder keep a copy of a descriptor, in the place of one of that name."""
+        self._ask(("keep", name), (descriptor,))
+
+    def keep_text(self, name: str, text: bytes) -> None:
+        """Have the holder keep a text, as a file in memory."""
+        file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.write(file, text)
+            self.keep(name, file)
+        finally:
+            os.close(file)
+
+    def drop(self, name: str) -> None:
+        """Have the holder close what it keeps by that name."""
+        self._ask(("drop", name))
+
+    def remove_at_the_end(self, paths: Sequence[Path]) -> None:
+        """Name the files and directories to remove if everything must end without a program."""
+        self._ask(("remove", [str(path) for path in paths]))
+
+    def tell_here(self) -> None:
+        """Say that all is as before: from now on an exit of this program is the end of everything."""
+        self._ask(("here",))
+
+    def look(self, *, waits: bool = False) -> None:
+        """Take note of processes that have ended; with ``waits``, of the next one at least."""
+        while (packet := self._socket.receive(waits=waits)) is not None:
+            self._note(packet[0])
+            waits = False
+
+    def _ask(
+        self, message: tuple[object, ...], descriptors: Sequence[int] = ()
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        self._socket.ask(message, descriptors)
+        while True:
+            packet = self._socket.receive(waits=True)
+            assert packet is not None
+            if packet[0] and packet[0][0] != "ended":
+                return packet
+            self._note(packet[0])
+
+    def _note(self, message: tuple[Any, ...]) -> None:
+        if message == END:
+            raise OSError(errno.EPIPE, "the holder has ended")
+        _, pid, status = message
+        self.on_end(pid, status)
+        self._socket.ask(("noted", pid))
