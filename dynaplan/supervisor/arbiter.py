@@ -32,7 +32,7 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
-from dynaplan.supervisor.held_process import HeldFleet
+from dynaplan.supervisor.held.processes import HeldFleet
 from dynaplan.supervisor.watchers import WatcherSpec, service_of
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,8 @@ from dynaplan.domain.errors import (
 )
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.lifecycle import Role, Worker
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Worker
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
 from dynaplan.domain.settings.events import COMPAT_VARIABLE
 from dynaplan.domain.settings.frontend import FrontendSettings
@@ -50,7 +51,7 @@ from dynaplan.supervisor.deployments import port_holder
 from dynaplan.supervisor.fleet.document import new_document
 from dynaplan.supervisor.fleet.fleet_gpus import TAKEN_MEANWHILE
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.held_process import PUBLIC_SOCKET, HeldFleet
+from dynaplan.supervisor.held.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.supervisor.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.supervisor.leftovers import clear_leftovers
 from dynaplan.supervisor.runtime_dir import (
@@ -70,7 +71,7 @@ from dynaplan.supervisor.scratch import scratch_directory
 from dynaplan.supervisor.servers.data_room import all_moved_into_memory
 from dynaplan.supervisor.servers.embedded import ServerSpec
 from dynaplan.supervisor.servers.needed import OwnPlaces, SharedServers, shared_servers
-from dynaplan.supervisor.watchers import first_services
+from dynaplan.supervisor.watchers import first_services, listening_services
 
 log = logging.getLogger(__name__)
 
@@ -132,17 +133,12 @@ def prepare(
         os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
     wiring.certificates.check(os.environ)
     statefile = wiring.box.statefile_path(graph.namespace)
-    with _as_deployment_error():
-        arbiter = wiring.box.processes().identity_of(link.holder_pid if link else os.getpid())
-        lock = stack.enter_context(wiring.box.namespace_lock(statefile, arbiter.pid))
-        keep(link, "namespace lock", lock.fileno())
-        notes = clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes(), arbiter)
+    arbiter = wiring.box.processes().identity_of(link.holder_pid if link else os.getpid())
+    notes = _taken_namespace(statefile, arbiter, stack, link)
     gpus, is_simulated = wiring.box.gpu_inventory(options.gpus)
     claims = partial(wiring.box.gpu_claims, arbiter, graph.namespace)
     workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
-    public_socket = _public_socket(graph, options, stack)
-    if public_socket:
-        keep(link, PUBLIC_SOCKET, public_socket.fileno())
+    public_socket = _public_socket(graph, options, stack, link)
     log_dir = _log_dir(graph.namespace, options)
     runtime_dir, address_dir = _runtime_directory(statefile, stack)
     with _usable(runtime_dir):
@@ -151,27 +147,14 @@ def prepare(
         servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = all_moved_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
+    places = (runtime_dir, log_dir, statefile, endpoint, events)
+    port = public_socket.getsockname()[1] if public_socket else options.port
     launch = Launch(
-        graph,
-        gpus,
-        arbiter,
-        config,
-        runtime_dir,
-        log_dir,
-        statefile,
-        endpoint,
-        events,
-        options.host,
-        public_socket.getsockname()[1] if public_socket else options.port,
-        scratch_dir,
-        bool(options.api_key),
-        options.drain_timeout_s,
-        options.leave_timeout_s,
-        options.use_busy_gpus,
-        address_dir,
-        bool(TlsSettings.from_environment(os.environ).tls_cert),
-        str(options.config_file or ""),
-        options.overrides,
+        *(graph, gpus, arbiter, config, *places, options.host, port, scratch_dir, bool(options.api_key)),
+        *(options.drain_timeout_s, options.leave_timeout_s, options.use_busy_gpus, address_dir),
+        is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
+        config_file=str(options.config_file or ""),
+        overrides=options.overrides,
     )
     if servers.store_outlives:
         stack.callback(forget_decisions, graph.namespace)
@@ -180,11 +163,18 @@ def prepare(
     _write_statefile(launch, workers, stack)
     told = (*notes, *left_out, *moved)
     held = HeldFleet(link, {}, first_services(graph)) if link else None
-    return Preparation(
-        *(launch, workers, servers.started, is_simulated, told, public_socket),
-        store_outlives=servers.store_outlives,
-        held=held,
-    )
+    facts = (launch, workers, servers.started, is_simulated, told, public_socket)
+    return Preparation(*facts, store_outlives=servers.store_outlives, held=held)
+
+
+def _taken_namespace(
+    statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: HolderLink | None
+) -> list[str]:
+    """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
+    with _as_deployment_error():
+        lock = stack.enter_context(wiring.box.namespace_lock(statefile, arbiter.pid))
+        keep(link, "namespace lock", lock.fileno())
+        return clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes(), arbiter)
 
 
 def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
@@ -291,17 +281,15 @@ def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
     GpuClaims(make_claims(), gpus).release_beyond(())
 
 
-def listening_services(graph: GraphSpec) -> frozenset[str]:
-    """Return the services whose workers may listen on the public port."""
-    listening = (Role.FRONTEND, Role.SERVICE)
-    return frozenset(service.name for service in graph.services if service.role in listening)
-
-
-def _public_socket(graph: GraphSpec, options: ServeOptions, stack: ExitStack) -> socket.socket | None:
+def _public_socket(
+    graph: GraphSpec, options: ServeOptions, stack: ExitStack, link: HolderLink | None
+) -> socket.socket | None:
     """Hold the port for as long as this process lives; a graph without a listening service needs none."""
     if not listening_services(graph):
         return None
-    return stack.enter_context(hold_port(options.host, options.port, port_holder))
+    bound = stack.enter_context(hold_port(options.host, options.port, port_holder))
+    keep(link, PUBLIC_SOCKET, bound.fileno())
+    return bound
 
 
 def _log_dir(namespace: str, options: ServeOptions) -> Path:

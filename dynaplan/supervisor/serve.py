@@ -29,15 +29,14 @@ from dynaplan.foundation.guard import adopt_orphans, guarded
 from dynaplan.foundation.probe import health_answer
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor import gpu_stock
-from dynaplan.supervisor.adopting import adopted, leave_to_the_next
 from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.banner import banner, page_line
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
+from dynaplan.supervisor.held.adopting import adopted, leave_to_the_next
 from dynaplan.supervisor.preparation import (
     Config,
     Preparation,
     ServeOptions,
-    listening_services,
     prepare,
 )
 from dynaplan.supervisor.shutdown import Shutdown
@@ -49,7 +48,7 @@ from dynaplan.supervisor.upkeep.server_watch import server_watches
 from dynaplan.supervisor.upkeep.service_notices import READY, STOPPING, ServiceNotices
 from dynaplan.supervisor.upkeep.unmanaged import staying
 from dynaplan.supervisor.upkeep.vigil import PluginWatch, Vigil
-from dynaplan.supervisor.watchers import WatcherSpec, server_watcher, worker_watcher
+from dynaplan.supervisor.watchers import WatcherSpec, listening_services, server_watcher, worker_watcher
 
 __all__ = ["ServeOptions", "gpu_map", "serve"]
 
@@ -167,9 +166,10 @@ class Serving:
         arbiter = self._arbiter()
         for note in self._prepared.notes:
             say(note)
-        secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
-        page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
-        say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
+        if not (self._prepared.held and self._prepared.held.adoptable):  # the user has seen it
+            secret = os.environ.get("DYNAPLAN_WORKER_TOKEN", "")
+            page = page_line(self._launch, secret, is_private=sys.stdout.isatty())
+            say(banner(self._launch, self._prepared.is_simulated, unusual_store(os.environ), page))
         shutdown = self._shutdown = Shutdown(
             arbiter,
             self._launch.graph,

@@ -23,7 +23,7 @@ from dynaplan.domain.graph import GraphSpec
 from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.ports.box import Processes
 from dynaplan.supervisor.arbiter import ServeArbiter
-from dynaplan.supervisor.held_process import PUBLIC_SOCKET
+from dynaplan.supervisor.held.processes import PUBLIC_SOCKET
 from dynaplan.supervisor.watchers import first_services, service_of
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,26 @@ class Shutdown:
                 stray.kill()
             except psutil.NoSuchProcess:
                 continue
-        _, left = psutil.wait_procs(strays, timeout=AFTER_KILL_S)
-        for process in left:
+        for process in self._left_of(strays):
             self.say(f"Process {process.pid} does not end, even killed; it may keep a GPU.")
+
+    def _left_of(self, strays: list[psutil.Process]) -> list[psutil.Process]:
+        """Wait for killed processes; return the ones that do not end.
+
+        A holder reaps them: one that it holds stays a zombie until the end is noted here.
+        """
+        if not self.link:
+            return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
+        deadline_s = time.monotonic() + AFTER_KILL_S
+        while strays and time.monotonic() < deadline_s:
+            self.link.look()
+            strays = [each for each in strays if _runs(each)]
+            time.sleep(POLL_S if strays else 0)
+        return strays
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

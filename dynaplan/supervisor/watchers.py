@@ -58,6 +58,12 @@ def service_of(args: Sequence[str] | None) -> str:
     return named[named.index("--service-name") + 1] if "--service-name" in named else ""
 
 
+def listening_services(graph: GraphSpec) -> frozenset[str]:
+    """Return the services whose workers may listen on the public port."""
+    listening = (Role.FRONTEND, Role.SERVICE)
+    return frozenset(service.name for service in graph.services if service.role in listening)
+
+
 def first_services(graph: GraphSpec) -> set[str]:
     """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
     named = {each.name for each in graph.services if each.role in (Role.PLANNER, Role.FRONTEND)}

@@ -1,19 +1,22 @@
 """``python -m tests.fakes.serve_plain [key=value ...]``: serves the plain graph without the command line.
 
-Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' health-timeout); and,
-with any value: never (the decode worker can never start), loads (it never gets ready), engine (it has
-processes of its own and a file in the scratch directory), tcp (circus on TCP).
+Keys: port, gpus, drain, namespace, decode and prefill (workers), hang (decode workers' health-timeout),
+supervise (seconds of grace: a holder starts it again when it is killed); and, with any value: never (the
+decode worker can never start), loads (it never gets ready), engine (it has processes of its own and a file in
+the scratch directory), tcp (circus on TCP).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from dynaplan.domain.errors import UserError
+from dynaplan.foundation.children.holding import held, inherited_link
 from dynaplan.sdk import load_graph
 from dynaplan.sdk.resolve import resolve_graph
-from dynaplan.supervisor.serve import ServeOptions, serve
+from dynaplan.supervisor.serve import ServeOptions, serve, serve_on
 
 
 def main(arguments: list[str]) -> int:
@@ -36,8 +39,15 @@ def main(arguments: list[str]) -> int:
         leave_timeout_s=float(given.get("drain", 5)),
         circus_tcp="tcp" in given,
     )
+    spec, link = resolve_graph(graph, config, given.get("namespace", "plain")), None
+    if grace := given.get("supervise"):
+        link = inherited_link(os.environ)
+        if link and (code := serve_on(link)) is not None:
+            return code
+        command = [sys.executable, "-m", "tests.fakes.serve_plain", *arguments]
+        link = link or held(command, float(grace), options.drain_timeout_s)
     try:
-        return serve(resolve_graph(graph, config, given.get("namespace", "plain")), config, options)
+        return serve(spec, config, options, link)
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

@@ -297,6 +297,34 @@ async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
     await eventually(lambda: plain.gpus() == [0, 1])
 
 
+async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(start: Start) -> None:
+    plain = start("supervise=60").wait_ready()
+    pids, document = plain.pids(), plain.document()
+    assert document["arbiter"]["pid"] == plain.process.pid
+    decision = await decide(plain, decode=2)
+    wait_until(lambda: plain.states("VllmWorker") != ["ready"], interval_s=0.001)
+    plugin = plain.child("FleetPlugin")
+    serve = plugin.parent()
+    assert serve and serve.pid != plain.process.pid
+    serve.kill()
+    await eventually(lambda: carried_out(plain, decision))
+    assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
+    assert plain.gpus() == [0, 1, 2]
+    assert "Adopted" in plain.text
+    assert plain.document()["arbiter"] == document["arbiter"]
+
+    # What was adopted crashes and leaves like any other.
+    os.kill(pids["plain_PrefillWorker"], signal.SIGKILL)
+    await eventually(
+        lambda: plain.is_ready() and plain.pids()["plain_PrefillWorker"] != pids["plain_PrefillWorker"]
+    )
+    decision = await decide(plain, decode=1)
+    await eventually(lambda: carried_out(plain, decision))
+    assert plain.stop() == 0
+    assert not plain.statefile.exists()
+    wait_until(lambda: not plain.left())
+
+
 @pytest.mark.parametrize("server", ["etcd", "nats-server"])
 async def test_a_killed_server_comes_back_and_no_worker_is_restarted(start: Start, server: str) -> None:
     plain = start().wait_ready()

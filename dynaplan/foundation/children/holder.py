@@ -1,9 +1,9 @@
 """The holder: one small process above a program, which is the parent of everything that the program starts.
 
 Linux only. ``holding.held`` forks the program off and becomes a Python that calls ``main`` with the words
-``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so whoever has started
-the program waits for the holder. A program that a signal has killed is started again, as COMMAND, and finds
-at its end of a socket what it had started and what it had given to keep.
+``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the process that has started the
+program waits for the holder. A program that a signal has killed is started again, as COMMAND, and finds at
+its end of a socket what it had started and what it had given to keep.
 
 - The program exits: the holder ends what is left, and ends with the same code.
 - SIGINT and SIGTERM are passed on. SIGHUP does nothing.
@@ -65,7 +65,7 @@ AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
 """Blocked when this script begins."""
 
 HOLDER_VARIABLE = "DYNAPLAN_HOLDER"
-"""What a program that is started again finds: the number of its descriptor, a colon, the holder's pid."""
+"""The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid."""
 
 
 class Holder:
@@ -321,6 +321,8 @@ class Holder:
 
     def _end_all(self) -> None:
         """Kill whatever is below this process, until nothing is."""
+        for number in (*TOLD, _signal.SIGHUP):
+            _signal.signal(number, _signal.SIG_IGN)  # nothing is started any more that would inherit that
         begun_s, pause_s = time.monotonic(), 0.001
         while (since_s := time.monotonic() - begun_s) < AFTER_KILL_S:
             try:
@@ -372,7 +374,7 @@ def main(arguments: list[str]) -> int:
     holder = Holder(arguments[5:], int(program), int(descriptor), float(grace_s), float(drain_s))
     code = os.waitstatus_to_exitcode(holder.run())
     if code >= 0:
-        return code
+        os._exit(code)  # at its own end Python would take a signal's handler away before the process is gone
     if -code != _signal.SIGKILL:
         _signal.signal(-code, _signal.SIG_DFL)
     os.kill(os.getpid(), -code)

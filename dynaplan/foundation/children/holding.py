@@ -27,7 +27,7 @@ BECOME_HOLDER = (
 
 @dataclass(frozen=True)
 class Held:
-    """What a program that was started again finds: running processes by name, and descriptors by name.
+    """The things that a program finds which was started again: processes and descriptors, by name.
 
     ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
     """

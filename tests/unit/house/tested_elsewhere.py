@@ -64,11 +64,18 @@ TESTED_ELSEWHERE = {
     ],
     "integration/test_llamacpp.py": ["adapters/engines/llamacpp/desk"],
     "integration/test_profile_pictures.py": ["profiler/pictures"],
+    "unit/foundation/children/test_holder.py": [
+        "foundation/children/holding",
+        "foundation/children/packets",
+        "foundation/children/spawning",
+    ],
     "integration/test_supervisor.py": [
+        "supervisor/held/adopting",
         "supervisor/arbiter",
         "supervisor/fleet/document",
         "supervisor/fleet/plugin",
         "supervisor/fleet/store_link",
+        "supervisor/held/processes",
         "supervisor/preparation",
         "supervisor/shutdown",
         "wiring/box",

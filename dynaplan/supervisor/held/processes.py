@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""circus' processes where a holder is their parent: they go on when ``serve`` dies, and are adopted."""
+"""Processes of circus where a holder is their parent: they go on when ``serve`` dies, and are adopted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.supervisor.watchers import service_of
 
 FIRST, WORKERS, SERVERS = 0, 1, 2
-"""The order in which the holder ends processes without ``serve``, as ``serve`` does: those that take requests
-and the planner, then workers, then servers."""
+"""The order in which the holder ends processes without ``serve``, as ``serve`` does: Frontends and the
+planner, then workers, then servers."""
 
 PUBLIC_SOCKET = "public socket"
 """The name by which the holder keeps the socket that the Frontends listen on."""

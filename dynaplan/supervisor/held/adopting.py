@@ -25,7 +25,7 @@ from dynaplan.core.fleet.statefile import arbiter_of, fleet_of
 from dynaplan.domain.errors import StatefileCorrupt
 from dynaplan.domain.lifecycle import Worker
 from dynaplan.foundation.children.holding import Held, HolderLink
-from dynaplan.supervisor.held_process import PUBLIC_SOCKET, HeldFleet
+from dynaplan.supervisor.held.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.supervisor.launch import CurrentLaunch, Launch
 from dynaplan.supervisor.preparation import Preparation, forget_decisions, give_back, log_to
 from dynaplan.supervisor.runtime_dir import remove_runtime_directory
@@ -44,7 +44,7 @@ TRACKERS_WITHIN_S = 3.0
 
 @dataclass(frozen=True)
 class Kept:
-    """What one ``serve`` leaves to the next."""
+    """The facts that one ``serve`` leaves to the next."""
 
     launch: Launch
     environment: Mapping[str, str]
