@@ -63,7 +63,7 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
 ) -> None:
     served: list[ServeOptions] = []
     monkeypatch.setattr(
-        "dynaplan.supervisor.serve.serve", lambda spec, config, options: served.append(options) or 0
+        "dynaplan.supervisor.serve.serve", lambda spec, config, options, link: served.append(options) or 0
     )
     command = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *arguments]
     CliRunner().invoke(group, command, catch_exceptions=False)
