@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dynaplan.ports.events import EventPlane
     from dynaplan.ports.messaging import Messenger
     from dynaplan.ports.stores import Store
+    from dynaplan.ports.tracing import Tracer
 
 
 FOR_EVER = ProcessSettings.nats_max_reconnects
@@ -37,6 +38,22 @@ def system_clock() -> Clock:
     from dynaplan.adapters.clock import SystemClock
 
     return SystemClock()
+
+
+def open_tracer(url: str) -> Tracer:
+    """Return what sends spans to the collector at that address; raises ConfigError where it cannot."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"otlp-traces-endpoint is {url!r}", hint="Expected an address such as http://127.0.0.1:4318."
+        )
+    try:
+        from dynaplan.adapters.tracing import otlp
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp-traces-endpoint needs OpenTelemetry's SDK: {error}",
+            hint="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+        ) from None
+    return otlp.open_tracer(url)
 
 
 def connect_store(environ: Mapping[str, str] = os.environ) -> Store:

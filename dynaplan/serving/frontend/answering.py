@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -16,10 +18,12 @@ from aiohttp import web
 
 from dynaplan.core.routing.booking import BookEntry
 from dynaplan.domain.engine_api import EngineApi
+from dynaplan.domain.routes import trace_headers
 from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.migration.begun_streams import BegunStream
+from dynaplan.serving.frontend.reporting.tracing import RequestTrace
 from dynaplan.serving.frontend.stream_events import Failure, WholeLines, failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import Usage, counted, is_ended, usage_in
 from dynaplan.serving.frontend.trials import Trial
@@ -56,6 +60,8 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Co
 
 NO_BOUNDS = EngineApi()
 
+_UNTRACED = nullcontext()
+
 
 @dataclass
 class Exchange:
@@ -84,6 +90,8 @@ class Exchange:
     """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
     migration_limit: int = 0
     """Times that the answer may go on at another worker."""
+    trace: RequestTrace | None = None
+    """The spans of the request, where it is traced here."""
     begun: BegunStream | None = None
     """The client's stream, once it has begun; ``call`` is then what the worker that is tried is asked for."""
 
@@ -91,6 +99,16 @@ class Exchange:
     def asked(self) -> Call:
         """The client's own request."""
         return self.begun.asked if self.begun else self.call
+
+    def step(self, name: str, worker: str = "") -> AbstractContextManager[None]:
+        """Return a step of the request's trace, for a ``with`` block."""
+        if self.trace is None:
+            return _UNTRACED
+        return self.trace.step(name, {"dynaplan.worker": worker} if worker else {})
+
+    def trace_headers(self) -> Mapping[str, str]:
+        """Return the headers of the trace for another process: of the step, or as the client sent them."""
+        return self.trace.headers() if self.trace else trace_headers(self.request.headers)
 
     def waiting(self, patience: asyncio.Timeout | None) -> None:
         """Note that the attempt waits for the beginning of an answer, which ``patience`` can end, or not."""

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from dynaplan.domain.engine_api import EngineApi
-from dynaplan.domain.routes import REQUEST_ID, trace_headers
+from dynaplan.domain.routes import REQUEST_ID
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.runtime.named_requests import attempt_id, name_of
 from dynaplan.serving.frontend.answering import (
@@ -30,6 +30,7 @@ from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
 from dynaplan.serving.openai_api import ApiError, bad_request, check_fields, no_worker, worker_failed
+from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
 from dynaplan.serving.routing.whole_answers import WholeAnswers
@@ -111,21 +112,15 @@ class Forwarder:
         deadline_s = self._now_s() + self._worker_wait_s
         while True:
             async with self._trials.trial(exchange.asked) as exchange.trial:
-                booking = await self._router.book(exchange.call, deadline_s)
+                with exchange.step("queue"):
+                    booking = await self._router.book(exchange.call, deadline_s)
                 exchange.booked(booking, booking.blocks)
                 is_needed = bool(booking.instance.card.get("needs_hand_off"))
                 try:
                     exchange.api = self._api_of(booking.instance)
                     check_fields(exchange.call, exchange.api)
                     if not is_prefill_placed:
-                        exchange.hand_off = await self._prefill.hand_off(
-                            exchange.call,
-                            booking.prefix_hit_rate,
-                            is_needed=is_needed,
-                            taker=booking.instance,
-                            blocks=booking.blocks,
-                            trace=_headers_of(exchange.request),
-                        )
+                        exchange.hand_off = await self._handed_off(exchange, booking, is_needed)
                         is_prefill_placed = True
                         deadline_s = self._now_s() + self._worker_wait_s
                     elif exchange.hand_off and not self._prefill.can_reach(booking.instance):
@@ -153,6 +148,21 @@ class Forwarder:
                 finally:
                     booking.close()
 
+    async def _handed_off(self, exchange: Exchange, booking: Booking, is_needed: bool) -> HandOff | None:
+        """Have the prompt computed remotely if that is better, or ``is_needed``."""
+        with exchange.step("prefill"):
+            hand_off = await self._prefill.hand_off(
+                exchange.call,
+                booking.prefix_hit_rate,
+                is_needed=is_needed,
+                taker=booking.instance,
+                blocks=booking.blocks,
+                trace={**exchange.trace_headers(), REQUEST_ID: attempt_id(name_of(exchange.request))},
+            )
+            if exchange.trace:
+                exchange.trace.note({"dynaplan.prefill": "remote" if hand_off else "local"})
+            return hand_off
+
     async def _tried(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
         """Make an attempt, and note what an answer teaches. A booking grows with the answer, seen or not."""
         if exchange.call.is_stream:
@@ -168,6 +178,10 @@ class Forwarder:
         return response
 
     async def _attempt(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
+        with exchange.step("decode", booking.instance.worker):
+            return await self._sent(exchange, booking, is_first)
+
+    async def _sent(self, exchange: Exchange, booking: Booking, is_first: bool) -> web.StreamResponse:
         request_id = attempt_id(name_of(exchange.request))
         exchange.worker = booking.instance.worker
         if exchange.trial:
@@ -204,7 +218,7 @@ class Forwarder:
                     call.body_with(fields),
                     request_id,
                     is_kept=instance.card.get("keep_alive", True),
-                    trace=trace_headers(exchange.request.headers),
+                    trace=exchange.trace_headers(),
                 )
                 if upstream.status == 500:
                     await self._judge_500(exchange, upstream, may_fail)
@@ -250,11 +264,6 @@ class Forwarder:
         """Tell whether a second attempt could end better: at another worker, or without the hand-off."""
         others = (each for each in self._router.instances if each.instance_id != instance.instance_id)
         return has_hand_off or any(others)
-
-
-def _headers_of(request: web.BaseRequest) -> dict[str, str]:
-    """Return the headers that a remote prefill's engine gets: the request's id and its trace."""
-    return {**trace_headers(request.headers), REQUEST_ID: attempt_id(name_of(request))}
 
 
 async def _refusal(instance: Instance, upstream: aiohttp.ClientResponse) -> str:

@@ -12,8 +12,9 @@ from aiohttp import web
 
 from dynaplan.console.page_access import PAGE_PATH
 from dynaplan.domain.errors import nearest
-from dynaplan.domain.routes import ALL_METRICS_PATH
+from dynaplan.domain.routes import ALL_METRICS_PATH, trace_headers
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.ports.tracing import Attributes, Tracer
 from dynaplan.runtime.named_requests import name_of
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
 from dynaplan.serving.frontend.answering import Exchange
@@ -24,6 +25,8 @@ from dynaplan.serving.frontend.forwarding import Forwarder
 from dynaplan.serving.frontend.metrics import CONTENT_TYPE, FrontendMetrics
 from dynaplan.serving.frontend.recording import TrafficRecording
 from dynaplan.serving.frontend.reporting.access_log import AccessLog
+from dynaplan.serving.frontend.reporting.tracing import RequestTrace
+from dynaplan.serving.frontend.stream_tokens import Usage
 from dynaplan.serving.openai_api import (
     API_PATHS,
     ApiError,
@@ -60,6 +63,7 @@ class FrontendRequests:
         recording: TrafficRecording | None = None,
         all_metrics: Callable[[], Awaitable[bytes]] | None = None,
         page: Handler | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._router = router
@@ -69,6 +73,7 @@ class FrontendRequests:
         self._access = AccessLog() if settings.access_log else None
         self._all_metrics = all_metrics
         self._page = page
+        self._tracer = tracer
         self._room = WaitingRoom(settings.max_waiting_requests)
         self._key = ApiKey(settings.api_key)
         self._budget = BodyBudget(settings.max_bodies_bytes)
@@ -159,6 +164,9 @@ class FrontendRequests:
         record = self._metrics.record(call.model, call.endpoint.name, call.is_stream)
         place = self._room.enter()
         exchange = Exchange(request, call, place, record)
+        if self._tracer:
+            span = self._tracer.begin(f"POST {call.endpoint.path}", trace_headers(request.headers))
+            exchange.trace = RequestTrace(span)
         outcome = "cancelled"
         try:
             response = await self._forwarder.answer(exchange)
@@ -185,6 +193,8 @@ class FrontendRequests:
                 self._metrics.client_left()
             stated = exchange.stated()
             record.finished(outcome, exchange.call.prompt_tokens, stated)
+            if exchange.trace:
+                exchange.trace.end(outcome, _attributes(exchange, stated))
             if self._recording and not call.endpoint.inputs:
                 self._recording.ended(exchange, stated, is_answered=not outcome)
             if self._access:
@@ -260,6 +270,20 @@ class FrontendRequests:
             cards = [each.card for each in self._router.instances]
             self._metrics.describe_model(name, bool(cards), cards[0] if cards else {})
         return self._metrics.render()
+
+
+def _attributes(exchange: Exchange, stated: Usage) -> Attributes:
+    """Return what a request's span tells, where there is one under OpenTelemetry's names or vLLM's."""
+    call, record = exchange.call, exchange.record
+    prompt, answer = stated.input_tokens, stated.output_tokens
+    return {
+        "gen_ai.request.model": call.model,
+        "gen_ai.usage.input_tokens": call.prompt_tokens if prompt is None else prompt,
+        "gen_ai.usage.output_tokens": record.output_tokens if answer is None else answer,
+        "dynaplan.request_id": name_of(exchange.request),
+        "dynaplan.worker": exchange.worker,
+        **({} if record.ttft_s is None else {"gen_ai.latency.time_to_first_token": record.ttft_s}),
+    }
 
 
 def _internal_error() -> ApiError:

@@ -95,6 +95,8 @@ class FrontendServer:
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
         by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
         self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared, by_prefix)
+        endpoint = settings.otlp_traces_endpoint
+        self._tracer = wiring.connections.open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
         self._background = BackgroundTasks()
         self._sleepers = Sleepers(
@@ -126,6 +128,7 @@ class FrontendServer:
             self._recording,
             self._all_metrics,
             self._page.handle if self._page else None,
+            self._tracer,
         )
         self._server = self._client_server()
         self._acceptor: Acceptor | None = None
@@ -242,6 +245,8 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(FINISH_WITHIN_S)
         await self._requests.close()
+        if self._tracer:
+            await asyncio.to_thread(self._tracer.close)
         await self._all_metrics.close()
         await self._knowledge.close()
         await self._upstream.close()

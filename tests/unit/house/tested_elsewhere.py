@@ -86,6 +86,7 @@ TESTED_ELSEWHERE = {
     "integration/test_runtime.py": ["runtime/membership/runtime"],
     "integration/test_worker_process.py": ["runtime/life"],
     "integration/test_worker_server.py": ["runtime/calls/http_calls", "runtime/listening/limited_runner"],
+    "integration/test_tracing.py": ["adapters/tracing/otlp", "serving/frontend/reporting/tracing"],
     "integration/test_openai_client.py": [
         "adapters/engines/sim/endpoints",
         "adapters/engines/sim/other_paths",

@@ -1,0 +1,1 @@
+"""Adapters of the port to what collects the traces of requests."""
