@@ -16,6 +16,9 @@ from dynaplan.options.service_config import ServiceConfig, kebab_keys, section_o
 
 log = logging.getLogger(__name__)
 
+OF_FRONTENDS = ("router", "prefill-deadline")
+"""Options of Frontends that the planner knows."""
+
 AT_ONCE = "max-concurrent-prefills"
 
 
@@ -61,9 +64,12 @@ def with_deployed(given: Mapping[str, Any], config: Mapping[str, Mapping[str, An
     for role in ("decode", "prefill"):
         component = options.get(f"{role}-component") or getattr(PlannerSettings, f"{role}_component")
         learnt |= _learnt(section_options(config, component), role)
-    routers = (section_options(config, name).get("router") for name in SECTIONS)
-    router = next((router for router in routers if router is not None), None)
-    return {**learnt, **({"router": router} if router else {}), **options}
+    for name in OF_FRONTENDS:
+        given_to = (section_options(config, each).get(name) for each in SECTIONS)
+        said = next((value for value in given_to if value is not None), None)
+        if said is not None:
+            learnt[name] = said
+    return {**learnt, **options}
 
 
 def _learnt(section: Mapping[str, Any], role: str) -> dict[str, Any]:

@@ -1,22 +1,21 @@
-"""The SLA policy on an hour of made-up bursts, with learnt floor, hedge or neither, beside static numbers.
+"""The SLA policy on hours of made-up bursts, beside the best number that stands still and the rivals.
 
 Engines at a quarter of the H200's speed and targets four times as long, so that an hour takes seconds. The
-first quarter of an hour, in which nothing is known yet, does not count.
+first quarter of an hour, in which nothing is known yet, does not count (``standing.py``).
+``python -m tests.bench bursts --repeats N`` takes N seeds of each family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 from dynaplan.simulator.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import run_simulations
+from tests.bench.standing import Fared, best_standing, dominating, fared
 from tests.bench.table import Row
 
-KNOWN_FROM_S = 900.0
 SLOW = {"speedup-ratio": 0.25}
 HOUR = SimulateOptions(
     "",
@@ -32,34 +31,32 @@ FAMILIES = {
     "sessions": "sessions:people=16,on=120,off=360,duration=3600",
     "crowds": "crowds:low=1,high=8,every=300,duration=3600",
 }
-STATICS = ("2,1", "3,1", "2,2", "3,2", "4,2")
-RULES = {"sla": {}, "sla, learnt floor": {"learnt-floor": True}, "sla, hedge": {"hedge": True}}
+FIRST_SEED = 11
+"""Seeds up to 10 were looked at while the policy was written."""
+
+RULES: Mapping[str, Mapping[str, Any]] = {"sla": {}, "sla, hedge": {"hedge": True}}
+RIVALS = ("formula", "hpa", "kpa", "load")
 
 
 def rows(repeats: int) -> Iterator[Row]:
-    """Virtual time: the same on every machine, and measured once. Half a minute of CPU for each family."""
-    for family, trace in FAMILIES.items():
-        for name, planner in RULES.items():
-            options = replace(HOUR, trace=trace, policies=("sla",), planner=planner)
-            yield from _rows(f"{family}, {name}", options)
-        for split in STATICS:
-            yield from _rows(f"{family}, {split}", replace(HOUR, trace=trace, policies=(f"static:{split}",)))
+    """Virtual time: the same on every machine. A minute of CPU for each family and seed."""
+    for seed in range(FIRST_SEED, FIRST_SEED + repeats):
+        for family, trace in FAMILIES.items():
+            hour = replace(HOUR, trace=f"{trace},seed={seed}")
+            for name, planner in RULES.items():
+                options = replace(hour, planner=planner)
+                ours = fared(options, "sla")
+                yield from _rows(f"{family} {seed}, {name}", ours)
+                better, best = dominating(options, ours), best_standing(options, ours.gpus)
+                by = better.policy if better else "none"
+                yield Row(f"{family} {seed}, {name}: dominated by {by}", "", [float(better is not None)], 0.0)
+                if best:
+                    yield Row(f"{family} {seed}, {name}: {best.policy} within targets", "", [best.met])
+            for rival in RIVALS:
+                yield from _rows(f"{family} {seed}, {rival}", fared(hour, rival))
 
 
-def _rows(name: str, options: SimulateOptions) -> Iterator[Row]:
-    [result] = run_simulations(options)
-    windows = result.outcome.windows
-    late = [each for index, each in enumerate(windows) if index * windows.width_s >= KNOWN_FROM_S]
-    met = sum(each.both_met for each in late) / sum(each.requests for each in late)
-    yield Row(f"{name}: within both targets", "", [met], more_is_better=True)
-    yield Row(f"{name}: mean GPUs", "", [_mean_gpus(result)])
-    yield Row(f"{name}: changes of a pool's size", "", [result.scale_events])
-
-
-def _mean_gpus(result: Result) -> float:
-    moments = [(each.at_s, each.gpus) for each in result.fleet] + [(result.trace_s, 0.0)]
-    gpu_s = sum(
-        gpus * max(0.0, min(end_s, result.trace_s) - max(at_s, KNOWN_FROM_S))
-        for (at_s, gpus), (end_s, _) in pairwise(moments)
-    )
-    return gpu_s / (result.trace_s - KNOWN_FROM_S)
+def _rows(name: str, ours: Fared) -> Iterator[Row]:
+    yield Row(f"{name}: within both targets", "", [ours.met], more_is_better=True)
+    yield Row(f"{name}: mean GPUs", "", [ours.gpus])
+    yield Row(f"{name}: changes of a pool's size an hour", "", [ours.changes_per_hour])

@@ -37,7 +37,7 @@ def with_learnt_floor(
         return state.standing, limits, []
     after = _after(settings, state.standing, observation, service, limits)
     is_owed = is_overspent(state.error_budget, settings.slo_window_s)
-    if not settings.learnt_floor and not is_owed:
+    if not settings.learnt_floor and (settings.hedge or not is_owed):
         return after, limits, []
     floor = learnt_floor(after, settings.targets(), limits, is_aggregated=service.prefill is None)
     why = f"{floor}, standing still, would have kept the promise lately" if floor.decode else "nothing learnt"

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
@@ -83,6 +84,22 @@ class _MeasuredInterval:
         assert answered
         return answered / self.traffic.interval_s / 1000 / self.serving.decode
 
+    def unevenness(self, within_s: float) -> float:
+        """Return the rate of arrivals that a request sees within that time before it, over the mean rate.
+
+        1 for a metronome, and where arrivals are not known by pull: requests of a burst see more of them.
+        """
+        arrivals = self.traffic.arrivals
+        if not arrivals or not sum(arrivals):
+            return 1.0
+        width = max(1, min(len(arrivals), round(within_s * len(arrivals) / self.traffic.interval_s)))
+        sums = [0.0, *accumulate(arrivals)]
+        seen = sum(
+            arrived * (sums[pull + 1] - sums[max(0, pull + 1 - width)]) / min(width, pull + 1)
+            for pull, arrived in enumerate(arrivals)
+        )
+        return max(1.0, seen / sums[-1] * len(arrivals) / sums[-1])
+
 
 def updated_corrections(
     service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
@@ -96,7 +113,7 @@ def updated_corrections(
     if obstacle or demand is None:
         return before, f"corrections stay at {_in_words(before)}: {obstacle}"
     interval = _MeasuredInterval(traffic, demand, serving)
-    decode = _moved_towards(before.decode, _decode_factor(service, interval))
+    decode = _moved_towards(before.decode, _decode_factor(service, interval, before.decode))
     if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
@@ -117,13 +134,19 @@ def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, se
     return ""
 
 
-def _decode_factor(service: ServiceModel, interval: _MeasuredInterval) -> float | None:
-    """Return measured over expected step time of decode workers; None where nothing was decoded."""
+def _decode_factor(service: ServiceModel, interval: _MeasuredInterval, before: float) -> float | None:
+    """Return the factor nearest to ``before`` that agrees with the measured ITL; None without one."""
     itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
-    answers, kind = state.answers, service.decode
-    if not itl_ms or not answers.mean_steps:
+    if not itl_ms or not state.answers.mean_steps:
         return None
-    rate = interval.answered_per_ms
+    unevenness = interval.unevenness(state.answers.mean_steps * itl_ms / 1000)
+    least, most = (_decode_ratio(state, itl_ms, interval.answered_per_ms * u) for u in (unevenness, 1.0))
+    return min(max(before, least), max(least, most))
+
+
+def _decode_ratio(state: SteadyState, itl_ms: float, rate: float) -> float:
+    """Return measured over expected step time of decode workers that answer ``rate`` requests/ms each."""
+    answers, kind = state.answers, state.service.decode
     batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
     expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
     if state.is_aggregated:
@@ -141,7 +164,8 @@ def _prefill_factor(
         return None, ""
     if ttft_ms > targets.ttft_ms:
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
-    with_waiting = _factor_explaining(ttft_ms, service, interval.demand, interval.serving)
+    busiest = interval.demand.times(interval.unevenness(targets.ttft_ms / 1000))
+    with_waiting = _factor_explaining(ttft_ms, service, busiest, interval.serving)
     alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from dynaplan.core.sizing.queueing.prefill_model import largest_batch
 from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import SlaTargets
 
 MOST_BUSY = 0.95
 """Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
 
+
+MOST_POWER, LEAST_POWER = 700.0, 1e-6
+"""Powers of e beyond which a float ends, and below which the limit of a quotient is exact enough."""
 
 HALVINGS = 20
 """Halvings of the number of requests that a worker decodes at once within the ITL target: to a millionth."""
@@ -45,6 +49,12 @@ class Work:
         return max(0.0, self.targets.ttft_ms - own_ms) / 1000
 
     @property
+    def unevenness(self) -> float:
+        """Variance over mean of Poisson arrivals, and of the work that they bring: 1 + cv^2 of a prompt."""
+        prompts = self.state.prompts
+        return 1 + prompts.variance_ms / (prompts.mean_ms + prompts.fixed_ms) ** 2
+
+    @property
     def most_at_once(self) -> float:
         """The most requests that one worker decodes at once: its slots, or what its KV cache holds."""
         kind, context = self.state.service.decode, self.state.answers.context_tokens
@@ -55,15 +65,14 @@ class Work:
         context, batch = self.state.answers.context_tokens, max(1.0, requests)
         return self.state.service.decode.decode_ms(batch, batch * context)
 
-    def request_gpu_s(self, limits: WorkerLimits) -> float:
-        """Return the GPU-seconds that a request takes of workers which are as busy as the targets allow."""
+    @cached_property
+    def most_in_time(self) -> float:
+        """The most requests that one worker decodes at once within the ITL target, at least 1."""
         low, high = 1.0, self.most_at_once
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.step_ms(middle) <= self.targets.itl_ms else (low, middle)
-        decode_s = self.state.answers.mean_steps * self.step_ms(low) / 1000 / low
-        gpus = limits.decode_gpus if self.state.is_aggregated else limits.prefill_gpus
-        return gpus / self.prompts_per_s + limits.decode_gpus * decode_s
+        return low
 
 
 def queued(load: float, arrived: float, pull_s: float, per_s: float, room_s: float) -> tuple[float, float]:
@@ -89,6 +98,24 @@ def queued_by_deadline(
     return waiting - late, late
 
 
+def late_by_chance(rate: float, per_s: float, room_s: float, unevenness: float, *, gives_way: bool) -> float:
+    """Return the part of the requests that is late by chance, beyond what the fluid of their mean rate makes.
+
+    ``rate`` and ``per_s`` are in prompts/s, come and computed. Where late prompts give way the queue of those
+    in time is a Brownian motion reflected at 0 and at what is computed within the room; what the upper end
+    reflects is late (Harrison, "Brownian motion and stochastic flow systems", 1985). Else it has no upper
+    end, and all are late from a rate of ``per_s`` on. ``unevenness`` is 1 + cv^2 of the prompts' times.
+    """
+    if not rate:
+        return 0.0
+    drift, variance = abs(rate - per_s), rate + min(rate, per_s) * (unevenness - 1)
+    room = max(1.0, per_s * room_s)
+    power = min(2 * drift * room / variance, MOST_POWER)
+    if not gives_way:
+        return math.exp(-power) if rate < per_s else 1.0
+    return min(1.0, (drift / math.expm1(power) if power > LEAST_POWER else variance / 2 / room) / rate)
+
+
 def decoded(
     load: float, arrived: float, pull_s: float, workers: int, work: Work, busy: float
 ) -> tuple[float, float]:
@@ -101,3 +128,16 @@ def decoded(
     left = math.exp(-pull_s / life_s)
     after = load * left + arrived / pull_s * life_s * (1 - left)
     return after, float(step_ms > work.targets.itl_ms)
+
+
+def long_by_chance(load: float, workers: int, work: Work) -> float:
+    """Return the part of the requests whose ITL is too long by chance, while ``load`` decode.
+
+    The number that decodes is Poisson, and its mean over the life of an answer has two thirds of that
+    variance, or the workers' part of it where they take turns: normal from there.
+    """
+    batch = load / workers
+    turns = workers if work.state.service.is_evenly_routed else 1
+    deviation = math.sqrt(2 / 3 * batch / turns)
+    apart = work.most_in_time - batch
+    return 0.5 * math.erfc(apart / deviation / math.sqrt(2)) if deviation else float(apart < 0)

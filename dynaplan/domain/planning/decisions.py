@@ -16,6 +16,7 @@ from dynaplan.domain.planning.sizing import (
     ErrorBudget,
     ExpertTrial,
     Hedge,
+    Missed,
     Prediction,
     Standing,
     StandingTrial,
@@ -122,10 +123,27 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 def _hedge(document: Mapping[str, Any]) -> Hedge:
     trials = tuple(
-        ExpertTrial(**{**each, "workers": Targets(**each["workers"])}) for each in document.get("trials", ())
+        ExpertTrial(
+            **{
+                **each,
+                "workers": Targets(**each["workers"]),
+                "late": Missed(**each["late"]),
+                "long": Missed(**each["long"]),
+            }
+        )
+        for each in document.get("trials", ())
     )
     followed = tuple(Targets(**each) for each in document.get("followed", ()))
-    return Hedge(**{**document, "trials": trials, "followed": followed})
+    trusted = document.get("trusted")
+    return Hedge(
+        **{
+            **document,
+            "trials": trials,
+            "followed": followed,
+            **{name: Targets(**document.get(name, {})) for name in ("least", "most", "newest")},
+            "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
+        }
+    )
 
 
 @dataclass(frozen=True)

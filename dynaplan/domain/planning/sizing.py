@@ -107,37 +107,61 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """Requests that missed a target, and the doubt of their number: bursts are few, however large.
+
+    ``requests`` fade with ``slo-window``, ``squares`` (of the misses of each burst) twice as fast. ``run``
+    are the misses of the burst that goes on, for ``run_s`` seconds until now.
+    """
+
+    requests: float = 0.0
+    squares: float = 0.0
+    run: float = 0.0
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class ExpertTrial:
     """One expert on the number of workers, as it would have fared (``core/sizing/trials/experts.py``).
 
     It stands still at ``workers``, or ``follows`` the forecast and has at least these. ``queue`` are prompts
-    that wait, ``in_time`` those of them that can still be in time, ``decoding`` the requests that decode.
-    Faded with ``slo-window``: ``cost_gpu_s``, the GPU-seconds that it took, late requests at their price, and
-    ``late``, these requests.
+    that wait, ``in_time`` those of them that can still be in time, ``decoding`` the requests that decode;
+    late ones have waited for ``late_s``. One that stands still has ``chased`` a burst for some seconds, 0
+    for none. ``held_gpu_s`` are the GPU-seconds that it held, faded with ``slo-window``; ``late`` are
+    requests over the TTFT, ``long`` others over the ITL.
     """
 
     workers: Targets = field(default_factory=Targets)
     follows: bool = True
     queue: float = 0.0
     in_time: float = 0.0
+    late_s: float = 0.0
     decoding: float = 0.0
-    cost_gpu_s: float = 0.0
-    late: float = 0.0
+    chased_s: float = 0.0
+    held_gpu_s: float = 0.0
+    late: Missed = field(default_factory=Missed)
+    long: Missed = field(default_factory=Missed)
 
 
 @dataclass(frozen=True)
 class Hedge:
     """The hedge's memory; sums fade with ``slo-window``.
 
-    ``followed`` are the workers that the forecast needed in the last intervals, the newest last. ``seconds``
-    were seen, in which ``requests`` came. ``doubt_gpu_s`` as in ``core/sizing/trials/regret.py``.
+    ``followed`` are the workers that the forecast needed in the last intervals, the newest last; ``most``
+    the most of what it needed before them, ``newest`` of that what it needed in the last ``newest_s``.
+    ``seconds`` were seen, in which ``requests`` came; their mean load needs the ``least`` workers.
+    ``trusted`` is the expert that is asked: its workers, and whether it follows; None before any was tried.
     """
 
     trials: tuple[ExpertTrial, ...] = ()
     followed: tuple[Targets, ...] = ()
-    doubt_gpu_s: float = 0.0
     seconds: float = 0.0
     requests: float = 0.0
+    least: Targets = field(default_factory=Targets)
+    most: Targets = field(default_factory=Targets)
+    newest: Targets = field(default_factory=Targets)
+    newest_s: float = 0.0
+    trusted: tuple[Targets, bool] | None = None
 
 
 @dataclass(frozen=True)

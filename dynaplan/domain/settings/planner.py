@@ -113,6 +113,12 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     router: str | None = option(
         None, "How Frontends choose a decode worker", choices=ROUTERS, shown=AS_THE_GRAPH
     )
+    prefill_deadline_ms: float | None = option(
+        None,
+        "How Frontends dispatch queued prompts: by this deadline, ms; 0: in the order of arrival",
+        least=0,
+        shown=AS_THE_GRAPH,
+    )
     max_model_len: int | None = _of_workers("Context in tokens", "decode", "max-model-len")
     decode_max_num_seqs: int | None = _of_workers(
         "Requests that a decode worker computes at once", "decode", "max-num-seqs"

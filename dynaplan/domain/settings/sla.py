@@ -37,8 +37,8 @@ class SlaSettings(Settings):
     )
     hedge: bool = option(
         False,
-        "Weigh standing still against following the forecast, by what each would have cost over the last "
-        "`slo-window`: for bursts, with `prefill-deadline`",
+        "Stand still or follow the forecast, whichever would have kept the promise with fewer GPUs over the "
+        "last `slo-window`: for bursts, with `prefill-deadline`",
     )
     scale_down_headroom: float = option(
         0.15, "Part by which demand could grow before a worker that is removed were missed", least=0

@@ -282,8 +282,9 @@ def _planner_settings(
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
     profile = {"profile-results-dir": wiring.engines.engine_profile(SimOptions.from_options(options.engine))}
+    deadline = {"prefill-deadline": options.disaggregation.prefill_deadline_ms}
     known = {key.replace("_", "-"): value for key, value in given.items()}
-    return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo})
+    return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})
 
 
 def _static_targets(name: str, workers: str, options: SimulateOptions) -> Targets:

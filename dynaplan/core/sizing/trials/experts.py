@@ -1,34 +1,44 @@
-"""Experts on how many workers to have, and what each would have cost: GPU time, and requests that were late.
+"""Experts on how many workers to have: what each would have held lately, and which kept the promise.
 
 For each split of a box's GPUs there are two: one stands still at it, one follows the forecast and is never
-below it. The smallest that follows is *following alone*, the policy without a hedge. Each interval all are
-run with the arrivals of its metric pulls through the fluid model of ``standing.py``, whatever the real
-workers were:
+below it. The smallest that follows is *following alone*, the policy without a hedge. None is below what the
+mean load of the window needs by the queueing model. Each interval all are run with the arrivals of its
+metric pulls through the fluid model of ``standing.py``, whatever the real workers were. Workers that an
+expert adds hold their GPUs at once and serve a start-up time later: that is the price of changing. With
+dispatch by deadline late prompts give way to the others; else, and at aggregated workers, they keep the
+order of arrival.
 
-    cost = GPUs held x interval + price x late                         GPU-seconds
-    late = prompts over the TTFT + requests over the ITL whose prompt was not
+**Broken.** Bursts are few: late requests come together, and one crowd is no rule. With x(k) the requests of
+an expert that missed a target in burst k, faded, R all requests and r the part that may miss,
 
-Workers that an expert adds hold their GPUs at once and serve a start-up time later: that is the price of
-changing. Prompts that can no longer be in time give way to the others, as with ``prefill-deadline``; with
-the order of arrival more are late than it says. Aggregated workers keep that order.
+    missed = sum x(k),  doubt = sqrt(sum x(k)^2)            the standard error of a compound Poisson sum
+    broken     while missed - doubt > r R
+    kept       while missed <= r R
 
-**Price of a late request.** g is the GPU time that a request takes of fully used workers of both roles, r the
-part that may be late (``ttft-percentile``, ``itl-percentile``). A worker pays for its GPU time where it is
-needed more than r / (1 - r) of the time, the critical ratio of the newsvendor (Arrow, Harris and Marschak,
-"Optimal inventory policy", 1951), if
+A burst is a run of intervals in which more missed than r allows; what lasts longer than a start-up time and
+an interval, in which help would have come, is another one.
 
-    price = g (1 - r) / r  x  max(1, late part lately / r)
+**What is new** is followed by all: while the forecast needs more than it did in the window before, no
+expert has been tried on what comes. What it needs counts as known once the time has passed that it is for.
 
-where "lately" counts what the same expert would have made late: one that breaks the promise pays for a late
-request as many times as it breaks it, as a constraint's multiplier does.
+**Patience.** An expert that stands still waits for a burst to end until it has lasted for a start-up time,
+as long as help takes, and follows from then on, until the forecast needs no more than it has. That is the
+rule of the ski rental (Karlin and others, "Competitive randomized algorithms", 1990): waiting has cost no
+more than twice what it would have cost had the length of the burst been known. Bursts have heavy tails, and
+one that has lasted goes on for about as long again.
 
-**Trust** is that of ``regret.py``, so the workers that are asked for cost no more than any one expert but
-for its bound, if two things hold: lateness is convex in the workers (each one more helps no more than the
-one before; exact for prompts by deadline), and what the experts would have cost is what the model says.
+**Trust.** Trusted is one expert, following alone at first. It stays until it has broken the promise, or
+until another one that kept it has held less over the window by the GPU-seconds of the whole box in a
+start-up time and an interval, the most that a wrong size costs before it can be mended. From following to
+standing still it is enough to have held less: that saves the changes, too. The next one is the cheapest that
+kept the promise; where none did, the cheapest that is hardly worse than the best, as in ``standing.py``.
 
-**Constants.** First odds: of K experts following alone has all but 1 / K. First doubt: the GPU-seconds of the
-whole box in a start-up time and an interval, the most that a wrong size costs before it can be mended. So
-what leads away from following has to have saved as much. Nothing was fitted to a trace.
+**Bound.** So what is trusted has never held more than that cost above the cheapest expert that kept the
+promise over the same window, and has missed no more than promised, but for the doubt, as far as the fluid is
+right.
+
+**Constants.** None of its own: promise, window, start-up time and interval are options, and one standard
+error is the usual doubt.
 """
 
 from __future__ import annotations
@@ -38,11 +48,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dynaplan.core.sizing.fluid import Work, decoded, queued, queued_by_deadline
+from dynaplan.core.sizing.fluid import (
+    Work,
+    decoded,
+    late_by_chance,
+    long_by_chance,
+    queued,
+    queued_by_deadline,
+)
 from dynaplan.core.sizing.gpu_budget import at_least
-from dynaplan.core.sizing.trials.regret import gap, weights
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, SlaTargets, WorkerLimits
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Missed, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DisaggregationSettings
+
+LATE_WAIT_S = DisaggregationSettings.prefill_late_wait_s
+"""Seconds past their deadline from which on late prompts take every second turn (``prefill-late-wait``)."""
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""
@@ -72,39 +93,52 @@ class ExpertPanel:
         splits = [split for split in every if limits.gpus(split) <= limits.max_gpus]
         return [(split, follows) for follows in (True, False) for split in splits]
 
-    @property
-    def odds(self) -> list[float]:
-        """The first weights: of K experts the others have 1 / K together."""
-        others = len(self.experts) - 1
-        each = 1 / (others + 1) / others
-        return [1 - others * each, *[each] * others]
-
     def trials(self, hedge: Hedge) -> list[ExpertTrial]:
         """Return the trials of these experts; one that is tried for the first time begins as the first."""
         known = {(each.workers, each.follows): each for each in hedge.trials}
         alone = known.get(self.experts[0], ExpertTrial())
         return [known.get(key, replace(alone, workers=key[0], follows=key[1])) for key in self.experts]
 
-    def trust(self, hedge: Hedge) -> list[float]:
-        """Return the weight of each expert, 1 in all."""
-        costs = [trial.cost_gpu_s for trial in self.trials(hedge)]
-        return weights(costs, self.odds, hedge.doubt_gpu_s)
 
-
-def wants(expert: ExpertTrial, wish: Targets) -> Targets:
+def wants(expert: ExpertTrial, wish: Targets, hedge: Hedge) -> Targets:
     """Return the workers that the expert wants while the forecast needs those of ``wish``."""
-    return at_least(expert.workers, wish) if expert.follows else expert.workers
+    goes_along = expert.follows or expert.chased_s or is_new(wish, hedge)
+    return at_least(expert.workers, wish if goes_along else hedge.least)
+
+
+def is_new(wish: Targets, hedge: Hedge) -> bool:
+    """Tell whether the forecast needs more than it ever did in the window before."""
+    return at_least(wish, hedge.most) != hedge.most
+
+
+def followed(before: Hedge, wish: Targets, intervals: int, interval_s: float, window_s: float) -> Hedge:
+    """Return the hedge that remembers what the forecast needs, for as many intervals as it is for.
+
+    What drops out has come, and the experts have been tried on it. Of that the most is remembered, for one
+    to two windows.
+    """
+    wishes = (*before.followed, wish)
+    gone = wishes[: -1 - intervals]
+    newest = at_least(before.newest, gone[0]) if gone else before.newest
+    most, newest_s = at_least(before.most, newest), before.newest_s + interval_s
+    if newest_s > window_s:
+        most, newest, newest_s = newest, Targets(), 0.0
+    return replace(before, followed=wishes[-1 - intervals :], most=most, newest=newest, newest_s=newest_s)
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """An interval: the requests that came in each of its pulls, and their work; None where none came."""
+    """An interval: the requests that came in each of its pulls, and their work; None where none came.
+
+    ``by_deadline``: late prompts give way to the others.
+    """
 
     interval_s: float
     startup_s: float
     requests: float = 0.0
     arrivals: Sequence[float] = ()
     work: Work | None = None
+    by_deadline: bool = True
 
     @property
     def pull_s(self) -> float:
@@ -123,49 +157,84 @@ class Arrived:
         return [min(wishes[-1 - back :] if back < len(wishes) else wishes) for back in backs]
 
 
-def tried(
-    before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets, fade: float, first_doubt: float
-) -> Hedge:
-    """Return the hedge after an interval; sums fade by ``fade``, ``first_doubt`` is in GPU-seconds."""
-    before = replace(
-        before, trials=tuple(panel.trials(before)), doubt_gpu_s=max(first_doubt, before.doubt_gpu_s)
-    )
-    trusted = panel.trust(before)
+def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets, fade: float) -> Hedge:
+    """Return the hedge after an interval; sums fade by ``fade``."""
+    before = replace(before, trials=tuple(panel.trials(before)))
     fared: list[tuple[ExpertTrial, float, float]]
     if came.work is None:
         fared = [(replace(each, queue=0.0, in_time=0.0, decoding=0.0), 0.0, 0.0) for each in before.trials]
     else:
         fared = _Interval(before, came, came.work).fared()
-    each_gpu_s = came.work.request_gpu_s(panel.limits) if came.work else 0.0
-    costs, after = [], []
+    trials = []
     for trial, late, long in fared:
-        held = panel.limits.gpus(wants(trial, before.followed[-1])) * came.interval_s
-        cost = held + each_gpu_s * priced(trial, before.requests, late, long, targets)
-        costs.append(cost)
-        after.append(
+        gpus = panel.limits.gpus(wants(trial, before.followed[-1], before))
+        trials.append(
             replace(
                 trial,
-                cost_gpu_s=fade * trial.cost_gpu_s + cost,
-                late=fade * trial.late + late + long,
+                chased_s=_chased_s(trial, before, came),
+                held_gpu_s=fade * trial.held_gpu_s + gpus * came.interval_s,
+                late=missed_more(trial.late, late, targets.ttft_rest, came, fade),
+                long=missed_more(trial.long, long, targets.itl_rest, came, fade),
             )
         )
-    doubt = fade * before.doubt_gpu_s + gap(trusted, costs, panel.odds, before.doubt_gpu_s)
+    seconds = fade * before.seconds + came.interval_s
     return replace(
-        before,
-        trials=tuple(after),
-        doubt_gpu_s=max(first_doubt, doubt),
-        seconds=fade * before.seconds + came.interval_s,
-        requests=fade * before.requests + came.requests,
+        before, trials=tuple(trials), seconds=seconds, requests=fade * before.requests + came.requests
     )
 
 
-def priced(trial: ExpertTrial, requests: float, late: float, long: float, targets: SlaTargets) -> float:
-    """Return the price of requests over the TTFT and of others over the ITL, in GPU times of a request."""
-    share = trial.late / requests if requests else 0.0
-    return sum(
-        missed * (1 - rest) / rest * max(1.0, share / rest)
-        for missed, rest in ((late, targets.ttft_rest), (long, targets.itl_rest))
+def _chased_s(trial: ExpertTrial, before: Hedge, came: Arrived) -> float:
+    """Return for how long an expert that stands still has followed after the interval."""
+    wish = before.followed[-1]
+    if trial.follows or at_least(trial.workers, wish) == trial.workers:
+        return 0.0
+    lasts = max(trial.late.run_s, trial.long.run_s) >= came.startup_s
+    goes_along = trial.chased_s or lasts or is_new(wish, before)
+    return trial.chased_s + came.interval_s if goes_along else 0.0
+
+
+def missed_more(before: Missed, missed: float, rest: float, came: Arrived, fade: float) -> Missed:
+    """Return the misses after an interval in which these requests missed."""
+    requests, squares = fade * before.requests + missed, fade**2 * before.squares
+    if missed <= rest * came.requests:
+        return Missed(requests, squares + before.run**2 + missed**2)
+    run, run_s = before.run + missed, before.run_s + came.interval_s
+    long_s = came.startup_s + came.interval_s
+    if run_s // long_s > before.run_s // long_s:
+        return Missed(requests, squares + run**2, 0.0, run_s)
+    return Missed(requests, squares, run, run_s)
+
+
+def over(missed: Missed, allowed: float, *, proven: bool) -> float:
+    """Return how many more missed than allowed; ``proven``: beyond one standard error."""
+    doubt = math.sqrt(missed.squares + missed.run**2) if proven else 0.0
+    return max(0.0, missed.requests - doubt - allowed)
+
+
+def chosen(hedge: Hedge, panel: ExpertPanel, targets: SlaTargets, worth_gpu_s: float) -> ExpertTrial:
+    """Return the expert to trust from now on; ``worth_gpu_s`` is what a change has to save."""
+    may_be_late, may_be_long = (rest * hedge.requests for rest in (targets.ttft_rest, targets.itl_rest))
+
+    def too_many(trial: ExpertTrial, *, proven: bool) -> float:
+        late, long = (
+            over(trial.late, may_be_late, proven=proven),
+            over(trial.long, may_be_long, proven=proven),
+        )
+        return late + long
+
+    trials = panel.trials(hedge)
+    best = min(too_many(trial, proven=False) for trial in trials)
+    hardly_worse = best + min(best, may_be_late)
+    kept = (trial for trial in trials if too_many(trial, proven=False) <= hardly_worse)
+    cheapest = min(
+        kept, key=lambda trial: (trial.held_gpu_s, trial.late.requests + trial.long.requests, trial.follows)
     )
+    now = next((each for each in trials if (each.workers, each.follows) == hedge.trusted), trials[0])
+    saved_gpu_s = now.held_gpu_s - cheapest.held_gpu_s
+    is_calmer = now.follows and not cheapest.follows
+    if too_many(now, proven=True) > hardly_worse or saved_gpu_s > (0.0 if is_calmer else worth_gpu_s):
+        return cheapest
+    return now
 
 
 class _Interval:
@@ -175,46 +244,76 @@ class _Interval:
         self._trials = before.trials
         self._came = came
         self._work = work
+        self._least = before.least
         self._prompts_per_s = work.prompts_per_s
         self._room_s = work.room_s
-        self._prefill = came.serving([each.prefill or each.decode for each in before.followed])
-        self._decode = came.serving([each.decode for each in before.followed])
-        self._queues: dict[tuple[int, bool, float], tuple[float, float, float, list[float]]] = {}
+        self._served = [
+            came.serving([each.decode for each in before.followed]),
+            came.serving([each.prefill for each in before.followed]),
+        ]
+        self._by_chance: dict[int, float] = {}
+        self._queues: dict[tuple[object, ...], tuple[ExpertTrial, float, list[float]]] = {}
 
     def fared(self) -> list[tuple[ExpertTrial, float, float]]:
         """Return each trial after the interval, and its requests over the TTFT, and over the ITL alone."""
         return [self._fared(trial) for trial in self._trials]
 
     def _fared(self, trial: ExpertTrial) -> tuple[ExpertTrial, float, float]:
-        key = (trial.workers.prefill or trial.workers.decode, trial.follows, trial.queue)
+        workers, has_help = trial.workers.prefill or trial.workers.decode, self._has_help(trial)
+        key = workers, has_help, trial.queue, trial.in_time, trial.late_s
         if key not in self._queues:
-            self._queues[key] = self._queue(trial, key[0])
-        queue, in_time, late, out = self._queues[key]
+            self._queues[key] = self._queue(trial)
+        queued, late, out = self._queues[key]
         decoding, long = self._decoding(trial, out)
         long *= 1 - min(1.0, late / self._came.requests)
-        return replace(trial, queue=queue, in_time=in_time, decoding=decoding), late, long
+        queue, in_time, late_s = queued.queue, queued.in_time, queued.late_s
+        return replace(trial, queue=queue, in_time=in_time, late_s=late_s, decoding=decoding), late, long
 
-    def _serving(self, served: Sequence[int], number: int, *, follows: bool) -> list[int]:
-        return [max(number, each) for each in served] if follows else [number] * len(served)
+    def _serving(self, trial: ExpertTrial, role: Role) -> list[int]:
+        """Return the workers that serve in each pull; of an aggregated service the same for both roles."""
+        is_prefill = role is Role.PREFILL and bool(trial.workers.prefill)
+        number, least = (each.prefill if is_prefill else each.decode for each in (trial.workers, self._least))
+        if self._has_help(trial):
+            return [max(number, each) for each in self._served[is_prefill]]
+        return [max(number, least)] * len(self._came.arrivals)
 
-    def _queue(self, trial: ExpertTrial, number: int) -> tuple[float, float, float, list[float]]:
-        queue, in_time, late, out = trial.queue, trial.in_time, 0.0, []
+    def _has_help(self, trial: ExpertTrial) -> bool:
+        """Tell whether workers serve that were added because of the forecast."""
+        return trial.follows or trial.chased_s > self._came.startup_s
+
+    def _queue(self, trial: ExpertTrial) -> tuple[ExpertTrial, float, list[float]]:
+        """Return the trial with its queue after the interval, its late prompts, and the computed ones."""
+        queue, in_time, late_s, late, out = trial.queue, trial.in_time, trial.late_s, 0.0, []
         pull_s, room_s = self._came.pull_s, self._room_s
-        serving = self._serving(self._prefill, number, follows=trial.follows)
-        for arrived, workers in zip(self._came.arrivals, serving, strict=True):
+        gives_way = bool(trial.workers.prefill) and self._came.by_deadline
+        owed_after_s = LATE_WAIT_S + self._work.targets.ttft_ms / 1000
+        for arrived, workers in zip(self._came.arrivals, self._serving(trial, Role.PREFILL), strict=True):
             per_s = workers * self._prompts_per_s
             after, part = queued(queue, arrived, pull_s, per_s, room_s)
-            in_time, over = queued_by_deadline(in_time, arrived, pull_s, per_s, room_s)
-            late += over if trial.workers.prefill else part * arrived
+            late_s = late_s + pull_s if queue - in_time > 1 else 0.0
+            left = 0.5 if late_s > owed_after_s else 1.0
+            in_time, over = queued_by_deadline(in_time, arrived, pull_s, left * per_s, room_s)
+            chance = self._chance(workers, gives_way=gives_way)
+            late += min(arrived, over + chance * arrived) if gives_way else max(part, chance) * arrived
             out.append(queue + arrived - after)
             queue = after
-        return queue, in_time, late, out
+        return replace(trial, queue=queue, in_time=in_time, late_s=late_s), late, out
+
+    def _chance(self, workers: int, *, gives_way: bool) -> float:
+        """Return the part of the prompts that is late by chance."""
+        if workers not in self._by_chance:
+            came, per_s = self._came, workers * self._prompts_per_s
+            rate = came.requests / came.interval_s
+            self._by_chance[workers] = late_by_chance(
+                rate, per_s, self._room_s, self._work.unevenness, gives_way=gives_way
+            )
+        return self._by_chance[workers]
 
     def _decoding(self, trial: ExpertTrial, came: Sequence[float]) -> tuple[float, float]:
         decoding, long, pull_s, work = trial.decoding, 0.0, self._came.pull_s, self._work
-        serving = self._serving(self._decode, trial.workers.decode, follows=trial.follows)
+        serving = self._serving(trial, Role.DECODE)
         for arrived, workers in zip(came, serving, strict=True):
             busy = 0.0 if trial.workers.prefill else arrived / pull_s / self._prompts_per_s / workers
             decoding, part = decoded(decoding, arrived, pull_s, workers, work, busy)
-            long += part * arrived
+            long += max(part, long_by_chance(decoding, workers, work)) * arrived
         return decoding, long

@@ -1,8 +1,7 @@
-"""The hedge in a decision (``hedge``): experts are tried on what came, and their weighted mean is asked for.
+"""The hedge in a decision (``hedge``): experts are tried on what came, and the trusted one is asked.
 
-The experts, their costs and the trust in them stand in ``experts.py`` and ``regret.py``. A change is asked
-for only where the mean has left the current number by ``DEAD_BAND`` workers of a role. Limits, holds and
-failed workers come after it, as after every size.
+The experts and the trust in them stand in ``experts.py``. Limits, holds and failed workers come after it, as
+after every size.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from dynaplan.core.sizing.fluid import Work
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import lookahead
 from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.trials.experts import Arrived, ExpertPanel, tried, wants
+from dynaplan.core.sizing.trials.experts import Arrived, ExpertPanel, chosen, followed, tried, wants
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import Hedge, Sizing, WorkerLimits
+from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 
@@ -32,7 +32,7 @@ def hedged(
     limits: WorkerLimits,
     current: Targets,
 ) -> tuple[PlannerState, Sizing]:
-    """Return the next state, and the sizing with what the experts together want instead of the forecast's.
+    """Return the next state, and the sizing with what the trusted expert wants instead of the forecast's.
 
     Without arrivals by pull nothing is learnt, and following alone counts until something is.
     """
@@ -47,16 +47,45 @@ def hedged(
     ahead = lookahead(observation.startup_s, settings.adjustment_interval_s)
     if came and hedge.followed:
         fade = math.exp(-came.interval_s / settings.slo_window_s)
-        hedge = tried(hedge, panel, came, settings.targets(), fade, box * ahead.until_s)
-    hedge = replace(hedge, followed=(*hedge.followed, wish)[-1 - ahead.intervals :])
-    state = replace(state, hedge=hedge)
+        hedge = replace(hedge, least=_least(hedge, came, settings, panel.limits, current))
+        hedge = tried(hedge, panel, came, settings.targets(), fade)
+    hedge = followed(hedge, wish, ahead.intervals, settings.adjustment_interval_s, settings.slo_window_s)
     if not hedge.seconds:
-        return state, sizing
-    after, why = _together(panel, hedge, wish, current)
-    after = fit(after, limits) or wish
+        return replace(state, hedge=hedge), sizing
+    trusted = chosen(hedge, panel, settings.targets(), box * ahead.until_s)
+    hedge = replace(hedge, trusted=(trusted.workers, trusted.follows))
+    state = replace(state, hedge=hedge)
+    after = fit(wants(trusted, wish, hedge), limits) or wish
     prediction = sizing.prediction if after == wish else None
-    steps = (*sizing.steps, Step("hedge", wish, after, why))
+    steps = (*sizing.steps, Step("hedge", wish, after, _why(hedge, trusted, panel)))
     return state, replace(sizing, targets=after, steps=steps, prediction=prediction)
+
+
+def _least(
+    hedge: Hedge, came: Arrived, settings: PlannerSettings, limits: WorkerLimits, current: Targets
+) -> Targets:
+    """Return the workers that the mean load of the window needs: nobody stands still below them."""
+    if came.work is None:
+        return hedge.least
+    state = came.work.state
+    rate = (hedge.requests + came.requests) / (hedge.seconds + came.interval_s)
+    demand = replace(state.demand, requests_per_s=rate, burstiness=1.0, dispersions=())
+    return size_pools(state.service, demand, settings.targets(), limits, current).targets
+
+
+def _why(hedge: Hedge, trusted: ExpertTrial, panel: ExpertPanel) -> str:
+    alone = panel.trials(hedge)[0]
+    alone_gpus, gpus = (each.held_gpu_s / hedge.seconds for each in (alone, trusted))
+    if (trusted.workers, trusted.follows) == (alone.workers, True):
+        return "following the forecast has kept the promise lately, and nothing cheaper has"
+    missed, alone_missed = (
+        (each.late.requests + each.long.requests) / max(1.0, hedge.requests) for each in (trusted, alone)
+    )
+    how = "following with at least" if trusted.follows else "standing still at"
+    return (
+        f"{how} {trusted.workers} would have held {gpus:.3g} GPUs lately and missed {missed:.1%}, "
+        f"following the forecast alone {alone_gpus:.3g} and {alone_missed:.1%}"
+    )
 
 
 def _came(settings: PlannerSettings, observation: Observation, service: ServiceModel) -> Arrived | None:
@@ -70,35 +99,7 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
     if demand is None or not traffic.arrivals:
         return None
     work = Work(SteadyState(service, demand), settings.targets())
-    return Arrived(traffic.interval_s, observation.startup_s, traffic.requests, traffic.arrivals, work)
-
-
-def _together(panel: ExpertPanel, hedge: Hedge, wish: Targets, current: Targets) -> tuple[Targets, str]:
-    """Return the mean of what the experts want, in whole workers, and why."""
-    trusted, trials = panel.trust(hedge), panel.trials(hedge)
-    wanted = [(part, wants(trial, wish)) for part, trial in zip(trusted, trials, strict=True)]
-    after = Targets(
-        _whole(sum(part * each.prefill for part, each in wanted), current.prefill),
-        _whole(sum(part * each.decode for part, each in wanted), current.decode),
+    gives_way = bool(settings.prefill_deadline_ms)
+    return Arrived(
+        traffic.interval_s, observation.startup_s, traffic.requests, traffic.arrivals, work, gives_way
     )
-    part, best = max(zip(trusted, trials, strict=True), key=lambda each: each[0])
-    alone_gpus, best_gpus = (each.cost_gpu_s / hedge.seconds for each in (trials[0], best))
-    if best.workers == trials[0].workers and best.follows:
-        return after, f"following the forecast has cost least lately (trusted {part:.0%})"
-    how = "following with at least" if best.follows else "standing still at"
-    why = (
-        f"{how} {best.workers} would have cost {best_gpus:.3g} GPUs lately, late requests at their "
-        f"price included, and following the forecast alone {alone_gpus:.3g} (trusted {part:.0%} and "
-        f"{trusted[0]:.0%})"
-    )
-    return after, why
-
-
-DEAD_BAND = 0.75
-"""Workers by which the mean must differ from the number asked for until now. At a half it would come and
-go where the mean is between two numbers; at 1 a single worker would never be followed while any doubt is
-left."""
-
-
-def _whole(mean: float, current: int) -> int:
-    return current if abs(mean - current) < DEAD_BAND else round(mean)

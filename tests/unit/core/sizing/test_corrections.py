@@ -180,3 +180,17 @@ def test_aggregated_workers_have_one_factor_for_all_they_do() -> None:
     aim = aimed_at(slow, Corrections(1.1, 1.0), AGGREGATED, serving)
     assert aim.prefill == 1.1
     assert aim.decode == pytest.approx(1.5, rel=0.1)
+
+
+def test_arrivals_that_come_in_bursts_are_no_evidence_that_engines_are_slow() -> None:
+    """Requests of a burst decode, and wait, beside more others than the mean rate says."""
+    steady = measured(3.0, DISAGGREGATED)
+    busy = replace(
+        steady, ttft_ms=steady.ttft_ms and 3 * steady.ttft_ms, itl_ms=measured(9.0, DISAGGREGATED).itl_ms
+    )
+    even = replace(busy, arrivals=(3.0,) * 10)
+    burst = replace(busy, arrivals=(0.0,) * 7 + (10.0,) * 3)
+
+    assert aimed_at(even).decode > aimed_at(burst).decode >= 1.0
+    assert aimed_at(even).prefill > aimed_at(burst).prefill >= 1.0
+    assert aimed_at(replace(even, arrivals=(0.0,) * 10)) == aimed_at(busy)

@@ -16,7 +16,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
 
-ON = replace(targets.SETTINGS, hedge=True)
+ON = replace(targets.SETTINGS, hedge=True, prefill_deadline_ms=500.0)
 SERVICE = targets.model().service
 LIMITS = WorkerLimits()
 ONE = Targets(1, 1)
@@ -52,14 +52,14 @@ def test_bursts_that_are_over_before_help_comes_make_it_stand_still_above_the_fo
     assert sizing.targets.prefill >= 3
     step = sizing.steps[-1]
     assert step.stage == "hedge"
-    assert "would have cost" in step.why and "following the forecast alone" in step.why
+    assert "would have held" in step.why and "following the forecast alone" in step.why
 
 
 def test_a_load_that_the_forecast_knows_is_followed() -> None:
     for came, wish in ((CALM, ONE), (BUSY, Targets(2, 1))):
         _, sizing = after([seen(came)] * 60, wish, current=wish)
         assert sizing.targets == wish
-        assert sizing.steps[-1].why.startswith("following the forecast has cost least lately")
+        assert sizing.steps[-1].why.startswith("following the forecast has kept the promise lately")
 
 
 def test_more_that_the_forecast_needs_are_asked_for_at_once_where_following_is_trusted() -> None:
@@ -88,7 +88,7 @@ def test_a_silence_costs_the_workers_that_stand_still_their_gpus() -> None:
         after([seen(BURST)] * 2 + [targets.traffic(0.0)])[0].hedge,
     )
     assert silent.seconds > before.seconds
-    assert silent.trials[-1].cost_gpu_s > before.trials[-1].cost_gpu_s
+    assert silent.trials[-1].held_gpu_s > before.trials[-1].held_gpu_s
 
 
 def test_it_keeps_to_the_gpus_that_are_there_now() -> None:
