@@ -16,6 +16,11 @@ counts finished answers, not arrivals (k at most the request slots, k ctx at mos
     factor = x / D(k, k ctx)                                        decode only
     factor = x / (D(k, k ctx) + (1 - exp(-r x)) f + r x m)          aggregated
 
+**Bursts.** A request of a burst decodes beside more others than the mean rate says, so D is too short and the
+factor too large. So there is another reading, with r times the unevenness: the mean rate that requests see
+within the life of an answer before them, over the mean rate of all. A factor between both is no evidence, as
+below. For prefill the demand is that much higher where waiting is expected, within the TTFT target.
+
 **Prefill.** The factor is the one with which the queueing model expects the measured mean TTFT. How much of
 a TTFT was waiting is not known exactly, so there are two such factors, both from 0.5 to 3:
 
