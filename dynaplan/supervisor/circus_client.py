@@ -18,8 +18,8 @@ import zmq.asyncio
 
 from dynaplan.domain.errors import ArbiterBusy, PermanentError
 
-SENDER, OURSELVES = "sender", "dynaplan"
-"""The field of a message, and its value, by which the arbiter tells our commands from a person's."""
+SENDER, OURSELVES, A_PERSON = "sender", "dynaplan", "person"
+"""The field of a message, and its values, by which the arbiter tells the fleet plugin from a person."""
 
 REPLACE_EVENT = "replace"
 """The event by which the arbiter tells the fleet plugin that a worker is to be replaced by another."""
@@ -32,10 +32,15 @@ class CommandRefused(PermanentError):
 
 
 class CircusClient:
-    """A client of the arbiter at ``endpoint``; to be used within one event loop, then closed."""
+    """A client of the arbiter at ``endpoint``; to be used within one event loop, then closed.
 
-    def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
+    The arbiter carries out what the fleet plugin says to the letter; with ``sender`` A_PERSON it judges a
+    command as it does one of ``circusctl``: ``restart`` of a worker then is the fleet plugin's to carry out.
+    """
+
+    def __init__(self, endpoint: str, timeout_s: float = 10.0, sender: str = OURSELVES) -> None:
         self._timeout_s = timeout_s
+        self._sender = sender
         self._one_at_a_time = asyncio.Lock()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -67,7 +72,7 @@ class CircusClient:
             "id": message_id,
             "command": command,
             "properties": {**properties, "waiting": True},
-            SENDER: OURSELVES,
+            SENDER: self._sender,
         }
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):

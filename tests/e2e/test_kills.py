@@ -90,6 +90,28 @@ async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deplo
 
 
 @in_torture
+async def test_a_frontend_is_restarted_under_load_and_no_request_is_lost(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = await asyncio.to_thread(
+        deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET, "--VllmWorker.startup-time=0.1"
+    )
+    pid = deployment.pid_of("dynamo_Frontend")
+    async with Load(deployment.url, MODEL, clients=20, tokens=60) as load:
+        for _ in range(int(os.environ.get("DYNAPLAN_KILLS", "3"))):
+            await eventually(load.streams, 60)
+            told = await asyncio.to_thread(deployment.run, "restart", "frontend")
+            assert told.returncode == 0, told.stderr
+            before, [pid] = (
+                pid,
+                [each["pid"] for each in deployment.workers("Frontend").values() if each["pid"]],
+            )
+            assert pid != before
+        await load.stop()
+    assert load.incomplete == []
+
+
+@in_torture
 @pytest.mark.parametrize("server", ["etcd --name", "nats-server"])
 @pytest.mark.parametrize("seconds", [5, 40])
 async def test_a_server_that_stands_still_costs_nothing(

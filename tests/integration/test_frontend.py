@@ -486,6 +486,23 @@ async def test_a_drain_finishes_what_is_held_and_accepts_no_connection() -> None
         await asyncio.wait_for(draining, 5)
 
 
+async def test_a_request_on_the_connection_of_a_stream_that_has_just_ended_is_answered_while_it_drains() -> (
+    None
+):
+    async with stage() as here:
+        worker = await here.worker("hold_within")
+        async with here.client.post(here.url + CHAT, json=body(CHAT, stream=True)) as response:
+            await response.content.readany()
+            url, draining = here.url, asyncio.create_task(here.frontend.drain())
+            await eventually(lambda: here.frontend._acceptor._socket.fileno() < 0)  # type: ignore[union-attr]
+            worker.go_on.set()
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+        async with here.client.post(url + CHAT, json=body(CHAT)) as last:
+            assert (last.status, last.headers["Connection"]) == (200, "close")
+            await last.read()
+        await asyncio.wait_for(draining, 5)
+
+
 async def test_the_metrics_tell_tokens_requests_and_times() -> None:
     async with stage() as here:
         await here.worker(tokens=5)

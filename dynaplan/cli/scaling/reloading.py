@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.cli.scaling.restart import FREED_WITHIN_S, POLL_S, WorkerRestart
-from dynaplan.cli.scaling.waiting import DRAINED_S, LEAST_S, times_of
+from dynaplan.cli.scaling.restart import (
+    FREED_WITHIN_S,
+    POLL_S,
+    WorkerRestart,
+    restart_process,
+    tell_to_replace,
+)
+from dynaplan.cli.scaling.waiting import times_of
 from dynaplan.domain.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
-from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.domain.lifecycle import Worker, WorkerState
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.wire.live_settings import live_settings_prefix
 from dynaplan.domain.wire.store import Transaction
@@ -103,34 +109,9 @@ class Reloading:
                 new = await restart.run(patience_s)
                 patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
             else:
-                new = await self._replaced(worker)
+                new = await restart_process(self._found, worker, self._timeout_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
             click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
-
-    async def _replaced(self, worker: Worker) -> str:
-        """Have a process without GPUs leave, and another take its place; return the new one's name.
-
-        Connections wait in the listening socket meanwhile.
-        """
-        present = len([each for each in self._present_of(worker.component) if each.state in COUNTS])
-        before = {(each.name, each.pid) for each in self._workers()}
-        await self._tell_to_replace(worker)
-        longest_s = self._timeout_s
-        if longest_s is None:
-            longest_s = LEAST_S + times_of(self._found, {worker.role: 1}).leave_s + DRAINED_S
-        deadline_s = time.monotonic() + longest_s
-        while True:
-            now = [each for each in self._present_of(worker.component) if each.state in COUNTS]
-            ready = [each for each in now if each.state is WorkerState.READY]
-            new = [each for each in ready if (each.name, each.pid) not in before]
-            if new and len(ready) >= present and not self._is_there(worker):
-                return new[0].name
-            failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]
-            if failed:
-                raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
-            if time.monotonic() > deadline_s:
-                raise TemporaryError(f"nothing has taken the place of {worker.name} within {longest_s:g} s")
-            await asyncio.sleep(POLL_S)
 
     async def _go_back(
         self,
@@ -154,7 +135,7 @@ class Reloading:
                             FREED_WITHIN_S
                         )
                     elif worker.state is not WorkerState.BACKOFF:
-                        await self._tell_to_replace(worker)
+                        await tell_to_replace(self._found, worker)
             await self._all_ready(services)
         except DynaplanError as second:
             raise PermanentError(
@@ -180,15 +161,6 @@ class Reloading:
             if time.monotonic() > deadline_s:
                 raise TemporaryError(f"{', '.join(others)} not ready within {longest_s:g} s")
             await asyncio.sleep(POLL_S)
-
-    async def _tell_to_replace(self, worker: Worker) -> None:
-        from dynaplan.supervisor.circus_client import CircusClient
-
-        circus = CircusClient(self._found.circus_endpoint)
-        try:
-            await circus.call("restart", name=worker.name)
-        finally:
-            circus.close()
 
     def _write(self, settings: Reload) -> None:
         """Put the settings in the place of those before, whole or not at all."""
@@ -222,10 +194,7 @@ class Reloading:
         return find_deployment(self._found.namespace).workers
 
     def _present(self, service: ServiceSpec) -> list[Worker]:
-        return self._present_of(service.name)
-
-    def _present_of(self, component: str) -> list[Worker]:
-        return [each for each in self._workers() if each.component == component]
+        return [each for each in self._workers() if each.component == service.name]
 
     def _is_there(self, worker: Worker) -> bool:
         return any((each.name, each.pid) == (worker.name, worker.pid) for each in self._workers())

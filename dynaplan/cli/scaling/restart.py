@@ -14,9 +14,9 @@ from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import free_gpus, write_counts
 from dynaplan.cli.scaling.holding import made_here
-from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
+from dynaplan.cli.scaling.waiting import DRAINED_S, LEAST_S, longest_s, times_of, watcher
 from dynaplan.domain.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
 from dynaplan.foundation.progress import ProgressLine
@@ -42,7 +42,7 @@ POLL_S = 0.2
 @namespace_option
 @click.option("--timeout", type=click.FloatRange(0.0), help="Seconds that each start or drain may take.")
 def command(chosen: str | None, namespace: str | None, timeout: float | None) -> None:
-    """Restart WORKER, all workers of ROLE, or every engine worker, one after another.
+    """Restart WORKER, all workers of ROLE, frontend included, or every engine worker, one after another.
 
     A new worker is ready before the old one is drained, and the planner keeps off that role meanwhile. Where
     no GPU is free for a new one, or within max-gpu-budget, the old one leaves first. When a new worker
@@ -54,18 +54,13 @@ def command(chosen: str | None, namespace: str | None, timeout: float | None) ->
 
 
 def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker]:
-    """Return the engine workers of that name, role or component, or all; ConfigError for another word."""
-    engines = [worker for worker in workers if worker.role in SCALED_ROLES]
+    """Return the workers of that name, role or component, or all of engines; ConfigError for another word."""
     if chosen is None:
-        return engines
-    own = [each for each in engines if chosen in (each.name, each.role.value, each.component)]
+        return [worker for worker in workers if worker.role in SCALED_ROLES]
+    own = [each for each in workers if chosen in (each.name, each.role.value, each.component)]
     if own:
         return own
-    names = [each.name for each in engines] + [role.value for role in SCALED_ROLES]
-    if any(each.name == chosen for each in workers):
-        raise ConfigError(
-            f"{chosen} is no engine worker", hint=f"`circusctl restart {chosen}` starts it anew."
-        )
+    names = dict.fromkeys(name for each in workers for name in (each.name, each.role.value))
     raise ConfigError(f"restart {chosen}: no such worker or role", hint=nearest(chosen, names))
 
 
@@ -77,9 +72,12 @@ async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_
         patience_s = 0.0
         for number, worker in enumerate(workers, 1):
             begun_s = time.monotonic()
-            restart = WorkerRestart(store, found.namespace, worker, timeout_s)
-            new = await restart.run(patience_s)
-            patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
+            if worker.role in SCALED_ROLES:
+                restart = WorkerRestart(store, found.namespace, worker, timeout_s)
+                new = await restart.run(patience_s)
+                patience_s = FREED_WITHIN_S if restart.was_beside else 0.0
+            else:
+                new = await restart_process(found, worker, timeout_s)
             which = f"{number} of {len(workers)}: " if len(workers) > 1 else ""
             click.echo(f"{which}{worker.name} -> {new} after {time.monotonic() - begun_s:.1f} s")
     finally:
@@ -170,12 +168,10 @@ class WorkerRestart:
 
     async def _in_place(self, found: RunningDeployment) -> None:
         """Drain the old one, and have a new one on its GPU."""
-        from dynaplan.supervisor.circus_client import CircusClient
-
         why = "no GPU is free for a second one, or the GPU budget has none"
         click.echo(f"{why}: {self._worker.name} leaves first", err=True)
         present = sum(each.role is self._worker.role for each in found.workers)
-        await CircusClient(found.circus_endpoint).call("restart", name=self._worker.name)
+        await tell_to_replace(found, self._worker)
         times = times_of(found, {self._worker.role: present})
         longest = self._timeout_s or times.longest_s(starts=True, leaves=True)
         try:
@@ -239,3 +235,48 @@ class WorkerRestart:
         with ProgressLine() as line:
             request = ScaleRequest(self._decision_id, wanted)
             await carried_out(found, self._store, request, longest, watcher(times, line))
+
+
+async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: float | None = None) -> str:
+    """Replace a frontend, or another process without GPUs; return the new one's name when the old is gone.
+
+    A new frontend accepts connections before the old one stops to, and the old one finishes its streams.
+    Raises PermanentError when the new one does not start, and TemporaryError after ``timeout_s`` seconds.
+    """
+    others = [each for each in _present(found.namespace, worker.component) if each.state in COUNTS]
+    await tell_to_replace(found, worker)
+    if timeout_s is None:
+        timeout_s = LEAST_S + times_of(found, {worker.role: 1}).leave_s + DRAINED_S
+    before = {(each.name, each.pid) for each in others}
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        present = _present(found.namespace, worker.component)
+        now = [each for each in present if each.state in COUNTS]
+        ready = [each for each in now if each.state is WorkerState.READY]
+        new = [each for each in ready if (each.name, each.pid) not in before]
+        is_there = any((each.name, each.pid) == (worker.name, worker.pid) for each in present)
+        if new and len(ready) >= len(others) and not is_there:
+            return new[0].name
+        failed = [each for each in now if each.state in (WorkerState.FAILED, WorkerState.BACKOFF)]
+        if failed:
+            raise PermanentError(f"{failed[0].name} does not start: {failed[0].reason}")
+        if time.monotonic() > deadline_s:
+            raise TemporaryError(f"nothing has taken the place of {worker.name} within {timeout_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def tell_to_replace(found: RunningDeployment, worker: Worker) -> None:
+    """Have the fleet plugin replace this worker by another."""
+    from dynaplan.supervisor.circus_client import A_PERSON, CircusClient
+
+    circus = CircusClient(found.circus_endpoint, sender=A_PERSON)
+    try:
+        await circus.call("restart", name=worker.name)
+    finally:
+        circus.close()
+
+
+def _present(namespace: str, component: str) -> list[Worker]:
+    from dynaplan.supervisor.deployments import find_deployment
+
+    return [each for each in find_deployment(namespace).workers if each.component == component]

@@ -18,7 +18,7 @@ from dynaplan.core.fleet.allocation import choose_gpus
 from dynaplan.core.fleet.busy_gpus import by_reason
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.lifecycle import COUNTS, HOLDS_GPUS, Worker, WorkerState, worker_name
+from dynaplan.domain.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 
 Fleet = tuple[Worker, ...]
 
@@ -39,6 +39,9 @@ NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
 """The reserved GPUs where nobody has reserved any."""
+
+TOLD_TO = "told to by circusctl restart"
+"""The reason of a worker that is replaced on a person's word."""
 
 _IN_THOUSANDS = 10_000
 
@@ -86,6 +89,7 @@ def reconcile(
     leave_first: str = "",
     given: Mapping[str, str] = NOTHING_GIVEN,
     reserved: Mapping[int, str] = NOTHING_RESERVED,
+    renewed: Collection[str] = (),
 ) -> Reconciled:
     """Return the fleet in which every removal, drain, restart and start that is due has begun.
 
@@ -97,12 +101,13 @@ def reconcile(
     workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
     Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
     holds GPUs leaves for another deployment, though it is asked for: component -> the reason. Workers on a
-    GPU that is ``reserved``, index -> the reason, leave once others are ready in their places.
+    GPU that is ``reserved``, index -> the reason, and the workers named in ``renewed``, leave once others are
+    ready in their places.
     """
     own_process = [service for service in graph.services if not service.in_process_of]
     wanted = {service.name: _wanted(service, desired) for service in own_process}
     wanted |= {name: min(wanted[name], _holding(fleet, name) - 1) for name in given}
-    vacating = _vacating(fleet, reserved)
+    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, TOLD_TO)
     leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
     leaving |= {
         name: (each, given[each.component])
@@ -129,12 +134,31 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
         WorkerState.STARTING: WorkerState.DRAINING,
         WorkerState.FAILED: WorkerState.STOPPED,
     }
-    why = "told to by circusctl restart"
     return tuple(
-        worker.moved(next_state[worker.state], now_s, why)
+        worker.moved(next_state[worker.state], now_s, TOLD_TO)
         if worker.name in names and worker.state in next_state
         else worker
         for worker in fleet
+    )
+
+
+def renewable(fleet: Fleet, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return which of these workers leave at once, and which once others are ready in their places.
+
+    The second are ready ones without GPUs, frontends above all: nobody waits for a GPU of theirs, and the
+    socket that they accept connections from is shared. A planner leaves at once: two would decide. Where a
+    worker of the same component has crashed, as the new one may have, a ready one stays and is in neither.
+    """
+    told = [each for each in fleet if each.name in names]
+    beside = {
+        each.name
+        for each in told
+        if each.state is WorkerState.READY and not each.gpus and each.role is not Role.PLANNER
+    }
+    crashed = {each.component for each in fleet if each.state in (WorkerState.BACKOFF, WorkerState.FAILED)}
+    return (
+        {each.name for each in told} - beside,
+        {each.name for each in told if each.name in beside and each.component not in crashed},
     )
 
 

@@ -249,6 +249,15 @@ class ClientServer(web.Server):
         )
         transport.abort()
 
+    def close_idle(self, idle_s: float) -> bool:
+        """Close connections that have been idle for ``idle_s`` seconds; return True while others wait."""
+        idle = [each for each in self.connections if isinstance(each, ClientConnection) and each.is_idle]
+        waits_since_s = self._loop.time() - idle_s
+        closed = [each for each in idle if each.idle_until_s - self._limits.idle_s <= waits_since_s]
+        for connection in closed:
+            connection.close()
+        return len(closed) < len(idle)
+
     def _idle_ended(self) -> bool:
         """Close the connections that have been idle for longest; return False when none is idle."""
         idle = (each for each in self.connections if isinstance(each, ClientConnection) and each.is_idle)

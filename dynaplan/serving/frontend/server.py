@@ -60,6 +60,9 @@ DRAIN_POLL_S = 0.02
 SHUTDOWN_TIMEOUT_S = 0.5
 """Time for which aiohttp waits for open connections at the end, when every request is answered already."""
 
+NEXT_REQUEST_S = 0.25
+"""Time after an answer, in seconds, in which a draining frontend awaits another request on its connection."""
+
 FINISH_WITHIN_S = 2.0
 """Longest time at the end, in seconds, for messages to workers that nobody waits for."""
 
@@ -220,14 +223,17 @@ class FrontendServer:
         return PageRoutes(place, lambda request: self._requests.handle(request)) if place else None
 
     async def drain(self) -> None:
-        """Accept no new connection; return when every answer has been given to the kernel."""
+        """Accept no new connection; return when every answer has been given to the kernel.
+
+        A client that has not been told of the end may send its next request on the connection of its last
+        one, just before that would be closed: it is answered, and told.
+        """
         self._requests.is_draining = True
         if self._acceptor:
             await self._acceptor.stop()
         if self._page:
             await self._page.close()
-        self._server.pre_shutdown()
-        while self.in_flight or self._has_unsent_bytes():
+        while self._server.close_idle(NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes():
             await asyncio.sleep(DRAIN_POLL_S)
         if self._acceptor:
             await self._acceptor.closed()
@@ -307,6 +313,8 @@ class FrontendServer:
     ) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
         size = self._settings.max_body_bytes
+        if self._requests.is_draining:
+            message = message._replace(should_close=True)  # the answer says "Connection: close"
         return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
 
     def _read_fleet(self, keys: Mapping[str, str]) -> None:

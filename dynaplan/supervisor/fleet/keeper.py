@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dynaplan.core.fleet import hopeless
@@ -26,12 +26,12 @@ from dynaplan.core.fleet.observing import (
     observe,
     own_instances,
 )
-from dynaplan.core.fleet.reconcile import Fleet, Reconciled, reconcile, replaced
+from dynaplan.core.fleet.reconcile import Fleet, Reconciled, reconcile, renewable, replaced
 from dynaplan.core.fleet.removals import MOST_REMOVALS, REMOVALS, Removal
 from dynaplan.core.fleet.restarting import CrashLedger, after_exit
 from dynaplan.core.fleet.startup_times import startup_key
 from dynaplan.domain.errors import DynaplanError, StatefileUnwritable
-from dynaplan.domain.lifecycle import Worker, WorkerState
+from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.domain.planning.scaling import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.foundation.durations import wall_clock
@@ -193,8 +193,11 @@ class FleetKeeper:
     def _decide(self) -> Reconciled:
         """Decide what the fleet is to be and write it down; nothing new is started while that fails."""
         before = tuple(self._workers.values())
-        after = self._reconciled(replaced(before, self._to_replace, self._clock.now_s()))
-        self._to_replace.clear()
+        at_once, renewed = renewable(before, self._to_replace)
+        after = self._reconciled(replaced(before, at_once, self._clock.now_s()), renewed)
+        self._to_replace = {
+            each.name for each in after.fleet if each.name in renewed and each.state in COUNTS
+        }
         if not self._keep_all(after.fleet):
             started = after.started(before)
             after = replace(after, fleet=tuple(worker for worker in after.fleet if worker not in started))
@@ -210,7 +213,7 @@ class FleetKeeper:
             self._say(line)
         return after
 
-    def _reconciled(self, fleet: tuple[Worker, ...]) -> Reconciled:
+    def _reconciled(self, fleet: tuple[Worker, ...], renewed: Collection[str]) -> Reconciled:
         """Reconcile, and claim the GPUs; a GPU that another deployment is faster to claim is left to it."""
         launch, counts = self._launch, self._counts
         decision_id = counts.decision_id if counts else self._decision_id
@@ -233,6 +236,7 @@ class FleetKeeper:
                 leave_first=self._link.leave_first,
                 given=bounds.given,
                 reserved=reserved,
+                renewed=renewed,
             )
             missed = self._gpus.claim_for(after.fleet)
             if missed.keys() <= unusable.keys():

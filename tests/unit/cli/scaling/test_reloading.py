@@ -15,7 +15,7 @@ import pytest
 from dynaplan import wiring
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.cli.scaling import reloading
+from dynaplan.cli.scaling import reloading, restart
 from dynaplan.cli.scaling.reloading import Reloading
 from dynaplan.cli.scaling.waiting import ScaleTimes
 from dynaplan.domain.errors import DeploymentError, PermanentError
@@ -75,6 +75,11 @@ class Box:
         """The settings that each process has, in order of the workers."""
         return [self.settings[each.name, each.pid] for each in self.workers]
 
+    def client(self, endpoint: str, *, sender: str) -> Any:
+        """Be the client of a person: as the fleet plugin's, ``restart`` would have circus restart it."""
+        assert sender == circus_client.A_PERSON
+        return self
+
     async def call(self, command: str, name: str) -> None:
         old = next(each for each in self.workers if each.name == name)
         with suppress(PermanentError):
@@ -103,7 +108,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(box.store, "close", closed)
     monkeypatch.setattr(reloading, "WorkerRestart", Restart)
     monkeypatch.setattr(reloading, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
-    monkeypatch.setattr(circus_client, "CircusClient", lambda endpoint: box)
+    monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
+    monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(wiring.connections, "connect_store", lambda: box.store)
     launch = replace(LAUNCH, graph=GRAPH, config=OLD, runtime_dir=tmp_path)

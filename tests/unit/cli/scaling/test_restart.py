@@ -11,7 +11,7 @@ import pytest
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import restart
-from dynaplan.cli.scaling.restart import WorkerRestart, chosen_workers
+from dynaplan.cli.scaling.restart import WorkerRestart, chosen_workers, restart_process
 from dynaplan.cli.scaling.waiting import ScaleTimes
 from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
@@ -61,9 +61,17 @@ class Box:
         elif leaving:
             self.workers = tuple(each for each in self.workers if each.name != leaving)
 
+    def client(self, endpoint: str, *, sender: str) -> Any:
+        """Be the client of a person: as the fleet plugin's, ``restart`` would have circus restart it."""
+        assert sender == circus_client.A_PERSON
+        return self
+
     async def call(self, command: str, **properties: Any) -> None:
         self.replaced.append(f"{command} {properties['name']}")
         self.workers = (replace(OLD, pid=9),)
+
+    def close(self) -> None:
+        """Close nothing: it is no connection."""
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ async def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(deployments, "find_deployment", box.found)
     monkeypatch.setattr(carrying_out, "check_alive", lambda found: None)
     monkeypatch.setattr(carrying_out, "carried_out", box.carried_out)
-    monkeypatch.setattr(circus_client, "CircusClient", lambda endpoint: box)
+    monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(restart, "planner_settings", lambda found: PlannerSettings(max_gpu_budget=2))
     monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
     return box
@@ -144,12 +152,69 @@ async def test_beyond_the_gpu_budget_the_old_one_leaves_first_too(
     assert box.replaced == [f"restart {OLD.name}"]
 
 
-def test_workers_are_chosen_by_name_role_or_component_and_only_engines() -> None:
+def test_workers_are_chosen_by_name_role_or_component_and_engines_alone_when_none_is_named() -> None:
     workers = (FRONTEND, OLD, NEW)
     assert chosen_workers(None, workers) == [OLD, NEW]
     assert chosen_workers(NEW.name, workers) == [NEW]
     assert chosen_workers("decode", workers) == chosen_workers("VllmWorker", workers) == [OLD, NEW]
-    with pytest.raises(ConfigError, match=r"(?s)no engine worker.*circusctl restart dynamo_Frontend"):
-        chosen_workers("dynamo_Frontend", workers)
-    with pytest.raises(ConfigError, match=r"(?s)restart decod: .*Did you mean 'decode'"):
-        chosen_workers("decod", workers)
+    assert chosen_workers("frontend", workers) == chosen_workers(FRONTEND.name, workers) == [FRONTEND]
+    with pytest.raises(ConfigError, match=r"(?s)restart frontent: .*Did you mean 'frontend'"):
+        chosen_workers("frontent", workers)
+
+
+class Process:
+    """A deployment of one frontend; the fleet plugin's next steps are the fleets of ``steps``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: tuple[Worker, ...]) -> None:
+        self.steps = [(HERE,), *steps]
+        self.told: list[str] = []
+        monkeypatch.setattr(deployments, "find_deployment", self.found)
+        monkeypatch.setattr(circus_client, "CircusClient", self.client)
+        monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
+        monkeypatch.setattr(restart, "POLL_S", 0.001)
+
+    def found(self, namespace: str) -> Any:
+        workers = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        return SimpleNamespace(namespace="dynamo", workers=workers, circus_endpoint="ipc://nowhere")
+
+    def client(self, endpoint: str, *, sender: str) -> Any:
+        """Be the client of a person: as the fleet plugin's, ``restart`` would have circus restart it."""
+        assert sender == circus_client.A_PERSON
+        return self
+
+    async def call(self, command: str, name: str) -> None:
+        self.told.append(f"{command} {name}")
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+    async def restarted(self, timeout_s: float | None = None) -> str:
+        found: Any = SimpleNamespace(namespace="dynamo", circus_endpoint="ipc://nowhere")
+        return await restart_process(found, HERE, timeout_s)
+
+
+HERE = replace(FRONTEND, state=WorkerState.READY, pid=7)
+THERE = replace(HERE, name="dynamo_Frontend_1", pid=8)
+
+
+async def test_a_frontend_is_restarted_when_the_new_one_is_ready_and_the_old_one_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaving = replace(HERE, state=WorkerState.DRAINING)
+    coming = replace(THERE, state=WorkerState.STARTING)
+    process = Process(monkeypatch, (HERE, coming), (HERE, THERE), (leaving, THERE), (THERE,))
+    assert await process.restarted() == THERE.name
+    assert process.told == [f"restart {HERE.name}", "closed"]
+
+
+async def test_a_frontend_that_does_not_start_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crashed = replace(THERE, state=WorkerState.BACKOFF, reason="exit code 1")
+    with pytest.raises(PermanentError, match="dynamo_Frontend_1 does not start: exit code 1"):
+        await Process(monkeypatch, (HERE, crashed)).restarted()
+
+
+async def test_a_frontend_that_is_not_replaced_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TemporaryError, match="nothing has taken the place of dynamo_Frontend within"):
+        await Process(monkeypatch, (HERE,)).restarted(0.01)
