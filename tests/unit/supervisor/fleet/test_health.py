@@ -77,7 +77,7 @@ async def test_a_worker_whose_port_is_closed_is_silent() -> None:
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 503 Service Unavailable\r\n\r\n"])
 async def test_any_answer_counts_draining_too(answer: bytes) -> None:
     async with worker(answer) as url:
-        assert await answers(url, 5)
+        assert await answers(url, 30)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "", "nonsense", "http://127.0.0.1:99999"])
