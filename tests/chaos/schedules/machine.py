@@ -11,6 +11,7 @@ from typing import Any
 from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.domain.errors import StatefileUnwritable
 from dynaplan.domain.identity import ProcessIdentity
+from tests.chaos.judging import Judge
 from tests.chaos.schedules.lines import StoreServer
 from tests.chaos.schedules.network import Network
 from tests.chaos.schedules.virtual_time import Process, VirtualLoop
@@ -37,8 +38,7 @@ class Machine:
         self.workers: dict[int, Any] = {}
         self.plugin: Any = None
         self.skew_s = 0.0
-        self.harms: list[tuple[float, str]] = []
-        """When a process of which service died, or had a connection cut."""
+        self.judge = Judge()
         self.lagging: list[Any] = []
         self.wrong: list[str] = []
         self.story: list[str] = []
@@ -51,13 +51,6 @@ class Machine:
     def is_lagging(self) -> bool:
         """True while some process hears of the store late."""
         return any(line.lag_s for line in self.lagging)
-
-    def harmed(self, *names: str) -> None:
-        """Note a harm to processes of these names."""
-        services = [
-            each for each in ("Frontend", "VllmWorker", "PrefillWorker") for name in names if each in name
-        ]
-        self.harms += [(self.loop.time(), service) for service in services]
 
     def spawn(self, name: str, main: Main, gpus: tuple[str, ...] = ()) -> Process:
         """Start a process."""
@@ -89,7 +82,7 @@ class Machine:
         if process.is_dead:
             return
         process.end()
-        self.harmed(process.name)
+        self.judge.harmed(self.loop.time(), process.name)
         self.network.lose(process)
         self.processes.pop(process.pid, None)
         self.workers.pop(process.pid, None)

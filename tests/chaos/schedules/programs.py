@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
-from dynaplan.adapters.engines.sim.api import AnswerText
 from dynaplan.domain.gpus import Gpu
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.identity import ProcessIdentity
@@ -39,6 +38,7 @@ from dynaplan.supervisor.fleet.keeper import FleetKeeper
 from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
 from dynaplan.supervisor.fleet.store_link import StoreLink
 from dynaplan.supervisor.launch import Launch
+from tests.chaos.history import answers
 from tests.chaos.schedules.engines import ServedEngine
 from tests.chaos.schedules.lines import MessengerLine, StoreLine
 from tests.chaos.schedules.machine import Machine
@@ -48,9 +48,6 @@ from tests.fakes.circus import FakeClaims, FakeStandstill
 from tests.fakes.clock import LoopClock
 
 NAMESPACE = "ns"
-answers = cache(AnswerText)
-"""The texts of the simulated engine, by its seed: to make them takes longer than all else of a start."""
-
 TOKEN = "a-token"
 MODEL = "a/model"
 GPUS = 6

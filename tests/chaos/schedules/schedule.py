@@ -109,7 +109,7 @@ class Schedule:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         machine.wrong += machine.loop.faults
-        machine.wrong += list(self.checker.judge(self.clients.history))
+        machine.wrong += list(machine.judge.judge(self.clients.history))
 
     async def bury(self) -> None:
         """Let nothing of it be left in the event loop."""
@@ -271,7 +271,7 @@ class Schedule:
             ends = [wire.process, wire.peer.process] if wire.peer else []
             self.machine.tell(f"a connection of {' and '.join(each.name for each in ends)} is cut")
             wire.cut()
-            self.machine.harmed(*(each.name for each in ends))
+            self.machine.judge.harmed(self.machine.loop.time(), *(each.name for each in ends))
 
     def _victim(self, *services: str) -> Process | None:
         there = self.machine.of(self.dice.choice(services))
