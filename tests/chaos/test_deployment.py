@@ -1,7 +1,7 @@
 """Random faults in a running deployment under steady load: each request ends once, and all is whole again.
 
-``DYNAPLAN_CHAOS_SEEDS=7 pytest tests/chaos/test_deployment.py`` repeats a failing seed; ``DYNAPLAN_CHAOS_S`` is how long
-each seed lasts, in seconds. The faults of a seed are the same, what they meet is not.
+``DYNAPLAN_CHAOS_SEEDS=7 pytest tests/chaos/test_deployment.py`` repeats a failing seed; ``DYNAPLAN_CHAOS_S``
+is how long each seed lasts, in seconds. The faults of a seed are the same, what they meet is not.
 """
 
 from __future__ import annotations
