@@ -10,7 +10,7 @@ import time
 
 from tests.chaos.schedules.schedule import run_schedule
 
-EVERY = 500
+EVERY = 100
 """Schedules between two lines that say how far it is."""
 
 

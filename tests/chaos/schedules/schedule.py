@@ -31,7 +31,7 @@ from tests.chaos.schedules.programs import (
 )
 from tests.chaos.schedules.virtual_time import Deadlock, Process, VirtualLoop
 
-LASTS_S = 20.0
+LASTS_S = 15.0
 WHOLE_WITHIN_S = 200.0
 ANSWERED_WITHIN_S = 90.0
 GONE_WITHIN_S = LEAVE_S + 30.0
@@ -102,7 +102,7 @@ class Schedule:
         Plugin(machine, self.launch)
         if not await self._becomes(self._is_whole, WHOLE_WITHIN_S):
             machine.wrong.append(f"never began: {self._states()}")
-        self.clients = Clients(machine, self.dice.choice([4, 8]))
+        self.clients = Clients(machine, self.dice.choice([2, 4]))
         await self._harm()
         await self._end_well()
         for task in watching:
