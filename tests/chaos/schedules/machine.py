@@ -39,6 +39,8 @@ class Machine:
         self.plugin: Any = None
         self.skew_s = 0.0
         self.judge = Judge()
+        self.codes: list[tuple[str, int]] = []
+        """The exit codes of the processes that have ended."""
         self.lagging: list[Any] = []
         self.wrong: list[str] = []
         self.story: list[str] = []
@@ -82,6 +84,7 @@ class Machine:
         if process.is_dead:
             return
         process.end()
+        self.codes.append((process.name, code))
         self.judge.harmed(self.loop.time(), process.name)
         self.network.lose(process)
         self.processes.pop(process.pid, None)

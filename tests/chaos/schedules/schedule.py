@@ -51,8 +51,8 @@ class Outcome:
     lasted_s: float = 0.0
 
 
-def run_schedule(seed: int) -> Outcome:
-    """Run the schedule of that seed; the same seed gives the same outcome."""
+def run_schedule(seed: int, kind: type[Schedule] | None = None) -> Outcome:
+    """Run the schedule of that seed, or of another kind; the same seed gives the same outcome."""
     dice = Random(seed)
     network = Network(dice)
     loop = VirtualLoop(network.connect)
@@ -63,7 +63,7 @@ def run_schedule(seed: int) -> Outcome:
     logging.disable(logging.CRITICAL if disabled < logging.CRITICAL else disabled)
     try:
         with installed(machine, config):
-            schedule = Schedule(machine, config)
+            schedule = (kind or Schedule)(machine, config)
             try:
                 loop.run_until_complete(schedule.run())
             except Deadlock:
@@ -98,12 +98,12 @@ class Schedule:
             asyncio.create_task(work) for work in (self._look(), machine.store.expire(), self._circus())
         ]
         self.clients: Clients | None = None
-        await self._scale_to(2, 1)
+        await self.scale_to(2, 1)
         Plugin(machine, self.launch)
-        if not await self._becomes(self._is_whole, WHOLE_WITHIN_S):
+        if not await self.becomes(self._is_whole, WHOLE_WITHIN_S):
             machine.wrong.append(f"never began: {self._states()}")
         self.clients = Clients(machine, self.dice.choice([2, 4]))
-        await self._harm()
+        await self.harm()
         await self._end_well()
         for task in watching:
             task.cancel()
@@ -120,7 +120,7 @@ class Schedule:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    async def _harm(self) -> None:
+    async def harm(self) -> None:
         faults: list[Callable[[], Awaitable[None]]] = [
             *[self._kill_worker] * 4,
             *[self._freeze_worker] * 3,
@@ -171,14 +171,14 @@ class Schedule:
         self.machine.kill(self.machine.plugin.process)
 
     async def _scale(self) -> None:
-        await self._scale_to(self.dice.randint(1, 3), self.dice.randint(0, 3))
+        await self.scale_to(self.dice.randint(1, 3), self.dice.randint(0, 3))
 
     async def _scale_and_kill_plugin(self) -> None:
         await self._scale()
         await asyncio.sleep(self.dice.uniform(0, 0.4))
         await self._kill_plugin()
 
-    async def _scale_to(self, decode: int, prefill: int) -> None:
+    async def scale_to(self, decode: int, prefill: int) -> None:
         store = self.machine.store
         if not store.is_there:
             return
@@ -317,17 +317,17 @@ class Schedule:
         for mend in self._mends:
             if mend:
                 mend()
-        if not await self._becomes(self._is_whole, WHOLE_WITHIN_S):
+        if not await self.becomes(self._is_whole, WHOLE_WITHIN_S):
             machine.wrong.append(f"never whole again: {self._states()}")
         clients.is_over = True
-        if not await self._becomes(lambda: not clients.open, ANSWERED_WITHIN_S):
+        if not await self.becomes(lambda: not clients.open, ANSWERED_WITHIN_S):
             machine.tell("requests are still open")
         await self._shut_down()
 
     async def _shut_down(self) -> None:
         machine = self.machine
         queue = await machine.messenger.queue(f"{NAMESPACE}_prefill_queue")
-        if not await self._becomes(lambda: not queue._counted(), ANSWERED_WITHIN_S):
+        if not await self.becomes(lambda: not queue._counted(), ANSWERED_WITHIN_S):
             machine.wrong.append(f"{len(queue._counted())} prompts are left in the queue")
         machine.plugin.process.ends.clear()
         for task in asyncio.all_tasks():
@@ -337,17 +337,17 @@ class Schedule:
         for service in ("Frontend", "Worker"):
             for process in machine.of(service):
                 process.post(machine.workers[process.pid].leave, "SIGTERM arrived")
-            await self._becomes(lambda service=service: not machine.of(service), GONE_WITHIN_S)  # type: ignore[misc]
+            await self.becomes(lambda service=service: not machine.of(service), GONE_WITHIN_S)  # type: ignore[misc]
         left = [process.name for process in machine.processes.values() if process.name != "clients"]
         if left:
             machine.wrong.append(f"left at the end: {left}")
-        if not await self._becomes(lambda: not self._registrations(), LEASE_S + 1):
+        if not await self.becomes(lambda: not self._registrations(), LEASE_S + 1):
             machine.wrong.append(f"registrations left at the end: {self._registrations()}")
 
     def _registrations(self) -> list[str]:
         return [key for key in self.machine.store.store._items if key.startswith(SERVICES_PREFIX)]
 
-    async def _becomes(self, check: Callable[[], bool], within_s: float) -> bool:
+    async def becomes(self, check: Callable[[], bool], within_s: float) -> bool:
         deadline_s = self.machine.loop.time() + within_s
         while not check():
             if self.machine.loop.time() > deadline_s:
