@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
 
 from tests.fakes.frontend_runtime import stage
 
@@ -38,4 +41,16 @@ async def test_running_out_of_descriptors_is_a_503_of_its_own_and_passes() -> No
         assert status == 503
         assert json.loads(text)["error"]["code"] == "out_of_descriptors"
         assert "ulimit -n" in text
+        assert (await here.post())[0] == 200
+
+
+async def test_a_first_request_that_meets_no_descriptor_is_a_503_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs of the engine's API is imported when the first request comes."""
+    monkeypatch.delitem(sys.modules, "dynaplan.adapters.engines.apis.trtllm", raising=False)
+    async with stage() as here:
+        await here.worker(card={"engine": "trtllm"})
+        assert (await here.get("/health"))[0] == 200
+        with no_descriptor_left():
+            status, text = await here.post()
+        assert (status, json.loads(text)["error"]["code"]) == (503, "out_of_descriptors")
         assert (await here.post())[0] == 200

@@ -95,7 +95,9 @@ async def test_a_killed_worker_cuts_no_stream_and_changes_no_text(
         victim = deployment.pid_of(sorted(deployment.workers("VllmWorker"))[number % 2])
         cut = await streams_of(deployment.url, path, partial(os.kill, victim, signal.SIGKILL))
         changed = [pair for pair in zip(cut, uncut, strict=True) if pair[0] != pair[1]]
-        assert changed == [], f"round {number}"
+        assert changed == [], f"round {number}:\n" + "\n".join(
+            f"{one}\n{other}" for one, other in changed[:3]
+        )
         await eventually(
             lambda: all(each["state"] == "ready" for each in deployment.workers("VllmWorker").values()), 90
         )

@@ -32,6 +32,7 @@ class FakeWorker:
     """One worker. ``act`` is what it does with a request.
 
     - ``answer``; ``drain`` (503); ``refuse`` (400); ``error_500``; ``lack`` (404, with ``lacks``);
+    - ``hold_error_500``: that, after ``go_on``;
     - ``die_before``: close the connection without a byte; ``die_at_role``: when only the role was sent;
       ``die_within``: after two tokens; ``cut_kept``: when the second request comes over it;
     - ``stop_within``: end properly after two tokens, without [DONE];
@@ -129,7 +130,9 @@ class FakeWorker:
             return web.json_response({}, status=503, headers={"x-dynaplan-draining": "1"})
         if self.act == "refuse":
             return web.json_response({"error": {"message": "no", "type": "x"}}, status=400)
-        if self.act == "error_500":
+        if self.act == "hold_error_500":
+            await self.go_on.wait()
+        if self.act in ("error_500", "hold_error_500"):
             return web.json_response({"error": {"message": "shut down", "code": 500}}, status=500)
         if self.act == "lack":
             return web.json_response(self.lacks, status=404)

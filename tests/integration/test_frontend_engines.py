@@ -188,6 +188,19 @@ async def test_a_decode_worker_that_needs_a_hand_off_gets_no_request_without_one
     assert worker.bodies == []
 
 
+async def test_status_500_of_the_only_worker_as_it_leaves_is_tried_at_the_next_one() -> None:
+    """As an engine answers that stops at its drain's deadline: its worker has deregistered before."""
+    async with stage() as here:
+        leaving = await here.worker("hold_error_500")
+        asking = asyncio.create_task(here.post())
+        await eventually(lambda: leaving.bodies)
+        await here.leave(leaving)
+        leaving.go_on.set()
+        good = await here.worker()
+        assert (await asking)[0] == 200
+        assert len(good.bodies) == 1
+
+
 async def test_status_500_after_a_hand_off_is_tried_again_without_it_at_the_only_worker() -> None:
     async with stage(remote_prefill=True) as here:
         worker = await here.worker("error_500")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
 
 from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.serving.frontend.migration.continuing import continuation
+from dynaplan.serving.openai_api import CHAT_COMPLETIONS, read_call
+from dynaplan.wiring.engines import engine_api
 from tests.e2e.deployment import Deployment
-from tests.e2e.llamacpp import WORKER, is_ready, model_of
+from tests.e2e.llamacpp import WORKER, chunks_of, is_ready, model_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
 from tests.vllm.conftest import KV_BLOCKS, START_UP_S, shared_memory
@@ -86,6 +90,33 @@ async def test_a_killed_engine_takes_its_worker_out_and_comes_back_and_leaves_no
         await load.stop()
     assert load.incomplete == []
     await eventually(lambda: not any(path.exists() for path in in_memory), 10)
+
+
+TOKENS, BEGUN = 40, 15
+"""Tokens of a whole answer, and of the part of it that a worker has sent when it dies."""
+
+
+def test_vllm_goes_on_with_an_answer_that_another_worker_has_begun(one_pool: Deployment) -> None:
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    asked = {"model": model_of(one_pool), "messages": messages, "stream": True, "temperature": 0}
+    asked |= {"max_tokens": TOKENS, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    pieces, prompt_tokens = answered(one_pool, asked)
+    begun = "".join(pieces[:BEGUN])
+    call = read_call(CHAT_COMPLETIONS, json.dumps(asked).encode())
+    rest = continuation(call, begun, BEGUN, engine_api("vllm"))
+    more, continued_tokens = answered(one_pool, dict(rest.call.document))
+    assert len(more) >= TOKENS - BEGUN
+    # The beginning is the end of the prompt, and no message that has ended: not a mark of the template more.
+    sent_tokens = continued_tokens - prompt_tokens
+    assert 0 < sent_tokens <= len(begun.rstrip().encode())
+
+
+def answered(deployment: Deployment, asked: dict[str, Any]) -> tuple[list[str], int]:
+    """The texts of a streamed answer's events, and the tokens of its prompt."""
+    asked = {name: value for name, value in asked.items() if name not in ("model", "stream")}
+    events = [each for each in chunks_of(deployment, "/v1/chat/completions", **asked) if each != "[DONE]"]
+    texts = [each["choices"][0]["delta"].get("content") or "" for each in events if each["choices"]]
+    return [text for text in texts if text], events[-1]["usage"]["prompt_tokens"]
 
 
 def is_engine_core(process: psutil.Process) -> bool:

@@ -251,6 +251,9 @@ class Forwarder:
             raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
         if may_fail():
             raise WorkerDied("status 500")  # as engines answer while they shut down
+        instance_id = exchange.trial.instance_id if exchange.trial else None
+        if instance_id not in {each.instance_id for each in self._router.instances}:
+            raise WorkerDied("status 500 of a worker that leaves")
 
     def _api_of(self, instance: Instance) -> EngineApi:
         name = instance.card.get("engine")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from dataclasses import dataclass
 from typing import Any
 
 LARGEST_UNREAD_BYTES = 64 * 1024
@@ -13,7 +14,53 @@ LARGEST_TEXT_CHARACTERS = 1024 * 1024
 """Characters of an answer that are kept; a longer answer does not migrate."""
 
 _DATA = b"data: "
+_END = b"\n\n"
 _OTHER_PARTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
+
+
+_FRAME = re.compile(rb'(.*?"(?:content|text)":")((?:[^"\\]++|\\.)*+)(".*)', re.DOTALL)
+"""One event's line around its text."""
+
+_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""The inside of a JSON text."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What stands before and behind the text in each event: engines write the same into nearly all of them.
+
+    Reading by it takes a hundredth of the time of reading each event as JSON.
+    """
+
+    head: bytes
+    tail: bytes
+
+    @classmethod
+    def around(cls, text: str, line: bytes) -> _Frame | None:
+        """Return the frame of an event's line with that text; None where it is written in another way."""
+        found = _FRAME.fullmatch(line)
+        is_text = found is not None and json.loads(b'"%b"' % found[2]) == text
+        return cls(found[1], found[3]) if found and is_text else None
+
+    def cut(self, events: bytes) -> tuple[bytes, str, bytes] | None:
+        """Cut out the events in this frame; return those before them, their text, and those behind them.
+
+        None where these do not follow each other.
+        """
+        start, end = events.find(self.head), events.rfind(self.tail + _END) + len(self.tail)
+        framed = events[start:end] if start >= 0 else b""
+        # At single bytes, and put together again to be compared: to search for more takes ten times as long.
+        texts = [each[len(self.head) : -len(self.tail)] for each in framed.split(b"\n")[::2]]
+        inside = b"".join(texts)
+        if self.head + (self.tail + _END + self.head).join(texts) + self.tail != framed:
+            return None
+        if not _TEXT.fullmatch(inside):
+            return None
+        try:
+            text = json.loads(b'"%b"' % inside)
+        except ValueError:
+            return None
+        return events[:start], str(text), events[end:]
 
 
 class PartialAnswer:
@@ -25,6 +72,7 @@ class PartialAnswer:
 
     def __init__(self) -> None:
         self._unread: list[bytes] = []
+        self._frame: _Frame | None = None
         self._unread_bytes = 0
         self._texts: list[str] = []
         self._characters = 0
@@ -51,12 +99,34 @@ class PartialAnswer:
 
     def _read(self) -> None:
         events, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-        for document in documents_in(events):
-            self._take(document)
+        at = 0
+        while self._frame is None and at < len(events):
+            end = events.find(b"\n", at) + 1 or len(events)
+            self._read_line(events[at:end].rstrip(b"\n"))
+            at = end
+        self._read_framed(events[at:])
         if self._characters > LARGEST_TEXT_CHARACTERS:
             self._texts, self.oddity = [], f"has more than {LARGEST_TEXT_CHARACTERS} characters"
 
-    def _take(self, document: dict[str, Any]) -> None:
+    def _read_framed(self, events: bytes) -> None:
+        """Read the events in the frame as a whole, and each of the others."""
+        if self._frame and (parts := self._frame.cut(events)):
+            before, text, events = parts
+            for line in before.split(b"\n"):
+                self._read_line(line)
+            self._add_text(text)
+        for line in events.split(b"\n"):
+            self._read_line(line)
+
+    def _read_line(self, line: bytes) -> None:
+        if document := document_of(line):
+            self._take(document, line)
+
+    def _add_text(self, text: str) -> None:
+        self._texts.append(text)
+        self._characters += len(text)
+
+    def _take(self, document: dict[str, Any], line: bytes) -> None:
         if self.answer_id is None:
             self.answer_id, self.created_s = document.get("id"), document.get("created")
         self.has_usage = self.has_usage or isinstance(document.get("usage"), dict)
@@ -64,25 +134,22 @@ class PartialAnswer:
             if not isinstance(choice, dict) or choice.get("index"):
                 self.oddity = "has several choices"
                 return
-            self._take_choice(choice)
+            text = self._take_choice(choice)
+            is_plain = not (self.oddity or self.finish_reason or self.has_usage)
+            if self._frame is None and text and is_plain and len(document["choices"]) == 1:
+                self._frame = _Frame.around(text, line)
 
-    def _take_choice(self, choice: dict[str, Any]) -> None:
+    def _take_choice(self, choice: dict[str, Any]) -> str:
+        """Take one choice of an event over; return its text."""
         delta = choice.get("delta")
         part = delta if isinstance(delta, dict) else choice
         if odd := [name for name in _OTHER_PARTS if part.get(name)]:
             self.oddity = f"has {odd[0]}"
         text = part.get("content") if part is delta else part.get("text")
-        if isinstance(text, str):
-            self._texts.append(text)
-            self._characters += len(text)
+        text = text if isinstance(text, str) else ""
+        self._add_text(text)
         self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
-
-
-def documents_in(events: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of these whole events; lines that hold none are passed over."""
-    for line in events.split(b"\n"):
-        if document := document_of(line):
-            yield document
+        return text
 
 
 def document_of(line: bytes) -> dict[str, Any] | None:

@@ -70,3 +70,34 @@ def test_the_end_and_the_usage_are_noted() -> None:
     )
     partial.text()
     assert (partial.finish_reason, partial.has_usage) == ("length", True)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["a ", "b", "", 'he said "no"', "back\\slash", "end\\", "\n", "\u00e9\u4e2d", "c"],
+        ['"', '"', "plain", "\\", "\\\\", "}]}", '","content":"x'],
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"logprobs": {"content": [{"token": "x"}]}, "finish_reason": None}])
+def test_events_that_differ_in_their_text_only_are_read_as_any_others(
+    texts: list[str], more: dict[str, Any]
+) -> None:
+    partial = of(
+        event(delta={"role": "assistant", "content": ""}),
+        *[event(delta={"content": text}, **more) for text in texts],
+        event(delta={}, finish_reason="stop"),
+    )
+    assert (partial.text(), partial.finish_reason, partial.oddity) == ("".join(texts), "stop", "")
+    assert of(*[event(text=text, **more) for text in texts]).text() == "".join(texts)
+
+
+def test_an_odd_event_among_those_that_differ_in_their_text_only_is_seen() -> None:
+    partial = of(event(delta={"content": "a"}) * 3, event(delta={"content": "", "reasoning": "b"}))
+    assert (partial.text(), partial.oddity) == ("aaa", "has reasoning")
+
+
+def test_a_line_with_a_text_that_is_no_json_is_passed_over() -> None:
+    plain = event(delta={"content": "a"})
+    spoilt = [plain.replace(b'"a"', text) for text in (b'"\\x"', b'"\xff"', b'"')]
+    assert of(plain, *spoilt, plain).text() == "aa"
