@@ -17,6 +17,7 @@ from aiohttp import web
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.domain.routes import REQUEST_ID
 from dynaplan.domain.wire.discovery import Instance
+from dynaplan.foundation.descriptors import descriptor_limit, is_exhausted
 from dynaplan.runtime.named_requests import attempt_id, name_of
 from dynaplan.serving.frontend.answering import (
     NO_BOUNDS,
@@ -29,7 +30,14 @@ from dynaplan.serving.frontend.answering import (
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
-from dynaplan.serving.openai_api import ApiError, bad_request, check_fields, no_worker, worker_failed
+from dynaplan.serving.openai_api import (
+    ApiError,
+    bad_request,
+    check_fields,
+    no_worker,
+    out_of_descriptors,
+    worker_failed,
+)
 from dynaplan.serving.prefill.hand_off import HandOff
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.routing.reservation import Reservations
@@ -260,7 +268,12 @@ class Forwarder:
         if not isinstance(name, str):
             return NO_BOUNDS
         if name not in self._apis:
-            self._apis[name] = self._engine_api(name)
+            try:
+                self._apis[name] = self._engine_api(name)
+            except OSError as error:  # it imports a module
+                if is_exhausted(error):
+                    raise out_of_descriptors(descriptor_limit()) from None
+                raise
         return self._apis[name]
 
     def _has_another_way(self, instance: Instance, *, has_hand_off: bool) -> bool:

@@ -14,7 +14,6 @@ from dynaplan.console.page_access import PAGE_PATH
 from dynaplan.domain.errors import nearest
 from dynaplan.domain.routes import ALL_METRICS_PATH, trace_headers
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.foundation.descriptors import descriptor_limit, is_exhausted
 from dynaplan.ports.tracing import Attributes, Tracer
 from dynaplan.runtime.named_requests import name_of
 from dynaplan.serving.frontend.admission import ApiKey, WaitingRoom
@@ -36,7 +35,6 @@ from dynaplan.serving.openai_api import (
     bad_request,
     check_context,
     check_media,
-    out_of_descriptors,
 )
 from dynaplan.serving.routing.worker_router import WorkerRouter
 
@@ -186,9 +184,6 @@ class FrontendRequests:
             outcome = "validation"
             raise bad_request("The body is nested too deep.", code="invalid_json") from None
         except Exception as error:
-            if is_exhausted(error):  # what a first request needs is imported by it
-                outcome = "overload"
-                raise out_of_descriptors(descriptor_limit()) from error
             outcome = "internal"
             log.exception("a request failed")
             raise _internal_error() from error
