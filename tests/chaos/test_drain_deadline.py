@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from dynaplan.runtime.process import EXIT_CUT
 from tests.chaos.history import Request, expected
 from tests.chaos.schedules.programs import LEAVE_S, MODEL
@@ -30,7 +28,6 @@ class Deadline(Schedule):
             streams.append(request)
             clients.process.context.run(loop.create_task, clients.send(request))
         assert await self.becomes(lambda: all(each.text for each in streams), 20.0)
-        await asyncio.sleep(0.5)
         await self.scale_to(1, 1)
         assert await self.becomes(lambda: all(each.ended_s for each in streams), 120.0)
         cut = [name for name, code in self.machine.codes if code == EXIT_CUT]

@@ -27,7 +27,7 @@ _TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 @dataclass(frozen=True)
 class _Frame:
-    """What stands before and behind the text in each event: engines write the same into nearly all of them.
+    """The bytes before and behind the text of an event: engines write the same into nearly all of them.
 
     Reading by it takes a hundredth of the time of reading each event as JSON.
     """
