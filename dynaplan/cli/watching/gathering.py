@@ -242,10 +242,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
 
     hints = {
-        SERVE_PULSE: (
-            "`dynaplan serve`",
-            f"If it was stopped: `kill -CONT {found.arbiter.pid}`",
-        ),
+        SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
         PLUGIN_PULSE: ("the fleet plugin", "The states above may be old; serve starts it again"),
     }
     for worker in found.workers:
@@ -253,8 +250,11 @@ def _troubles(found: RunningDeployment) -> list[str]:
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
     heartbeats = wiring.box.heartbeats(found.runtime_dir)
     pulses = {name: heartbeats.read(name) for name in hints}
+    serve = pulses[SERVE_PULSE]
+    if serve and serve.process != found.arbiter and not serve.is_alive:
+        hints[SERVE_PULSE] = hints[SERVE_PULSE][0], "Its holder starts it again, and requests go on"
     return [
-        f"{trouble}. {hints[name][1]}."
+        f"{trouble}. {hints[name][1].format(pid=pulse.process.pid)}."
         for name, pulse in pulses.items()
         if pulse and (trouble := pulse.trouble(hints[name][0]))
     ]

@@ -16,7 +16,8 @@ answered at once:
 
 - ``("spawn", name, stage)``, with four descriptors: a file with the marshalled ``(argv, cwd, environment)``,
   and the standard streams. Answer ``("pid", pid)``, or ``("error", errno)``.
-- ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``.
+- ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``. A path
+  with a slash at its end is a directory that goes if it is empty.
 - ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
   the kept descriptors.
 - ``("here",)``, when all is as before: answer ``("ok",)``.
@@ -108,10 +109,10 @@ class Holder:
             if status is not None and self._is_end(status):
                 self._end_all()
                 return status
-            if self._program == 0 and time.monotonic() >= self._start_at_s:
-                self._start_program()
             if self._here_since_s is None and not self._is_first and self._is_over():
                 return self._end_in_order(status or _signal.SIGKILL)
+            if self._program == 0 and time.monotonic() >= self._start_at_s:
+                self._start_program()
 
     # -- the program ------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class Holder:
         self._disconnect()
         is_exit = os.WIFEXITED(status)
         is_meant = is_exit or os.WTERMSIG(status) in TOLD
-        if (is_meant and was_here_s is not None) or (self._is_first and (is_meant or self._told)):
+        if is_meant and (self._is_first or was_here_s is not None):
             return True
         if was_here_s is not None:
             self._away_since_s = now_s
@@ -342,9 +343,13 @@ class Holder:
     def _remove(self) -> None:
         """Remove the files that the program would have removed at its end."""
         import shutil
+        from contextlib import suppress
 
         for path in self._paths:
-            if os.path.isdir(path) and not os.path.islink(path):
+            if path.endswith("/"):
+                with suppress(OSError):
+                    os.rmdir(path)
+            elif os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
             elif os.path.lexists(path):
                 os.unlink(path)

@@ -158,9 +158,9 @@ class HolderLink:
         """Have the holder close what it keeps by that name."""
         self._ask(("drop", name))
 
-    def remove_at_the_end(self, paths: Sequence[Path]) -> None:
-        """Name the files and directories to remove if everything must end without a program."""
-        self._ask(("remove", [str(path) for path in paths]))
+    def remove_at_the_end(self, paths: Sequence[Path], if_empty: Sequence[Path] = ()) -> None:
+        """Name the files and directories to remove, in order, if everything must end without a program."""
+        self._ask(("remove", [*map(str, paths), *(f"{path}/" for path in if_empty)]))
 
     def tell_here(self) -> None:
         """Say that all is as before: from now on an exit of this program is the end of everything."""

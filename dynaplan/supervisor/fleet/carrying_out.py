@@ -97,10 +97,14 @@ def check_alive(found: RunningDeployment) -> None:
     for name, words in ((SERVE_PULSE, "`dynaplan serve`"), (PLUGIN_PULSE, "the fleet plugin")):
         pulse = heartbeats.read(name)
         if pulse and pulse.silent_s > GIVE_UP_S:
-            pid, silence = found.arbiter.pid, f"has not answered for {pulse.silent_s:.0f} s"
+            serve, silence = (
+                heartbeats.read(SERVE_PULSE) or pulse,
+                f"has not answered for {pulse.silent_s:.0f} s",
+            )
             raise PermanentError(
                 f"{words} (pid {pulse.process.pid}) {silence}: nothing is scaled",
-                hint=f"If serve was stopped, `kill -CONT {pid}` lets it go on; else `dynaplan stop` ends it.",
+                hint=f"If serve was stopped, `kill -CONT {serve.process.pid}` lets it go on; "
+                "else `dynaplan stop` ends it.",
             )
 
 

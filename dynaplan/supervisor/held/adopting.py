@@ -92,7 +92,8 @@ def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
             launch.runtime_dir,
             *([launch.address_dir] if launch.address_dir != launch.runtime_dir else []),
             launch.statefile.with_suffix(".serve.lock"),
-        ]
+        ],
+        [launch.scratch_dir.parent, *launch.runtime_dir.parents[:2]],
     )
 
 
@@ -130,6 +131,8 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
 
 def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]] | None:
     """Return what was kept and the workers that run, by the statefile; None when that does not fit."""
+    if DEPLOYMENT not in held.kept:
+        return None
     try:
         kept = Kept.read(held.kept[DEPLOYMENT])
         document = wiring.box.open_statefile(kept.launch.statefile).read()

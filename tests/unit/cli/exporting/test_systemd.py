@@ -46,6 +46,11 @@ def test_a_unit_runs_serve_with_its_options_and_gets_the_time_to_drain(
     assert "User" not in settings
 
 
+def test_a_unit_with_a_holder_hears_serve_below_it() -> None:
+    assert unit("graphs.agg:Frontend")["NotifyAccess"] == ["main"]
+    assert unit("graphs.agg:Frontend", "--supervise")["NotifyAccess"] == ["all"]
+
+
 def test_a_unit_of_the_system_runs_as_a_user() -> None:
     settings = unit("graphs.agg:Frontend", "--system", "--user", "llm", "--namespace", "two")
     assert (settings["User"], settings["WantedBy"]) == (["llm"], ["multi-user.target"])

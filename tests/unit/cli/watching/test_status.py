@@ -96,6 +96,17 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
     ]
 
 
+def test_a_serve_that_its_holder_starts_again_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaplan import wiring
+
+    pulse = Pulse(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
+    monkeypatch.setattr(wiring.box, "heartbeats", lambda _: SimpleNamespace(read={"serve": pulse}.get))
+    holder = ProcessIdentity(7, 1, "boot")
+    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=holder, workers=())
+    [trouble] = gathering._troubles(found)
+    assert trouble == "`dynaplan serve` (pid 8) has ended. Its holder starts it again, and requests go on."
+
+
 def test_a_narrow_screen_does_without_the_usual_time_first_and_then_without_columns() -> None:
     loading = row(replace(worker("VllmWorker", STARTING), since_s=100.0), 41.2)
     whole = click.unstyle(table([loading]))

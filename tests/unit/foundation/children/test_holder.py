@@ -34,7 +34,7 @@ found = link.hello()
 pids = dict(found.pids)
 if not pids:
     link.keep_text("text", b"kept by the first")
-    link.remove_at_the_end([own / "gone", own / "gone-too"])
+    link.remove_at_the_end([own / "gone", own / "gone-too"], [own / "gone-if-empty", own])
     for stage, name in enumerate(("one", "two")):
         trap = f"trap 'echo {name} >> {own}/drained; exit 7' TERM"
         quick = ["sh", "-c", trap + "; echo up; while :; do sleep 0.02; done"]
@@ -150,6 +150,7 @@ def test_without_the_program_for_the_grace_everything_drains_in_order_and_files_
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "file").touch()
     (tmp_path / "gone-too").touch()
+    (tmp_path / "gone-if-empty").mkdir()
     process = program("never-back", grace_s=0.5)
     first = said(process)
     os.kill(first["me"], signal.SIGKILL)
@@ -158,9 +159,13 @@ def test_without_the_program_for_the_grace_everything_drains_in_order_and_files_
     assert (tmp_path / "drained").read_text().split() == ["one", "two"]
     assert not (tmp_path / "gone").exists()
     assert not (tmp_path / "gone-too").exists()
+    assert not (tmp_path / "gone-if-empty").exists()
 
 
-def test_a_program_killed_after_it_was_told_to_end_is_not_started_again(program: Program) -> None:
+def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_files_go(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
     process = program("never-back", grace_s=60)
     first = said(process)
     os.kill(first["me"], signal.SIGSTOP)
@@ -168,6 +173,8 @@ def test_a_program_killed_after_it_was_told_to_end_is_not_started_again(program:
     os.kill(first["me"], signal.SIGKILL)
     assert process.wait(30) < 0
     assert are_gone(first["pids"])
+    assert (tmp_path / "drained").read_text().split() == ["one", "two"]
+    assert not (tmp_path / "gone").exists()
 
 
 def test_kill_9_of_the_holder_leaves_nothing(program: Program) -> None:
