@@ -268,6 +268,8 @@ async def test_what_a_frontend_records_is_what_simulate_reads(tmp_path: Path) ->
         worker = await here.worker(tokens=5)
         for number in range(3):
             await here.post("/v1/completions", prompt=prompt + str(number), stream=number == 1)
+        await here.post("/v1/embeddings", input=prompt)
+        await here.post("/v1/responses", input=prompt)
         await here.post(model="unknown")
         worker.act = "refuse"
         await here.post()
@@ -282,8 +284,13 @@ async def test_what_a_frontend_records_is_what_simulate_reads(tmp_path: Path) ->
         await eventually(path.read_text)
     requests = list(read_requests(str(path), 1.0, 1))
     # Those that were refused are not there; the one that was left has the tokens it got.
-    assert [each.output_tokens for each in requests][:3] == [5, 5, 5]
-    assert [1 <= each.output_tokens <= 2 for each in requests[3:]] == [True]
+    assert [each.output_tokens for each in requests][:4] == [
+        5,
+        5,
+        5,
+        5,
+    ]  # an embedding is no answer of tokens
+    assert [1 <= each.output_tokens <= 2 for each in requests[4:]] == [True]
     # The worker states the lengths of whole answers; a stream's is the frontend's estimate.
     assert [each.prompt_tokens for each in requests[:3]] == [7, count_tokens(prompt + "1"), 7]
     assert requests[0].arrival_s == 0

@@ -195,7 +195,7 @@ class FrontendRequests:
             record.finished(outcome, exchange.call.prompt_tokens, stated)
             if exchange.trace:
                 exchange.trace.end(outcome, _attributes(exchange, stated))
-            if self._recording and not call.endpoint.inputs:
+            if self._recording and call.endpoint.streams:
                 self._recording.ended(exchange, stated, is_answered=not outcome)
             if self._access:
                 self._access.ended(exchange, stated, outcome, self._metrics.now_s() - record.begun_s)
