@@ -89,7 +89,6 @@ TESTED_ELSEWHERE = {
     "integration/test_tracing.py": ["adapters/tracing/otlp", "serving/frontend/reporting/tracing"],
     "integration/test_openai_client.py": [
         "adapters/engines/sim/endpoints",
-        "adapters/engines/sim/other_paths",
     ],
     "unit/adapters/engines/common/test_server_engine.py": ["adapters/engines/common/server_client"],
     "unit/adapters/engines/test_vllm_guard.py": ["data/vllm/dynaplan_vllm_guard"],
