@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
@@ -12,6 +15,7 @@ import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import model_of
+from tests.fakes.tiny_models import WIDTH
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,47 @@ def test_a_model_that_embeds(deploy_vllm: Callable[..., Deployment]) -> None:
     assert vectors[0] != pytest.approx(vectors[1], abs=1e-5)
     scores = asked(deployment, "/score", model=model_of(deployment), text_1="a", text_2=["a", "b"])
     assert len(scores["data"]) == 2
+
+
+def test_an_adapter_is_a_model_of_its_own(deploy_vllm: Callable[..., Deployment], tmp_path: Path) -> None:
+    adapter = f"--VllmWorker.lora-modules=sql={lora(tmp_path)}"
+    deployment = deploy_vllm(
+        "graphs.agg:Frontend", "vllm.yaml", ("VllmWorker",), "--VllmWorker.enable-lora=true", adapter
+    )
+    with openai.OpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0) as client:
+        names = {each.id for each in client.models.list()}
+        assert "sql" in names
+        assert len(names) == 2
+        assert client.models.retrieve("sql").id == "sql"
+        answer = client.completions.create(model="sql", prompt="a", max_tokens=4)
+    assert answer.model == "sql"
+
+
+def lora(directory: Path) -> Path:
+    """Write an adapter of rank 8 with large weights, in the form of Hugging Face's peft."""
+    rank = 8
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 16,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+        "base_model_name_or_path": "tiny",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    header: dict[str, object] = {}
+    data, draws = b"", Random(1)
+    for layer in range(2):
+        for module, out in (("q_proj", WIDTH), ("v_proj", WIDTH // 2)):
+            for part, shape in (("lora_A", (rank, WIDTH)), ("lora_B", (out, rank))):
+                size = 4 * shape[0] * shape[1]
+                name = f"base_model.model.model.layers.{layer}.self_attn.{module}.{part}.weight"
+                header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + size]}
+                data += struct.pack(f"<{size // 4}f", *(draws.gauss(0, 0.5) for _ in range(size // 4)))
+    text = json.dumps(header).encode()
+    (directory / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return directory
 
 
 def asked(deployment: Deployment, path: str, **body: Any) -> Any:
