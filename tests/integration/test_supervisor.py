@@ -307,10 +307,10 @@ async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(
     serve = plugin.parent()
     assert serve and serve.pid != plain.process.pid
     serve.kill()
+    await eventually(lambda: "Adopted" in plain.text)
     await eventually(lambda: carried_out(plain, decision))
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
     assert plain.gpus() == [0, 1, 2]
-    assert "Adopted" in plain.text
     assert plain.document()["arbiter"] == document["arbiter"]
 
     # What was adopted crashes and leaves like any other.
