@@ -37,6 +37,7 @@ def starts(deployment: Deployment) -> dict[str, tuple[int, int]]:
     return {name: (each["pid"], each["started_at"]) for name, each in deployment.workers().items()}
 
 
+@pytest.mark.timeout(120 + 20 * KILLS)
 async def test_no_request_notices_that_serve_is_killed(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     before, took_s = starts(deployment), []
