@@ -27,6 +27,7 @@ from tests.bench import (
     sla,
     stores,
     throughput,
+    watching,
 )
 from tests.bench.table import HEADER, Row, line
 
@@ -50,6 +51,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "routing": routing.rows,
     "routing-memory": routing_memory.rows,
     "stores": stores.rows,
+    "watching": watching.rows,
 }
 
 

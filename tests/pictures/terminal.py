@@ -59,6 +59,10 @@ class Terminal:
         self._process.wait()
         os.close(self._reader)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def type(self, keys: str) -> None:
         os.write(self._reader, keys.encode())
 
