@@ -50,12 +50,13 @@ def idle_cpu_percent(processes: list[psutil.Process], seconds: float = 10.0) -> 
 
 def idle_cpu_of_each(processes: list[psutil.Process], seconds: float = 10.0) -> dict[int, float]:
     """CPU use by pid, in percent of one core, as the scheduler counts it: in nanoseconds, not in ticks."""
-    before_s = {each.pid: _run_s(each.pid) for each in processes}
+    before_s = {each.pid: run_s(each.pid) for each in processes}
     time.sleep(seconds)
-    return {pid: 100.0 * (_run_s(pid) - used_s) / seconds for pid, used_s in before_s.items()}
+    return {pid: 100.0 * (run_s(pid) - used_s) / seconds for pid, used_s in before_s.items()}
 
 
-def _run_s(pid: int) -> float:
+def run_s(pid: int) -> float:
+    """The CPU time of a process, in seconds, as the scheduler counts it."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 

@@ -11,13 +11,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 
-import psutil
-
-from tests.bench.deployments import idle_cpu_of_each, serving, tree
+from tests.bench.deployments import run_s, serving, tree
 from tests.bench.table import Row
 from tests.browser.page import CHROMIUM, DRIVER, Page, headless
 from tests.e2e.deployment import Deployment, dynaplan
@@ -37,19 +35,19 @@ def rows(repeats: int) -> Iterator[Row]:
         watchers["an open page"] = opened
     found: dict[str, list[float]] = {"unwatched": [], **{name: [] for name in watchers}}
     own: list[float] = []
-    with serving(
-        "graphs.agg:Frontend", "agg.yaml", f"--VllmWorker.ServiceArgs.workers={ENGINES}"
-    ) as deployment:
+    options = (f"--VllmWorker.ServiceArgs.workers={ENGINES}", "--Planner.no-operation=true")
+    with serving("graphs.agg:Frontend", "agg.yaml", *options) as deployment:
         for _ in range(repeats):
-            quiet = [percent(deployment)]
+            time.sleep(SETTLED_S)
+            quiet = percents(deployment)
             for name, watching in watchers.items():
                 with watching(deployment) as others:
                     time.sleep(SETTLED_S)
-                    used = idle_cpu_of_each([*tree(deployment), *map(psutil.Process, others)], MEASURED_S)
-                own += [used.pop(pid) for pid in others]
+                    used, *watchers_used = percents(deployment, others)
+                own += watchers_used
                 time.sleep(2 * SETTLED_S)  # what serves the page ends 20 s after it
-                quiet.append(percent(deployment))
-                found[name].append(sum(used.values()) - sum(quiet[-2:]) / 2)
+                quiet += percents(deployment)
+                found[name].append(used - sum(quiet[-2:]) / 2)
             found["unwatched"] += quiet
     unit = "% of a core"
     yield Row("idle, with 9 workers", unit, found.pop("unwatched"))
@@ -58,8 +56,15 @@ def rows(repeats: int) -> Iterator[Row]:
         yield Row(f"more of the deployment: {name}", unit, values, AIM_PERCENT)
 
 
-def percent(deployment: Deployment) -> float:
-    return sum(idle_cpu_of_each(tree(deployment), MEASURED_S).values())
+def percents(deployment: Deployment, others: Sequence[int] = ()) -> list[float]:
+    """CPU use of the deployment, in percent of a core, and of each other process."""
+    ours = {each.pid: run_s(each.pid) for each in tree(deployment)}
+    theirs = {pid: run_s(pid) for pid in others}
+    time.sleep(MEASURED_S)
+    alive = {each.pid for each in tree(deployment)}
+    used_s = [sum(run_s(pid) - ours.get(pid, 0.0) for pid in alive)]
+    used_s += [run_s(pid) - before_s for pid, before_s in theirs.items()]
+    return [100 * each / MEASURED_S for each in used_s]
 
 
 @contextmanager
