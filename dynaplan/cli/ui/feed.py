@@ -28,7 +28,7 @@ from dynaplan.core.planning.explaining import explain, in_one_line, is_change
 from dynaplan.domain.errors import DynaplanError
 from dynaplan.foundation.guard import die_with_parent
 
-LOOK_S = 2.0
+LOOK_S = 3.0
 """Time between two looks, in seconds."""
 
 DRAW_S = 10.0
