@@ -271,7 +271,9 @@ class Schedule:
             ends = [wire.process, wire.peer.process] if wire.peer else []
             self.machine.tell(f"a connection of {' and '.join(each.name for each in ends)} is cut")
             wire.cut()
-            self.machine.judge.harmed(self.machine.loop.time(), *(each.name for each in ends))
+            # One that waits for a frontend has the client at both ends still.
+            names = {each.name for each in ends} - {"clients"} or {"Frontend"}
+            self.machine.judge.harmed(self.machine.loop.time(), *sorted(names))
 
     def _victim(self, *services: str) -> Process | None:
         there = self.machine.of(self.dice.choice(services))
