@@ -138,8 +138,10 @@ class Holder:
         if was_here_s is not None:
             self._away_since_s = now_s
         self._here_since_s, self._is_first = None, False
-        is_steady = was_here_s is not None and was_here_s >= STEADY_S
-        self._pause_s = 0.0 if is_steady else min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        if was_here_s is None:
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        else:
+            self._pause_s = 0.0 if was_here_s >= STEADY_S else FIRST_PAUSE_S
         self._start_at_s = now_s + self._pause_s
         how = (
             f"ended with code {os.WEXITSTATUS(status)}"
