@@ -169,6 +169,8 @@ def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_file
     process = program("never-back", grace_s=60)
     first = said(process)
     os.kill(first["me"], signal.SIGSTOP)
+    # Before it stands still, SIGTERM would end it.
+    wait_until(lambda: "State:\tT" in Path(f"/proc/{first['me']}/status").read_text())
     process.terminate()
     os.kill(first["me"], signal.SIGKILL)
     assert process.wait(30) < 0
