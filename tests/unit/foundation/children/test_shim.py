@@ -71,10 +71,13 @@ def says(process: subprocess.Popen[bytes], line: bytes = b"up\n") -> None:
 
 
 def family_below(pid: int) -> list[tuple[int, int | None]]:
-    """The pids and start times of the four: the server, its child, the one apart, the daemon."""
-    wait_until(lambda: len(descendants(pid, parents())) == 4)
+    """The pids and start times of the four: the server, its child, the one apart, the daemon.
+
+    The daemon may still be about to begin its session.
+    """
+    wait_until(lambda: len({os.getsid(each) for each in descendants(pid, parents())}) == 3)
     found = [(each, identify(each)) for each in descendants(pid, parents())]
-    assert len({os.getsid(each) for each, _ in found}) == 3
+    assert len(found) == 4
     return found
 
 
