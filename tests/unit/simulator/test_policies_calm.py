@@ -22,6 +22,7 @@ from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.run import simulate
 from dynaplan.simulator.shell.simulation import service_settings
+from tests.e2e.traces import in_torture
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
 SLOWNESS = 4
@@ -81,6 +82,8 @@ def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [Targets(0, 1), Targets(1, 1)], ids=["aggregated", "disaggregated"])
-@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize(
+    "workers", [1, 2, 5, 8, *(pytest.param(each, marks=in_torture) for each in (3, 4, 6, 7))]
+)
 def test_a_constant_load_with_noise_changes_nothing_after_settling(workers: int, first: Targets) -> None:
     assert changes("sla", workers * WORTH_OF_A_WORKER, first) == []
