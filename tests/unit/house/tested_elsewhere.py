@@ -79,7 +79,6 @@ TESTED_ELSEWHERE = {
         "supervisor/preparation",
         "supervisor/shutdown",
         "wiring/box",
-        "wiring/connections",
     ],
     "integration/test_page.py": ["console/page_guard", "console/routes", "console/viewers"],
     "integration/test_original_runtime.py": ["joining/original", "runtime/membership/distributed"],
