@@ -204,7 +204,7 @@ class FleetKeeper:
             self._keep_all(after.fleet)
         self._gpus.release_beyond(self._workers.values())
         for step, worker in after.steps(before):
-            why = after.removed.get(worker.name) or worker.reason or "so many are asked for"
+            why = after.removed.get(worker.name) or worker.reason or "that number is asked for"
             log.info("%s %s: %s", step, worker.name, why)
             if step == "drain":
                 self._removals.append(Removal(worker.name, time.time(), worker.reason))

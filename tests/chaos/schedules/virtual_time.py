@@ -84,10 +84,19 @@ class Process:
         """Unwind its tasks when all is over, so that no coroutine is left; its lines are dead."""
         self._is_ghost = True
         self._run_parked()
-        while tasks := [task for task in self.tasks if not task.done()]:
+        while tasks := self._unfinished():
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=1.0)
+
+    def _unfinished(self) -> set[asyncio.Task[Any]]:
+        """Its tasks that are not done; from Python 3.12 on aiohttp begins some eagerly, past the loop."""
+        eager = {
+            task
+            for task in asyncio.all_tasks()
+            if hasattr(task, "get_context") and task.get_context().get(PROCESS) is self
+        }
+        return eager | {task for task in self.tasks if not task.done()}
 
 
 class _NoFiles(selectors.SelectSelector):
