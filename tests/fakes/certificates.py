@@ -30,7 +30,9 @@ class Authority:
         self.directory = directory
         self.name = name
         files = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2")
-        self._openssl("req", "-x509", *NEW_KEY, *files, "-subj", f"/CN={name}")
+        # Python 3.13 refuses an authority that does not say what its key is for.
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        self._openssl("req", "-x509", *NEW_KEY, *files, "-subj", f"/CN={name}", *usage)
 
     @property
     def certificate(self) -> Path:
