@@ -48,7 +48,7 @@ class CircusClient:
         self._socket.connect(endpoint)
 
     async def call(self, command: str, **properties: Any) -> dict[str, Any]:
-        """The arbiter's answer.
+        """Send a circus command with its properties, and return the arbiter's answer.
 
         Raises ArbiterBusy when there is none, or other commands kept it busy, until the deadline; raises
         CommandRefused when the arbiter says no.

@@ -77,7 +77,7 @@ class OtlpTracer:
         )
 
     def close(self) -> None:
-        """Send the rest."""
+        """Send the spans that the collector does not have yet, and end the sending thread."""
         self._provider.shutdown()
 
 

@@ -29,11 +29,11 @@ class PacketSocket:
         self._unsent: list[tuple[bytes, list[int]]] = []
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the number of the socket's file descriptor, for ``poll``."""
         return int(self._socket.fileno())
 
     def close(self) -> None:
-        """Close this end."""
+        """Close the socket; the other end then receives END."""
         self._socket.close()
 
     @property

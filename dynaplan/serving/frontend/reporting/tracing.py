@@ -37,12 +37,12 @@ class RequestTrace:
         self._request.end(error)
 
     def enter(self, name: str, attributes: Attributes) -> None:
-        """Begin a step."""
+        """Begin a span below the request's; ``headers`` and ``note`` are about it until ``leave``."""
         self._step = self._request.begin(name)
         self._step.note(attributes)
 
     def leave(self, error: str) -> None:
-        """End the step that is under way."""
+        """End the span of the present step; an ``error`` that is not empty marks it as failed."""
         step, self._step = self._step, self._request
         step.end(error)
 
