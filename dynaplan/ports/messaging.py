@@ -7,6 +7,9 @@ from typing import Protocol
 
 from dynaplan.foundation.connection import Closable
 
+LONGEST_IN_QUEUE_S = 600.0
+"""Seconds after which a queue drops work that nobody has acknowledged."""
+
 
 class WorkItem(Protocol):
     """One piece of work taken from a queue: delivered again, to any worker, unless acknowledged in time."""
@@ -31,7 +34,8 @@ class WorkQueue(Protocol):
     """A queue that gives each piece of work to one worker.
 
     It has lanes: work in the lane of a taker is given to that one alone, work in the shared queue to the one
-    that asks first. Every method raises QueueUnavailable when the queue does not answer.
+    that asks first. Work that nobody has acknowledged within ``LONGEST_IN_QUEUE_S`` is dropped. Every method
+    raises QueueUnavailable when the queue does not answer.
     """
 
     async def put(self, payload: bytes) -> int:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.messaging import jetstream, memory
 from dynaplan.adapters.messaging.memory import MemoryMessenger
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.errors import PermanentError, QueueUnavailable
@@ -83,6 +84,20 @@ def now_s() -> float:
 
 
 # Messages
+
+
+async def test_work_that_nobody_has_acknowledged_for_long_is_dropped(
+    messenger: Messenger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for twin in (jetstream, memory):
+        monkeypatch.setattr(twin, "LONGEST_IN_QUEUE_S", 0.2)
+    queue = await messenger.queue("queue_of_old_work")
+    await queue.put(b"old")
+
+    async def is_dropped() -> bool:
+        return await queue.depth() == 0
+
+    await eventually(is_dropped)
 
 
 async def test_a_message_reaches_every_listener_of_its_subject(connect: Connect) -> None:

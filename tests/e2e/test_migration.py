@@ -98,6 +98,12 @@ async def test_a_killed_worker_cuts_no_stream_and_changes_no_text(
         assert changed == [], f"round {number}:\n" + "\n".join(
             f"{one}\n{other}" for one, other in changed[:3]
         )
-        await eventually(
-            lambda: all(each["state"] == "ready" for each in deployment.workers("VllmWorker").values()), 90
-        )
+        await eventually(partial(is_whole, deployment), 90)
+
+
+def is_whole(deployment: Deployment) -> bool:
+    """All are ready; one that has died more than five times in a minute is tried again at once."""
+    states = {each["state"] for each in deployment.workers("VllmWorker").values()}
+    if "failed" in states:
+        deployment.scale(decode=2)
+    return states == {"ready"}

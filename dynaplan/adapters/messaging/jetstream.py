@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dynaplan.adapters.messaging.pulling import PullRequests
 from dynaplan.domain.errors import QueueUnavailable
+from dynaplan.ports.messaging import LONGEST_IN_QUEUE_S
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 CONSUMER = "worker-group"
 # Who holds work says every second that it goes on; work of one who has died comes back after this.
 ACK_WAIT_S = 3.0
-MAX_AGE_S = 600.0
 # A lane's consumer goes when its taker has asked for nothing for so long; its work stays in the stream.
 LANE_IDLE_S = 30.0
 MAX_ACK_PENDING = 100_000
@@ -241,7 +241,7 @@ class JetStreamQueue:
                 name=self.stream,
                 subjects=[self._shared, self._lanes],
                 retention=RetentionPolicy.WORK_QUEUE,
-                max_age=MAX_AGE_S,
+                max_age=LONGEST_IN_QUEUE_S,
             )
         )
         return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.wire.events import matches
 from dynaplan.ports.box import Clock
-from dynaplan.ports.messaging import WorkQueue
+from dynaplan.ports.messaging import LONGEST_IN_QUEUE_S, WorkQueue
 
 ACK_WAIT_S = 3.0
 
@@ -92,6 +92,7 @@ class MemoryMessenger:
 @dataclass(eq=False)
 class _Work:
     payload: bytes
+    put_s: float
     lane: str = ""
     due_s: float = 0.0  # may be delivered from then on
     deliveries: int = 0
@@ -120,7 +121,7 @@ class MemoryQueue:
         """Append the work; its sequence number."""
         self._check()
         sequence = next(self._stream.sequences)
-        self._stream.work[sequence] = _Work(payload, self._lane)
+        self._stream.work[sequence] = _Work(payload, self._clock.now_s(), self._lane)
         self.wake()
         return sequence
 
@@ -130,7 +131,7 @@ class MemoryQueue:
         while True:
             self._check()
             now_s = self._clock.now_s()
-            mine = {number: work for number, work in self._stream.work.items() if work.lane == self._lane}
+            mine = {number: work for number, work in self._kept().items() if work.lane == self._lane}
             for sequence, work in mine.items():
                 if work.due_s <= now_s:
                     return self._deliver(sequence, work, now_s)
@@ -154,8 +155,15 @@ class MemoryQueue:
         for sequence in self._counted():
             del self._stream.work[sequence]
 
+    def _kept(self) -> dict[int, _Work]:
+        """Drop the work that is there for too long; return the rest, oldest first."""
+        work, since_s = self._stream.work, self._clock.now_s() - LONGEST_IN_QUEUE_S
+        while work and (oldest := next(iter(work.items())))[1].put_s < since_s:
+            del work[oldest[0]]
+        return work
+
     def _counted(self) -> list[int]:
-        work = self._stream.work.items()
+        work = self._kept().items()
         return [sequence for sequence, each in work if not self._lane or each.lane == self._lane]
 
     def wake(self) -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from dynaplan import wiring
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.foundation.tasks import BackgroundTasks
-from dynaplan.ports.box import Clock
+from dynaplan.ports.box import Clock, DocumentStore, Processes
+from dynaplan.ports.stores import Store
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.supervisor.fleet.departures import Departures
@@ -41,6 +45,76 @@ log = logging.getLogger(__name__)
 
 RECORDS_OF_A_LOOK = 10
 """The planner's last records in which one look finds its events: more than a planner writes meanwhile."""
+
+
+@dataclass(frozen=True)
+class AroundFleet:
+    """All that keeping a fleet reaches outside of its process.
+
+    ``oom_kills()`` counts the processes that the kernel has ended for lack of memory, and says where.
+    ``say(line)`` tells the user, ``learn(key, seconds)`` remembers the duration of a start, ``beat()`` says
+    that passes go on, ``reloaded()`` returns the configuration of a reload, None while it is that of
+    ``serve``. ``wall_s`` is the wall clock, in seconds since 1970.
+    """
+
+    store: Store
+    statefile: DocumentStore
+    circus: CircusClient
+    processes: Processes
+    clock: Clock
+    gpus: FleetGpus
+    standstill: StandstillWatch
+    oom_kills: Callable[[], tuple[int, str]]
+    say: Callable[[str], None]
+    learn: Callable[[str, float], None]
+    beat: Callable[[], None]
+    reloaded: Callable[[], dict[str, Any] | None]
+    wall_s: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True)
+class KeptFleet:
+    """A fleet as one process keeps it, once ``keeper`` and ``keys`` run; ``link`` is to be closed."""
+
+    keeper: FleetKeeper
+    keys: KeyKeeper
+    link: StoreLink
+
+
+async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -> KeptFleet:
+    """Go on with the fleet that the statefile describes; a pass begins at once when ``wake`` is set."""
+    circus, processes, clock = around.circus, around.processes, around.clock
+    statefile = await Statefile.open(around.statefile, launch, circus, processes)
+    link = StoreLink(around.store, launch.namespace, wake)
+    link.start()
+    departures = Departures(
+        launch,
+        circus=circus,
+        processes=processes,
+        clock=clock,
+        link=link,
+        health=HealthWatch(link.is_answering, wake),
+        standstill=around.standstill,
+        oom_kills=around.oom_kills,
+        say=around.say,
+    )
+    keeper = FleetKeeper(
+        launch,
+        statefile.workers,
+        circus=circus,
+        processes=processes,
+        clock=clock,
+        link=link,
+        departures=departures,
+        gpus=around.gpus,
+        record=lambda workers: statefile.record(workers, around.reloaded()),
+        say=around.say,
+        learn=around.learn,
+        beat=around.beat,
+        kept=lambda: statefile.planner_keys,
+        wake=wake,
+    )
+    return KeptFleet(keeper, KeyKeeper(link, statefile, around.say, around.wall_s), link)
 
 
 class FleetPlugin(CircusPlugin):
@@ -81,42 +155,26 @@ class FleetPlugin(CircusPlugin):
     async def _keep(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
         terminal = Terminal(launch.log_dir / f"{launch.plugin_name}.log")
-        circus, processes = CircusClient(launch.circus_endpoint), wiring.box.processes()
-        store = wiring.box.open_statefile(launch.statefile)
-        statefile = await Statefile.open(store, launch, circus, processes)
-        launches = CurrentLaunch(launch)
-        link = StoreLink(wiring.connections.connect_store(), launch.namespace, self._wake)
-        link.start()
-        clock, heartbeats = wiring.connections.system_clock(), wiring.box.heartbeats(launch.runtime_dir)
-        departures = Departures(
-            launch,
-            circus=circus,
-            processes=processes,
+        launches, heartbeats = CurrentLaunch(launch), wiring.box.heartbeats(launch.runtime_dir)
+        clock = wiring.connections.system_clock()
+        around = AroundFleet(
+            store=wiring.connections.connect_store(),
+            statefile=wiring.box.open_statefile(launch.statefile),
+            circus=CircusClient(launch.circus_endpoint),
+            processes=wiring.box.processes(),
             clock=clock,
-            link=link,
-            health=HealthWatch(link.is_answering, self._wake),
+            gpus=self._fleet_gpus(launch, clock),
             standstill=StandstillWatch(heartbeats.read, clock),
             oom_kills=wiring.box.oom_kills,
             say=terminal.say,
-        )
-        self._keeper = keeper = FleetKeeper(
-            launch,
-            statefile.workers,
-            circus=circus,
-            processes=processes,
-            clock=clock,
-            link=link,
-            departures=departures,
-            gpus=self._fleet_gpus(launch, clock),
-            record=lambda workers: statefile.record(workers, _reloaded(launches.now)),
-            say=terminal.say,
             learn=wiring.box.startup_times(launch.statefile).learn,
             beat=lambda: heartbeats.beat(PLUGIN_PULSE, LOOK_EVERY_S),
-            kept=lambda: statefile.planner_keys,
-            wake=self._wake,
+            reloaded=lambda: _reloaded(launches.now),
         )
+        fleet = await open_fleet(launch, around, self._wake)
+        self._keeper = keeper = fleet.keeper
         log.info("keeping %d workers", len(keeper.workers))
-        self._tasks.spawn(KeyKeeper(link, statefile, terminal.say).run(), "kept keys")
+        self._tasks.spawn(fleet.keys.run(), "kept keys")
         if target := os.environ.get(ON_EVENT_VARIABLE):
             self._tasks.spawn(self._event_hook(target, launch, keeper, clock).run(), "event hook")
         await keeper.run()

@@ -29,14 +29,10 @@ from dynaplan.serving.frontend.server import start_frontend
 from dynaplan.serving.prefill.puller import PrefillPuller
 from dynaplan.serving.prefill.remote_prefill import RemotePrefill
 from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
-from dynaplan.supervisor.fleet.departures import Departures
-from dynaplan.supervisor.fleet.document import Statefile
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.fleet.health import HealthWatch
 from dynaplan.supervisor.fleet.keeper import FleetKeeper
-from dynaplan.supervisor.fleet.kept_keys import KeyKeeper
-from dynaplan.supervisor.fleet.store_link import StoreLink
+from dynaplan.supervisor.fleet.plugin import AroundFleet, open_fleet
 from dynaplan.supervisor.launch import Launch
 from tests.chaos.history import answers
 from tests.chaos.schedules.engines import ServedEngine
@@ -113,50 +109,35 @@ class Plugin:
         self.machine = machine
         self.launch = launch
         self.keeper: FleetKeeper | None = None
-        self.link: StoreLink | None = None
         machine.plugin = self
         self.process = machine.spawn("FleetPlugin", self._run)
 
     async def _run(self, process: Process) -> int:
-        machine, launch, wake = self.machine, self.launch, asyncio.Event()
-        circus, processes, clock = cast(Any, machine.circus), machine, LoopClock()
-        statefile = await Statefile.open(cast(Any, machine.statefile), launch, circus, processes)
+        machine, launch = self.machine, self.launch
         self.line = StoreLine(machine.store, process)
-        self.link = link = StoreLink(cast(Any, self.line), NAMESPACE, wake)
-        link.start()
-        departures = Departures(
-            launch,
-            circus=circus,
-            processes=processes,
-            clock=clock,
-            link=link,
-            health=HealthWatch(link.is_answering, wake),
+        around = AroundFleet(
+            store=cast(Any, self.line),
+            statefile=cast(Any, machine.statefile),
+            circus=cast(Any, machine.circus),
+            processes=machine,
+            clock=LoopClock(),
+            gpus=FleetGpus(launch.gpus, GpuClaims(FakeClaims(), launch.gpus), None),
             standstill=cast(Any, FakeStandstill()),
             oom_kills=lambda: (0, "this machine"),
             say=self._say,
-        )
-        self.keeper = FleetKeeper(
-            launch,
-            statefile.workers,
-            circus=circus,
-            processes=processes,
-            clock=clock,
-            link=link,
-            departures=departures,
-            gpus=FleetGpus(launch.gpus, GpuClaims(FakeClaims(), launch.gpus), None),
-            record=statefile.record,
-            say=self._say,
             learn=lambda key, seconds: None,
             beat=lambda: None,
-            kept=lambda: statefile.planner_keys,
-            wake=wake,
+            reloaded=lambda: None,
+            wall_s=wall_s,
         )
-        keys = asyncio.create_task(KeyKeeper(link, statefile, self._say, wall_s).run())
+        fleet = await open_fleet(launch, around, asyncio.Event())
+        self.keeper = fleet.keeper
+        keys = asyncio.create_task(fleet.keys.run())
         try:
             await self.keeper.run()
         finally:
             keys.cancel()
-            await link.close()
+            await fleet.link.close()
         return 0
 
     def _say(self, line: str) -> None:
