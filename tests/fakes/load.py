@@ -34,20 +34,27 @@ class Outcome:
 
 @dataclass
 class Load:
-    """``clients`` clients, each sending the next request as soon as its last one has ended."""
+    """``clients`` clients, each sending the next request as soon as its last one has ended.
+
+    ``keeps_connections`` is False where each request is to make a connection of its own.
+    """
 
     url: str
     model: str
     clients: int = 4
     tokens: int = 40
     prompt: str = "Tell me about the lights of the city. " * 12
+    keeps_connections: bool = True
     outcomes: list[Outcome] = field(default_factory=list)
     begun: list[Outcome] = field(default_factory=list)
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=not self.keeps_connections),
+            timeout=aiohttp.ClientTimeout(total=120),
+        )
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
         return self
 
@@ -76,7 +83,12 @@ class Load:
 
     def streams(self) -> bool:
         """Tell whether every client has a stream open that has begun to answer."""
-        return sum(outcome.chunks > 0 and not outcome.is_done for outcome in self.begun) == self.clients
+        return sum(outcome.chunks > 0 for outcome in self.open) == self.clients
+
+    @property
+    def open(self) -> list[Outcome]:
+        """The requests that have not ended yet."""
+        return [outcome for outcome in self.begun if not (outcome.is_done or outcome.error)]
 
     @property
     def incomplete(self) -> list[Outcome]:
