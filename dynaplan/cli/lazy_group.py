@@ -10,6 +10,9 @@ import click
 
 from dynaplan.domain.errors import nearest
 
+OWN_PROCESS = "own process"
+"""The ``obj`` of the root context where the command line is all that this process does: it may fork."""
+
 
 class LazyGroup(click.Group):
     """A group by a table: each command in the order of the help page, with its module and its purpose.

@@ -9,7 +9,7 @@ from io import StringIO
 import click
 
 from dynaplan import __version__
-from dynaplan.cli.lazy_group import LazyGroup
+from dynaplan.cli.lazy_group import OWN_PROCESS, LazyGroup
 from dynaplan.domain.errors import DynaplanError, UserError
 from dynaplan.foundation import screen
 
@@ -81,10 +81,13 @@ def _show(message: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's input was wrong, 1 any other error.
 
-    130 and 141 are the shell's codes for Ctrl-C and for a reader of the output that went away.
+    130 and 141 are the shell's codes for Ctrl-C and for a reader of the output that went away. A caller that
+    gives ``arguments`` goes on in this process: ``serve`` gets no holder, which would take its place.
     """
+    words = list(arguments or sys.argv[1:])
+    owner = None if arguments else OWN_PROCESS
     try:
-        code = group.main(args=list(arguments or sys.argv[1:]), prog_name="dynaplan", standalone_mode=False)
+        code = group.main(args=words, prog_name="dynaplan", standalone_mode=False, obj=owner)
     except DynaplanError as error:
         _show(f"Error: {error}")
         code = 2 if isinstance(error, UserError) else 1

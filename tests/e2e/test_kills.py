@@ -177,8 +177,11 @@ async def test_a_server_that_stands_still_costs_nothing(
 
 
 @in_torture
-def test_kill_9_of_serve_leaves_nothing_and_the_next_serve_starts(deploy: Callable[..., Deployment]) -> None:
-    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml")
+@pytest.mark.parametrize("option", ["--supervise", "--no-supervise"])
+def test_kill_9_of_what_was_started_leaves_nothing_and_the_next_serve_starts(
+    deploy: Callable[..., Deployment], option: str
+) -> None:
+    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", option)
     children = deployment.children()
     assert deployment.process
     deployment.process.kill()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.test_serve_killed import serve_of
 from tests.e2e.traces import IS_TORTURE, in_torture
 from tests.fakes.polling import wait_until
 
@@ -28,9 +29,11 @@ SOON_S = 10.0
 def test_scaling_leaves_no_files_open_and_no_memory_taken(deploy: Callable[..., Deployment]) -> None:
     quiet = "--Planner.no-operation=true"
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", quiet, "--gpus", "4")
-    assert deployment.process
+    serve = serve_of(deployment)
+    assert deployment.process and serve
     stay = {
-        "serve": psutil.Process(deployment.process.pid),
+        "holder": psutil.Process(deployment.process.pid),
+        "serve": serve,
         "plugin": process_of(deployment, "FleetPlugin"),
         "frontend": process_of(deployment, "--service-name Frontend"),
         "planner": process_of(deployment, "--service-name Planner"),

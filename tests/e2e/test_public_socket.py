@@ -14,6 +14,7 @@ import psutil
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.test_kills import QUIET, is_whole
+from tests.e2e.test_serve_killed import serve_of
 from tests.fakes.polling import PATIENCE_S, wait_until
 
 Deploy = Callable[..., Deployment]
@@ -105,13 +106,15 @@ def test_a_killed_frontend_lets_new_connections_wait_and_refuses_none(deploy: De
     assert set(answers) == {b"HTTP/1.1 200 OK"}
 
 
-def test_only_serve_and_the_frontends_have_the_listening_socket(deploy: Deploy) -> None:
+def test_only_serve_its_holder_and_the_frontends_have_the_listening_socket(deploy: Deploy) -> None:
     deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", "--Frontend.ServiceArgs.workers=2", *QUIET)
     assert deployment.process
     frontends = {worker["pid"] for worker in deployment.workers("Frontend").values()}
     port, name = listener_of(deployment)
     assert len(frontends) == 2
-    assert holders(deployment, name) == {deployment.process.pid, *frontends}
+    serve = serve_of(deployment)
+    assert serve
+    assert holders(deployment, name) == {deployment.process.pid, serve.pid, *frontends}
     assert deployment.stop() == 0
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -24,6 +24,7 @@ import pytest
 
 from tests.e2e import another_user
 from tests.e2e.deployment import Deployment
+from tests.e2e.test_serve_killed import serve_of
 
 SECRET = "sk-0123456789-very-secret"
 QUIET = ("--Planner.no-operation=true",)
@@ -238,8 +239,10 @@ def shown_to_others(deployment: Deployment) -> dict[str, str]:
     pages = {f"{url}/{page}": get(f"{url}/{page}") for url in urls for page in ("metrics", "health")}
     pages |= {f"{url}/load_metrics": get(f"{url}/load_metrics") for url in urls[1:]}
     tools = (["status"], ["status", "--json"], ["why"], ["logs", "dynamo_VllmWorker"])
+    typed = serve_of(deployment)  # its command line, like that of its holder, is what the user has typed
+    started = [child for child in deployment.children() if child != typed]
     return {
-        **{f"argv of {child.pid}": " ".join(child.cmdline()) for child in deployment.children()},
+        **{f"argv of {child.pid}": " ".join(child.cmdline()) for child in started},
         **{
             str(path): path.read_text(errors="replace")
             for path in deployment.directory.rglob("*")

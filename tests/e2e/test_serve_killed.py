@@ -1,4 +1,4 @@
-"""kill -9 of a supervised ``serve``: no request notices, and it is back by itself."""
+"""kill -9 of ``serve``: no request notices, and it is back by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.polling import eventually, wait_until
 pytestmark = in_torture
 
 KILLS = int(os.environ.get("DYNAPLAN_KILLS", "5"))
-QUIET = ("--Planner.no-operation=true", "--supervise")
+QUIET = ("--Planner.no-operation=true",)
 
 
 def serve_of(deployment: Deployment) -> psutil.Process | None:

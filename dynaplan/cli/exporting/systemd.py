@@ -81,8 +81,8 @@ def unit_lines(
     yield from ("[Unit]", f"Description=dynaplan deployment {_literal(name)}")
     if is_system:
         yield from ("Wants=network-online.target", "After=network-online.target nvidia-persistenced.service")
-    access = "all" if params["supervise"] else "main"  # the main process is the holder, and serve tells
-    yield from ("", "[Service]", "Type=notify", f"NotifyAccess={access}")
+    is_held = params["supervise"] and params["orphan_grace"]  # the main process is the holder, serve tells
+    yield from ("", "[Service]", "Type=notify", f"NotifyAccess={'all' if is_held else 'main'}")
     yield from ([f"User={user}"] if is_system else [])
     yield f"WorkingDirectory={_literal(str(directory))}"
     yield from (f"Environment={_quoted(each)}" for each in _variables())

@@ -43,7 +43,7 @@ PROGRAM = (sys.executable, "-P", "-m", "dynaplan", "serve")
 BOUND_PROGRAM = (
     *(sys.executable, "-P", "-c"),
     "import sys; from dynaplan.foundation.guard import die_with_parent; "
-    "die_with_parent(int(sys.argv.pop(1))); from dynaplan.cli import main; main(['serve', *sys.argv[1:]])",
+    "die_with_parent(int(sys.argv[1])); sys.argv[1] = 'serve'; from dynaplan.cli import main; main()",
 )
 """The same, killed by the kernel when the process ends that started it, whose pid is its first argument."""
 

@@ -11,6 +11,7 @@ import click
 
 from dynaplan.cli.components.shared_options import tls_options, token_file_option
 from dynaplan.cli.deployment import settle_paths, store_option
+from dynaplan.cli.lazy_group import OWN_PROCESS
 from dynaplan.cli.overriding import (
     ARGUMENTS,
     GRAPH_OF_A_MODEL,
@@ -118,7 +119,8 @@ if TYPE_CHECKING:
 @click.option(
     "--supervise/--no-supervise",
     envvar="DYNAPLAN_SUPERVISE",
-    default=False,
+    default=True,
+    show_default=True,
     help="Start serve again when it is killed; requests go on meanwhile.",
 )
 @click.option(
@@ -127,7 +129,7 @@ if TYPE_CHECKING:
     envvar="DYNAPLAN_ORPHAN_GRACE",
     default=120.0,
     show_default=True,
-    help="With --supervise: seconds that workers go on without serve; then they drain and end.",
+    help="Seconds that workers go on without serve, then they drain and end; 0 is --no-supervise.",
 )
 @click.option(
     "--log-format",
@@ -177,7 +179,8 @@ def command(
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
     started_in, link = Path.cwd(), None
-    if supervise and orphan_grace and not (dry_run or detach):
+    is_held = supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS
+    if is_held and not (dry_run or detach):
         link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, drain_timeout)
         if code is not None:
             return code

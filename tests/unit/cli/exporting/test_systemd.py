@@ -47,8 +47,9 @@ def test_a_unit_runs_serve_with_its_options_and_gets_the_time_to_drain(
 
 
 def test_a_unit_with_a_holder_hears_serve_below_it() -> None:
-    assert unit("graphs.agg:Frontend")["NotifyAccess"] == ["main"]
-    assert unit("graphs.agg:Frontend", "--supervise")["NotifyAccess"] == ["all"]
+    assert unit("graphs.agg:Frontend")["NotifyAccess"] == ["all"]
+    assert unit("graphs.agg:Frontend", "--no-supervise")["NotifyAccess"] == ["main"]
+    assert unit("graphs.agg:Frontend", "--orphan-grace", "0")["NotifyAccess"] == ["main"]
 
 
 def test_a_unit_of_the_system_runs_as_a_user() -> None:

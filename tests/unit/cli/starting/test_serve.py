@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dynaplan.cli.main import group
+from dynaplan.cli.main import group, main
 from dynaplan.supervisor.serve import ServeOptions
 
 WITHOUT_KEY = "without an API key"
@@ -68,3 +68,30 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
     command = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *arguments]
     CliRunner().invoke(group, command, catch_exceptions=False)
     assert [each.port for each in served] == [port]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_program", "is_held"),
+    [
+        ([], True, True),
+        (["--no-supervise"], True, False),
+        (["--orphan-grace", "0"], True, False),
+        (["--dry-run"], True, False),
+        ([], False, False),
+    ],
+)
+def test_serve_gets_a_holder_where_the_command_line_is_all_that_the_process_does(
+    options: list[str], is_program: bool, is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace_s: list[float] = []
+    monkeypatch.setattr("dynaplan.supervisor.serve.serve", lambda spec, config, options, link: 0)
+    monkeypatch.setattr(
+        "dynaplan.cli.starting.serve.below_holder",
+        lambda arguments, grace, drain: grace_s.append(grace) or (None, None),
+    )
+    words = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *options]
+    monkeypatch.setattr("sys.argv", ["dynaplan", *words])
+    with pytest.raises(SystemExit) as ended:
+        main(None if is_program else words)
+    assert ended.value.code == 0
+    assert grace_s == ([120.0] if is_held else [])
