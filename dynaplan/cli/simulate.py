@@ -108,7 +108,7 @@ def command(
         results = list(run_simulations(options, _watcher(policies, line)))
     table = rows(results)
     width = screen.width()
-    said = [*notes(results), *origins(options)]
+    said = [*notes(results), *origins(options), *dispatched(options)]
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
@@ -129,6 +129,14 @@ def origins(options: SimulateOptions) -> list[str]:
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
     words = map(wiring.engines.timing_origin, engines)
     return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
+
+
+def dispatched(options: SimulateOptions) -> list[str]:
+    """Return the sentence on the order of queued prompts, where it is another one than that of arrival."""
+    from dynaplan.simulator.shell.simulation import deadline_of
+
+    deadline = deadline_of(options)
+    return [f"Queued prompts are computed {deadline}."] if deadline.ms else []
 
 
 def _watcher(policies: Sequence[str], line: ProgressLine) -> Callable[[str, int, float, float], None]:

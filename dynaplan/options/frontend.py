@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,8 +10,12 @@ from typing import Any
 
 from dynaplan.domain.settings.fields import kebab
 from dynaplan.domain.settings.frontend import FrontendSettings
+from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, DisaggregationSettings
-from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig
+from dynaplan.options.deadline import PrefillDeadline, prefill_deadline
+from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig, section_options
+
+log = logging.getLogger(__name__)
 
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
 """The sections with options of a Frontend, the strongest first."""
@@ -20,9 +25,16 @@ NAMES = ("served-model-name", "model")
 
 
 def read_settings(
-    sections: Sequence[tuple[str, Mapping[str, Any]]], environment: Mapping[str, str], frontends: int = 1
+    sections: Sequence[tuple[str, Mapping[str, Any]]],
+    environment: Mapping[str, str],
+    frontends: int = 1,
+    planner: Mapping[str, Any] | None = None,
 ) -> FrontendSettings:
-    """The settings from these sections, the first the strongest, and the environment; ConfigError."""
+    """The settings from these sections, the first the strongest, and the environment; ConfigError.
+
+    ``planner`` is the Planner's section, which may know the deadline of queued prompts; without it the
+    deadline is as a section says, or None.
+    """
     options: dict[str, Any] = {}
     places: dict[str, str] = {}
     for name, section in reversed(sections):
@@ -30,16 +42,31 @@ def read_settings(
         options |= {kebab(key): value for key, value in given.items()}
         places |= {kebab(key): f"{name}.{key}" for key in given}
     settings = FrontendSettings.from_options(options, places)
+    disaggregation = DisaggregationSettings.from_options(options, places)
+    if planner is not None:
+        deadline_ms = prefill_deadline(disaggregation, planner).ms
+        disaggregation = replace(disaggregation, prefill_deadline_ms=deadline_ms)
     runtime_dir = environment.get("DYNAPLAN_RUNTIME_DIR")
     return replace(
         settings,
-        disaggregation=DisaggregationSettings.from_options(options, places),
+        disaggregation=disaggregation,
         host=environment.get("DYNAMO_HOST") or settings.host,
         port=int(environment.get("DYNAMO_PORT") or settings.port),
         api_key=environment.get("DYNAPLAN_API_KEY") or settings.api_key,
         model=next((str(options[key]) for key in NAMES if options.get(key)), ""),
         shared_metrics=f"{runtime_dir}/frontend-metrics" if runtime_dir and frontends > 1 else None,
     )
+
+
+def deadline_in(config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]) -> PrefillDeadline:
+    """Return the deadline that frontends of this configuration dispatch queued prompts by; ConfigError.
+
+    ``planner`` are the options of its Planner.
+    """
+    said: dict[str, Any] = {}
+    for name in reversed(SECTIONS):
+        said |= {key: value for key, value in section_options(config, name).items() if value is not None}
+    return prefill_deadline(DisaggregationSettings.from_options(said), planner)
 
 
 def routes_by_events(own: Mapping[str, Any]) -> bool:
@@ -56,4 +83,9 @@ def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
     common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}
     frontends = ((config.get(SECTIONS[0]) or {}).get(SERVICE_ARGS) or {}).get("workers") or 1
-    return read_settings([(SECTIONS[0], own), *sections, (COMMON, common)], os.environ, frontends)
+    planner = config.get_parsed_config(PlannerSettings.SECTION)
+    gathered = [(SECTIONS[0], own), *sections, (COMMON, common)]
+    settings = read_settings(gathered, os.environ, frontends, planner)
+    if settings.disaggregation.is_on:
+        log.info("queued prompts are computed %s", deadline_in({**config, SECTIONS[0]: dict(own)}, planner))
+    return settings

@@ -10,14 +10,14 @@ from typing import Any
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.fields import key_of
 from dynaplan.domain.settings.planner import PlannerSettings, worker_sizes
+from dynaplan.options.deadline import DEADLINE
 from dynaplan.options.engine_sizes import sizes_of
-from dynaplan.options.frontend import SECTIONS
+from dynaplan.options.frontend import SECTIONS, deadline_in
 from dynaplan.options.service_config import ServiceConfig, kebab_keys, section_options
 
 log = logging.getLogger(__name__)
 
-OF_FRONTENDS = ("router", "prefill-deadline")
-"""Options of Frontends that the planner knows."""
+ROUTER = "router"
 
 AT_ONCE = "max-concurrent-prefills"
 
@@ -64,11 +64,12 @@ def with_deployed(given: Mapping[str, Any], config: Mapping[str, Mapping[str, An
     for role in ("decode", "prefill"):
         component = options.get(f"{role}-component") or getattr(PlannerSettings, f"{role}_component")
         learnt |= _learnt(section_options(config, component), role)
-    for name in OF_FRONTENDS:
-        given_to = (section_options(config, each).get(name) for each in SECTIONS)
-        said = next((value for value in given_to if value is not None), None)
-        if said is not None:
-            learnt[name] = said
+    given_to = (section_options(config, each).get(ROUTER) for each in SECTIONS)
+    if router := next(filter(None, given_to), None):
+        learnt[ROUTER] = router
+    deadline = deadline_in(config, options)
+    if deadline.origin:
+        learnt[DEADLINE] = deadline.ms
     return {**learnt, **options}
 
 

@@ -286,7 +286,7 @@ class SimulatedService:
         hashes = request.traced.with_blocks_of(block_tokens).block_hashes
         request.directed = self._router.direct(hashes, workers, self.now_s)
         arrival_s = request.traced.arrival_s
-        times_s = arrival_s, arrival_s + self.settings.disaggregation.prefill_deadline_ms / 1000
+        times_s = arrival_s, arrival_s + (self.settings.disaggregation.prefill_deadline_ms or 0.0) / 1000
         if request.directed:
             self._prefills.direct(key, request.directed[0], times_s)
         else:

@@ -28,6 +28,9 @@ PLANNER = {
     "prefill-queue-scale-down-threshold": 0.25,
 }
 
+BY_TARGETS = {"policy": "sla", "ttft": 1500.0, "itl": 200.0}
+"""Queued prompts are dispatched by that TTFT: without any other option, served as well as simulated."""
+
 TTFT_TOLERANCE = 0.15
 """Relative: queues multiply what the machine adds to steps and to the start of workers."""
 
@@ -101,17 +104,23 @@ def changes(role: str, events: Iterable[Event]) -> list[tuple[float, int]]:
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("mode", "gpus", "trace"),
+    ("mode", "gpus", "policy", "trace"),
     [
-        ("disagg", 4, phases((2, 2), (12, 12), (1.5, 8), isl=800)),
-        pytest.param("agg", 2, phases((2, 2), (8, 9), (1.5, 8), isl=500), marks=in_torture),
+        ("disagg", 4, {}, phases((2, 2), (12, 12), (1.5, 8), isl=800)),
+        pytest.param("agg", 2, {}, phases((2, 2), (8, 9), (1.5, 8), isl=500), marks=in_torture),
+        pytest.param("disagg", 2, BY_TARGETS, phases((2, 2), (12, 12), (1.5, 8), isl=800), marks=in_torture),
     ],
-    ids=["disaggregated", "aggregated"],
+    ids=["disaggregated", "aggregated", "by deadline"],
 )
 async def test_a_trace_comes_to_the_same_served_as_simulated(
-    deploy: Callable[..., Deployment], tmp_path: Path, mode: str, gpus: int, trace: list[TracedRequest]
+    deploy: Callable[..., Deployment],
+    tmp_path: Path,
+    mode: str,
+    gpus: int,
+    policy: dict[str, Any],
+    trace: list[TracedRequest],
 ) -> None:
-    planner: dict[str, Any] = {**PLANNER, "max-gpu-budget": gpus}
+    planner: dict[str, Any] = {**PLANNER, **policy, "max-gpu-budget": gpus}
     fleets = TwoFleets(tmp_path, mode, planner)
     deployment = await asyncio.to_thread(deploy, *fleets.arguments)
     live = await fleets.live(deployment, trace)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dynaplan.domain.trace import TracedRequest
 from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import run_simulations
 from tests.e2e.deployment import MODEL, Deployment
@@ -87,16 +88,18 @@ class TwoFleets:
         if self._is_disaggregated:
             sections["VllmWorker"]["max-prefill-queue-size"] = 1_000_000  # as the simulation has it
         sections["Common"] = {name: ENGINE[name] for name in ("block-size", "max-model-len")}
-        sections["Planner"] = {**self._planner, "log-dir": self._directory / "planner"}
+        profile = {"profile-results-dir": self._engine["profile"]}
+        sections["Planner"] = {**profile, **self._planner, "log-dir": self._directory / "planner"}
         return (f"--{name}.{key}={value}" for name, each in sections.items() for key, value in each.items())
 
     def simulated(self, trace: Sequence[TracedRequest], startup_s: float = 0.0) -> Result:
-        """The trace under the load planner."""
+        """The trace under the planner's policy, the load policy where it names none."""
         path = self._directory / "trace.jsonl"
         path.write_text("".join(json.dumps(each.to_json()) + "\n" for each in trace))
         options = SimulateOptions(
             trace=str(path),
-            policies=("load",),
+            policies=(str(self._planner.get("policy", "load")),),
+            slo=Slo(*(self._planner.get(name, 1000.0) for name in ("ttft", "itl"))),
             gpus=GPUS,
             is_disaggregated=self._is_disaggregated,
             startup_time_s=startup_s,

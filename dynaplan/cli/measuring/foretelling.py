@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in
-from dynaplan.cli.simulate import origins, simulation_of
+from dynaplan.cli.simulate import dispatched, origins, simulation_of
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import COUNTS, Role
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
@@ -70,7 +70,8 @@ def foretelling(found: RunningDeployment, given: Mapping[str, Any]) -> Foretelli
     )
     workers = f"{prefill} prefill and {decode} decode workers" if is_disaggregated else f"{decode} workers"
     by = "no planner" if policy == STATIC else f"policy {policy}"
-    return Foretelling(options, (f"simulated with {workers} at the beginning, {by}.", *origins(options)))
+    said = (*origins(options), *dispatched(options))
+    return Foretelling(options, (f"simulated with {workers} at the beginning, {by}.", *said))
 
 
 def graph_of(found: RunningDeployment) -> SimulatedGraph:

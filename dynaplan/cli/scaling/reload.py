@@ -29,6 +29,7 @@ from dynaplan.foundation.tables import text_table
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec
+    from dynaplan.options.deadline import PrefillDeadline
     from dynaplan.options.overrides import Sections
     from dynaplan.supervisor.deployments import RunningDeployment
     from dynaplan.supervisor.launch import Launch, Reload
@@ -163,6 +164,7 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
     from dynaplan.domain.settings.fields import options_of
     from dynaplan.domain.settings.routing import DisaggregationSettings, RoutingSettings
     from dynaplan.domain.settings.worker import engine_of
+    from dynaplan.options.deadline import OF_PLANNER
     from dynaplan.options.service_config import section_options
     from dynaplan.options.stock import agreed_with
     from dynaplan.sdk.graph import load_graph
@@ -180,8 +182,16 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         of_both=options_of(RoutingSettings).keys(),
         agreed={*agreed_with(engine), "engine", "model"} if engine else (),
         gpus={service.name: service.gpus for service in resolved.services},
+        of_planner=OF_PLANNER if _deadline(before) != _deadline(new.config) else (),
     )
     return setting_changes(graph, flattened(graph, before), flattened(graph, new.config), rules)
+
+
+def _deadline(config: Sections) -> PrefillDeadline:
+    from dynaplan.options.frontend import deadline_in
+    from dynaplan.options.service_config import section_options
+
+    return deadline_in(config, section_options(config, "Planner"))
 
 
 def flattened(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

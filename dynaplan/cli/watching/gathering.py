@@ -200,9 +200,20 @@ def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, 
         "models": _models(answers),
         "policy": settings.policy if settings else None,
         "targets": asdict(promised) if promised else None,
+        "dispatch": _dispatch(found),
         "desired": {role.value: desired.of(role) for role in SCALED_ROLES if desired.of(role) >= 0},
         "is_pending": desired.is_pending,
     }
+
+
+def _dispatch(found: RunningDeployment) -> str | None:
+    """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
+    from dynaplan.options.frontend import deadline_in
+    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+
+    config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
+    deadline = deadline_in(config, section_options(config, "Planner"))
+    return str(deadline) if deadline.origin else None
 
 
 def _below_home(path: Path) -> str:

@@ -84,6 +84,8 @@ def _service(document: Document) -> str:
         parts.append(f"policy {policy}")
     elif document["serve_pid"]:
         parts.append("no planner")
+    if dispatch := document.get("dispatch"):
+        parts.append(f"prompts {dispatch}")
     if desired := document.get("desired"):
         asked = ", ".join(f"{role} {_present(document, role)} of {desired[role]}" for role in desired)
         parts.append(f"ready {asked}" + (" (being carried out)" if document.get("is_pending") else ""))

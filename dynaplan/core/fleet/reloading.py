@@ -80,6 +80,7 @@ class ReloadRules:
     ``live`` ones change while requests flow. Of a decode worker's section the frontends read those
     ``of_frontends`` alone, and those ``of_both`` as its workers do. ``agreed`` ones must be equal in prefill
     and decode workers. ``gpus`` are the GPUs of one worker with the new settings, by service.
+    Of the Planner's section the frontends read those ``of_planner``, too.
     """
 
     live: Collection[str] = ()
@@ -87,6 +88,7 @@ class ReloadRules:
     of_both: Collection[str] = ()
     agreed: Collection[str] = ()
     gpus: Mapping[str, float] | None = None
+    of_planner: Collection[str] = ()
 
 
 def setting_changes(
@@ -154,5 +156,6 @@ def _readers(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRule
     is_frontends = service.role is Role.DECODE and key in rules.of_frontends and bool(frontends)
     if not is_frontends:
         yield service.in_process_of or service.name
-    if is_frontends or (service.role is Role.DECODE and key in rules.of_both):
+    is_shared = service.role is Role.DECODE and key in rules.of_both
+    if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.of_planner):
         yield from frontends

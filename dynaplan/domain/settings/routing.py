@@ -63,11 +63,12 @@ class DisaggregationSettings(Settings):
     max_prefill_queue_size: int = option(
         2, "Queued prompts from which on the decode worker computes prompts itself", least=0
     )
-    prefill_deadline_ms: float = option(
-        0.0,
+    prefill_deadline_ms: float | None = option(
+        None,
         "Time to the first token, ms, by which queued prompts are dispatched: those that cannot meet it any "
         "more wait behind the others; 0: in the order of arrival",
         least=0,
+        shown="`ttft` of a Planner that plans for targets, else 0",
     )
     prefill_late_wait_s: float = option(
         15.0,

@@ -21,6 +21,7 @@ from dynaplan.simulator.report.charts import axis_of, change_text, lanes_of, pan
 from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.service import ANY_QUEUE
+from dynaplan.simulator.shell.simulation import deadline_of
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 """The folder with the page's template, style and script."""
@@ -78,6 +79,7 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     engines = {"Engine": options.engine_of(Role.DECODE)}
     if options.is_disaggregated:
         yield "Local prefill", _local_prefill(options.disaggregation)
+        yield "Queued prompts", deadline_of(options)
         if options.engine_of(Role.PREFILL) != options.engine:
             engines["Prefill engine"] = options.engine_of(Role.PREFILL)
     for name, given in {"Planner": options.planner, **engines}.items():

@@ -21,7 +21,9 @@ from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import ROUTERS
 from dynaplan.domain.settings.worker import SimOptions, WorkerSettings
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.options.deadline import DEADLINE, PrefillDeadline, prefill_deadline
 from dynaplan.options.planner import settings_of
+from dynaplan.options.service_config import kebab_keys
 from dynaplan.simulator.closed_loop import ClosedLoop
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
@@ -150,12 +152,29 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         gpus_per_worker={role: own.tensor_parallel_size for role, own in checked.items()},
         startup_s=dict.fromkeys(roles, options.startup_time_s),
         routing=options.routing,
-        disaggregation=replace(options.disaggregation, is_on=options.is_disaggregated),
+        disaggregation=replace(
+            options.disaggregation,
+            is_on=options.is_disaggregated,
+            prefill_deadline_ms=deadline_of(options).ms,
+        ),
         concurrent_prefills=prefills.max_concurrent_prefills,
         max_waiting_requests=options.max_waiting_requests,
         slo=options.slo,
         seed=options.seed,
     )
+
+
+def deadline_of(options: SimulateOptions) -> PrefillDeadline:
+    """Return the deadline that queued prompts are dispatched by, as in ``dynaplan serve``.
+
+    Where any of the policies plans for targets it holds for all of them: they are compared under the same
+    dispatch.
+    """
+    said = replace(options.disaggregation, is_on=options.is_disaggregated)
+    own = {**kebab_keys(options.planner), "ttft": options.slo.ttft_ms}
+    kinds = (PLANNED.get(name, {}).get("policy", "load") for name in options.policies)
+    plans = [kind for kind in (own.get("policy", "load"), *kinds) if kind != "load"]
+    return prefill_deadline(said, {**own, "policy": plans[0]} if plans else own)
 
 
 def warnings(options: SimulateOptions) -> list[str]:
@@ -282,8 +301,8 @@ def _planner_settings(
     gpus = {f"{role.value}-engine-num-gpu": count for role, count in settings.gpus_per_worker.items()}
     slo = {"ttft": options.slo.ttft_ms, "itl": options.slo.itl_ms}
     profile = {"profile-results-dir": wiring.engines.engine_profile(SimOptions.from_options(options.engine))}
-    deadline = {"prefill-deadline": options.disaggregation.prefill_deadline_ms}
-    known = {key.replace("_", "-"): value for key, value in given.items()}
+    deadline = {DEADLINE: settings.disaggregation.prefill_deadline_ms}
+    known = kebab_keys(given)
     return settings_of({"max-gpu-budget": options.gpus, **profile, **known, **gpus, **slo, **deadline})
 
 

@@ -236,3 +236,40 @@ def test_an_estimated_profile_is_told_below_the_table(tmp_path):
     profile.write_text(json.dumps({**shipped, "origin": "estimated, not measured: by hand"}))
     text = simulate("--policy", "static:1,2", "--profile", str(profile))
     assert text.splitlines()[-1] == "The profile is estimated, not measured: by hand."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policy", "sla", "--ttft", "800"), "by deadline, 800 ms (Planner.ttft)"),
+        (("--policy", "static:1,1", "--policy", "formula"), "by deadline, 500 ms (Planner.ttft)"),
+        (("--policy", "static:1,1", "--Planner.policy=sla"), "by deadline, 500 ms (Planner.ttft)"),
+        (("--VllmWorker.prefill-deadline=900",), "by deadline, 900 ms (prefill-deadline)"),
+        (("--policy", "sla", "--VllmWorker.prefill-deadline=0"), ""),
+        (("--policy", "sla", "--mode", "agg"), ""),
+        (("--policy", "load"), ""),
+    ],
+)
+def test_queued_prompts_go_by_the_target_that_is_planned_for_as_in_serve(arguments, said):
+    assert (said in simulate(*arguments)) if said else ("by deadline" not in simulate(*arguments))
+
+
+def test_the_order_of_queued_prompts_is_the_one_that_is_told(tmp_path):
+    late = ("--trace", "constant:rate=16,duration=30,isl=3000,osl=20")
+
+    def met(*arguments: str) -> float:
+        path = tmp_path / "results.json"
+        simulate(
+            "--policy",
+            "static:1,2",
+            *late,
+            "--PrefillWorker.max-concurrent-prefills=1",
+            *arguments,
+            "--json",
+            str(path),
+        )
+        return float(json.loads(path.read_text())[0]["ttft_slo"])
+
+    by_target = met("--Planner.policy=sla")
+    assert by_target == met("--VllmWorker.prefill-deadline=500")
+    assert by_target > met()

@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.options.frontend import read_settings, routes_by_events
+from dynaplan.options.frontend import deadline_in, gathered_settings, read_settings, routes_by_events
 from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 
 
@@ -87,3 +87,37 @@ def test_a_worker_tells_its_blocks_where_frontends_route_by_them(
         assert routes_by_events(own) is is_wanted
     finally:
         ServiceConfig.reset()
+
+
+@pytest.mark.parametrize(
+    ("worker", "frontend", "deadline_ms"),
+    [
+        ({"remote-prefill": True}, {}, 800.0),
+        ({"remote-prefill": True, "prefill-deadline": 300}, {}, 300.0),
+        ({"remote-prefill": True, "prefill-deadline": 300}, {"prefill_deadline": 0}, 0.0),
+        ({}, {}, 0.0),
+    ],
+)
+def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
+    worker: dict[str, Any],
+    frontend: dict[str, Any],
+    deadline_ms: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = {
+        "Planner": {"policy": "sla", "common-configs": ["ttft"]},
+        "Common": {"ttft": 800},
+        "VllmWorker": worker,
+        "Frontend": frontend,
+    }
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(config))
+    ServiceConfig.reset()
+    caplog.set_level("INFO")
+    try:
+        settings = gathered_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
+        deadline = deadline_in(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
+    finally:
+        ServiceConfig.reset()
+    assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
+    assert (f"queued prompts are computed {deadline}" in caplog.text) is bool(worker)

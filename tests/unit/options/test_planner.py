@@ -128,6 +128,26 @@ def test_what_cannot_be_said_of_a_worker_is_an_error(monkeypatch: pytest.MonkeyP
         served(monkeypatch, {"decode-max-num-seqs": 0})
 
 
+@pytest.mark.parametrize(
+    ("planner", "worker", "deadline_ms"),
+    [
+        ({"ttft": 700}, {"remote-prefill": True}, 700.0),
+        ({"ttft": 700}, {"remote-prefill": True, "prefill-deadline": 0}, 0.0),
+        ({"ttft": 700, "prefill-deadline": 900}, {"remote-prefill": True}, 900.0),
+        ({"policy": "load"}, {"remote-prefill": True}, None),
+        ({"ttft": 700}, {}, None),
+    ],
+)
+def test_the_planner_knows_the_deadline_that_frontends_derive_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+    planner: dict[str, Any],
+    worker: dict[str, Any],
+    deadline_ms: float | None,
+) -> None:
+    settings = served(monkeypatch, planner, VllmWorker=worker)
+    assert settings.prefill_deadline_ms == deadline_ms
+
+
 def test_a_namespace_that_is_not_the_graphs_is_refused_and_the_graphs_own_is_not() -> None:
     assert settings_in_graph({"namespace": "ns"}, "ns").namespace == "ns"
     assert settings_in_graph({}, "ns").namespace == "ns"

@@ -54,7 +54,10 @@ def test_the_simulation_has_the_deployments_workers_policy_gpus_and_options(tmp_
     assert options.is_disaggregated
     assert options.slo.ttft_ms == 321
     assert options.engine["max-num-seqs"] == 7
-    assert planned.says == ("simulated with 1 prefill and 2 decode workers at the beginning, policy both.",)
+    assert planned.says == (
+        "simulated with 1 prefill and 2 decode workers at the beginning, policy both.",
+        "Queued prompts are computed by deadline, 321 ms (Planner.ttft).",
+    )
 
 
 def test_without_a_planner_the_workers_stay_and_workers_of_other_names_are_known(tmp_path: Any) -> None:

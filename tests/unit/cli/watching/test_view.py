@@ -119,3 +119,8 @@ def test_a_worker_that_leaves_is_named_with_the_reason() -> None:
     why = "1 of 2 VllmWorker wanted; its cache served the least, 0 tokens in about 10 minutes"
     leaving = worker_document("box_VllmWorker_1", state="draining", reason=why)
     assert f"box_VllmWorker_1 leaves: {why}" in view_of(document(leaving), 0.0).notes
+
+
+def test_the_order_of_queued_prompts_stands_beside_the_policy() -> None:
+    shown = view_of(document(policy="sla", dispatch="by deadline, 500 ms (Planner.ttft)"), 0.0).service
+    assert "policy sla  prompts by deadline, 500 ms (Planner.ttft)  ready" in shown

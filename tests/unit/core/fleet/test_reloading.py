@@ -70,6 +70,13 @@ def test_a_parallel_size_that_takes_the_same_gpus_is_a_restart() -> None:
     assert change("VllmWorker", "tp-size", rules=ReloadRules()).taking is Taking.RESTART
 
 
+def test_frontends_read_what_says_their_deadline_in_the_planners_section() -> None:
+    rules = ReloadRules(of_planner={"ttft"})
+    assert change("Planner", "ttft", rules=rules).restarts == {"Frontend", "Planner"}
+    assert change("Planner", "itl", rules=rules).restarts == {"Planner"}
+    assert change("VllmWorker", "ttft", rules=rules).restarts == {"VllmWorker"}
+
+
 def test_without_a_frontend_its_workers_read_all_of_their_section() -> None:
     assert change("VllmWorker", "remote-prefill", spec=graph(decode())).restarts == {"VllmWorker"}
 
