@@ -130,7 +130,7 @@ async def test_a_trace_comes_to_the_same_served_as_simulated(
 
     assert all(each.is_whole for each in live.seen)
     assert simulated.outcome.lost == 0
-    assert len(changes("decode", live.events)) == 2
+    assert len(changes("decode", live.events)) == (0 if policy else 2)  # by targets, the box is full
     assert apart_in_time(live, simulated, trace[-1].arrival_s) == [], str(live)
     if not live.is_valid:
         pytest.skip(f"the machine is too busy to compare latencies: {live}")
