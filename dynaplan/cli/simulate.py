@@ -115,7 +115,7 @@ def command(
     if html_path:
         from dynaplan.simulator.report.page import page
 
-        write("--html", html_path, page(options, results))
+        write("--html", html_path, page(options, results, dispatched(options)))
 
 
 def origins(options: SimulateOptions) -> list[str]:

@@ -21,7 +21,6 @@ from dynaplan.simulator.report.charts import axis_of, change_text, lanes_of, pan
 from dynaplan.simulator.report.table import Columns, Row, columns_of, notes, rows
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.service import ANY_QUEUE
-from dynaplan.simulator.shell.simulation import deadline_of
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 """The folder with the page's template, style and script."""
@@ -30,10 +29,10 @@ HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "hi
 """The columns whose highest value is the best; of any other number the lowest is."""
 
 
-def page(options: SimulateOptions, results: Sequence[Result]) -> str:
+def page(options: SimulateOptions, results: Sequence[Result], said: Sequence[str] = ()) -> str:
     """Return one HTML document that needs no other file: the options, the table, and what happened when.
 
-    The same results make the same page.
+    ``said`` are more sentences below the table. The same results make the same page.
     """
     table = rows(results)
     axis = axis_of(results)
@@ -47,7 +46,7 @@ def page(options: SimulateOptions, results: Sequence[Result]) -> str:
             f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in _essentials(options)
         ),
         table=_table(table, columns_of(table)),
-        notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes(results)),
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in (*notes(results), *said)),
         switches="".join(_switch(index, each.policy) for index, each in enumerate(results)),
         drawing=drawing,
         width=WIDTH,
@@ -79,7 +78,6 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
     engines = {"Engine": options.engine_of(Role.DECODE)}
     if options.is_disaggregated:
         yield "Local prefill", _local_prefill(options.disaggregation)
-        yield "Queued prompts", deadline_of(options)
         if options.engine_of(Role.PREFILL) != options.engine:
             engines["Prefill engine"] = options.engine_of(Role.PREFILL)
     for name, given in {"Planner": options.planner, **engines}.items():

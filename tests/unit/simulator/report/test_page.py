@@ -200,9 +200,10 @@ def test_an_aggregated_deployment_has_no_charts_of_prefill():
 
 def test_the_page_says_what_the_oracle_knows_of_its_result():
     verdict = Verdict(95.0, is_slo_met=True, lower_bound_gpu_hours=0.25)
-    text = page(OPTIONS, [replace(results()[0], verdict=verdict)])
+    text = page(OPTIONS, [replace(results()[0], verdict=verdict)], ["Queued <prompts>."])
 
     assert any("at least 0.250 GPU-hours" in note for note in Read(text).all("p"))
+    assert "Queued <prompts>." in Read(text).all("p")
     assert embedded(text)["rows"][0]["lower_bound_gpu_hours"] == 0.25
 
 
