@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +23,7 @@ from dynaplan.serving.frontend.admission import Place
 from dynaplan.serving.frontend.context_errors import in_openai_words
 from dynaplan.serving.frontend.metrics import RequestRecord
 from dynaplan.serving.frontend.migration.begun_streams import BegunStream
+from dynaplan.serving.frontend.migration.partial_answers import UnreadPages
 from dynaplan.serving.frontend.reporting.tracing import RequestTrace
 from dynaplan.serving.frontend.stream_events import Failure, WholeLines, failure_in, is_aborted
 from dynaplan.serving.frontend.stream_tokens import Usage, counted, is_ended, usage_in
@@ -90,6 +91,8 @@ class Exchange:
     """The ``error_type`` of the metrics when an answer that had begun was not completed; else empty."""
     migration_limit: int = 0
     """Times that the answer may go on at another worker."""
+    pages: UnreadPages = field(default_factory=UnreadPages)
+    """The room for what is kept of streams that may."""
     trace: RequestTrace | None = None
     """The spans of the request, where it is traced here."""
     begun: BegunStream | None = None
@@ -247,7 +250,7 @@ async def _begin(exchange: Exchange) -> BegunStream:
     if exchange.request.version >= aiohttp.HttpVersion11:
         response.enable_chunked_encoding()
     await response.prepare(exchange.request)
-    return BegunStream(response, exchange.call, exchange.api, exchange.migration_limit)
+    return BegunStream(response, exchange.call, exchange.api, exchange.migration_limit, exchange.pages)
 
 
 async def _cut(exchange: Exchange, begun: BegunStream, death: WorkerDied, event: bytes = b"") -> None:

@@ -27,6 +27,7 @@ from dynaplan.serving.frontend.answering import (
     streamed,
     whole,
 )
+from dynaplan.serving.frontend.migration.partial_answers import UnreadPages
 from dynaplan.serving.frontend.stream_events import WholeLines
 from dynaplan.serving.frontend.trials import Trials
 from dynaplan.serving.frontend.upstream import Upstream, WorkerDied, WorkerRefused, read_whole
@@ -87,6 +88,7 @@ class Forwarder:
         self._reservations = reservations
         self._worker_wait_s = worker_wait_s
         self._migration_limit = migration_limit
+        self._pages = UnreadPages()
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
         self._engine_api = engine_api
         self._served = served
@@ -98,7 +100,7 @@ class Forwarder:
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Return the worker's answer (a stream is sent already); raise ApiError when no worker gives one."""
         is_answered = False
-        exchange.migration_limit = self._migration_limit
+        exchange.migration_limit, exchange.pages = self._migration_limit, self._pages
         try:
             response = await self._answer(exchange)
             is_answered = not exchange.failure
@@ -110,6 +112,8 @@ class Forwarder:
         finally:
             exchange.let_go()
             exchange.call = exchange.asked
+            if exchange.begun:
+                exchange.begun.close()
             if not is_answered:
                 self._trials.unanswered(exchange.call)
 

@@ -5,7 +5,7 @@ is lost, and what it has sent is not: the prompt followed by the text that the c
 prompt whose answer is the rest. Four steps follow from that.
 
 1. **Keep** (``partial_answers``). While a stream passes, its events are kept as bytes. They are parsed only
-   when the worker dies, or when there are many, into the text that they hold.
+   when the worker dies, or when all streams have kept too many, into the text that they hold.
 2. **Ask** (``continuing``). Another worker gets the client's request with the partial answer at the end of
    its prompt: as the beginning of a completion's prompt, or as an unfinished message of the assistant that
    the engine is told to continue. The limits of tokens shrink by the tokens that are there.

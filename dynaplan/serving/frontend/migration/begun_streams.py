@@ -11,7 +11,7 @@ from dynaplan.serving.frontend.migration.continuing import (
     may_migrate,
     obstacle,
 )
-from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer
+from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer, UnreadPages
 from dynaplan.serving.frontend.migration.splicing import Splice
 from dynaplan.serving.openai_api import Call
 
@@ -19,16 +19,24 @@ from dynaplan.serving.openai_api import Call
 class BegunStream:
     """The one response to a client, whatever number of workers it takes to write it.
 
-    ``asked`` is the client's request. Nothing is kept of a stream that can migrate nowhere.
+    ``asked`` is the client's request. Nothing is kept of a stream that can migrate nowhere; ``pages`` is the
+    room for what is kept of the others.
     """
 
-    def __init__(self, response: web.StreamResponse, asked: Call, api: EngineApi, limit: int) -> None:
+    def __init__(
+        self, response: web.StreamResponse, asked: Call, api: EngineApi, limit: int, pages: UnreadPages
+    ) -> None:
         self.response = response
         self.asked = asked
-        self._partial = PartialAnswer() if limit and may_migrate(asked, api) else None
+        self._partial = PartialAnswer(pages) if limit and may_migrate(asked, api) else None
         self._limit = limit
         self._splice: Splice | None = None
         self.migrations = 0
+
+    def close(self) -> None:
+        """Keep nothing of it any more: it has ended."""
+        if self._partial:
+            self._partial.close()
 
     async def write(self, events: bytes) -> bytes:
         """Pass a worker's whole events on; return them as they went to the client."""

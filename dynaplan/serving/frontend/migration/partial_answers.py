@@ -7,8 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST_UNREAD_BYTES = 64 * 1024
-"""Bytes of events that are kept before they are read into text: some 300 tokens."""
+PAGE_BYTES = 64 * 1024
+"""Bytes of events, some 300 tokens, that each stream may keep before it asks for more room."""
+
+MOST_PAGES = 512
+"""Further pages that all streams of a process have together: 32 MiB."""
+
+MOST_PAGES_OF_ONE = 16
+"""Further pages of one stream: to read as many events takes the event loop some 5 ms."""
 
 LARGEST_TEXT_CHARACTERS = 1024 * 1024
 """Characters of an answer that are kept; a longer answer does not migrate."""
@@ -63,17 +69,38 @@ class _Frame:
         return events[:start], str(text), events[end:]
 
 
+class UnreadPages:
+    """The room that the streams of a process have for events which they have not read."""
+
+    def __init__(self) -> None:
+        self._left = MOST_PAGES
+
+    def take(self) -> bool:
+        """Take a page; tell whether there was one."""
+        if self._left:
+            self._left -= 1
+            return True
+        return False
+
+    def give_back(self, pages: int) -> None:
+        """Have that number of pages for others again."""
+        self._left += pages
+
+
 class PartialAnswer:
-    """The events of one stream so far, read into their text when it is asked for.
+    """The events of one stream so far, read into their text when it is asked for, or when room runs out.
 
     ``answer_id`` and ``created_s`` are those of the first event. ``finish_reason`` is empty until an event
     has one. ``oddity`` says what in the answer is no plain text of one choice, empty when all of it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pages: UnreadPages) -> None:
+        self._pages = pages
+        self._taken_pages = 0
         self._unread: list[bytes] = []
         self._frame: _Frame | None = None
         self._unread_bytes = 0
+        self._room_bytes = PAGE_BYTES
         self._texts: list[str] = []
         self._characters = 0
         self.answer_id: Any = None
@@ -88,8 +115,18 @@ class PartialAnswer:
             return
         self._unread.append(events)
         self._unread_bytes += len(events)
-        if self._unread_bytes > LARGEST_UNREAD_BYTES:
-            self._read()
+        if self._unread_bytes > self._room_bytes:
+            if self._taken_pages < MOST_PAGES_OF_ONE and self._pages.take():
+                self._taken_pages += 1
+                self._room_bytes += PAGE_BYTES
+            else:
+                self._read()
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._unread, self._unread_bytes, self._room_bytes = [], 0, PAGE_BYTES
+        self._pages.give_back(self._taken_pages)
+        self._taken_pages = 0
 
     def text(self) -> str:
         """Return the text of the answer so far."""
@@ -98,8 +135,8 @@ class PartialAnswer:
         return self._texts[0]
 
     def _read(self) -> None:
-        events, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-        at = 0
+        events, at = b"".join(self._unread), 0
+        self.close()
         while self._frame is None and at < len(events):
             end = events.find(b"\n", at) + 1 or len(events)
             self._read_line(events[at:end].rstrip(b"\n"))

@@ -11,7 +11,7 @@ import pytest
 from dynaplan.domain.engine_api import EngineApi
 from dynaplan.serving.frontend.migration import continuing
 from dynaplan.serving.frontend.migration.continuing import continuation, is_complete, may_migrate, obstacle
-from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer
+from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer, UnreadPages
 from dynaplan.serving.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, read_call
 
 API = EngineApi(continuation={"continue_final_message": True})
@@ -30,7 +30,7 @@ def completion(**fields: Any) -> Call:
 
 
 def partial(text: str, **choice: Any) -> PartialAnswer:
-    answer = PartialAnswer()
+    answer = PartialAnswer(UnreadPages())
     document = {"id": "a1", "created": 5, "choices": [{"index": 0, "text": text, **choice}]}
     answer.add(b"data: " + json.dumps(document).encode() + b"\n\n")
     return answer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynaplan.serving.frontend.migration import partial_answers
-from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer
+from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer, UnreadPages
 
 
 def event(**choice: Any) -> bytes:
@@ -17,7 +17,7 @@ def event(**choice: Any) -> bytes:
 
 
 def of(*events: bytes) -> PartialAnswer:
-    partial = PartialAnswer()
+    partial = PartialAnswer(UnreadPages())
     for each in events:
         partial.add(each)
     return partial
@@ -31,9 +31,40 @@ def test_the_text_of_a_chat_and_of_a_completion_is_put_together() -> None:
 
 
 def test_a_long_answer_is_kept_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_answers, "LARGEST_UNREAD_BYTES", 100)
+    monkeypatch.setattr(partial_answers, "PAGE_BYTES", 100)
     partial = of(*[event(text=f"{number} ") for number in range(50)])
     assert partial.text() == "".join(f"{number} " for number in range(50))
+
+
+def test_events_are_read_when_there_is_no_room_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = event(text="1 ")
+    monkeypatch.setattr(partial_answers, "PAGE_BYTES", len(one))
+    monkeypatch.setattr(partial_answers, "MOST_PAGES", 3)
+    monkeypatch.setattr(partial_answers, "MOST_PAGES_OF_ONE", 2)
+    pages = UnreadPages()
+    first, second = PartialAnswer(pages), PartialAnswer(pages)
+    for _ in range(3):
+        first.add(one)
+        second.add(one)
+    assert first.answer_id is None, "nothing of it was read: it has three pages, two of them taken"
+    assert second.answer_id == "a1", "the third page was the last"
+    first.add(one)
+    assert first.answer_id == "a1", "as many as one stream may have"
+    assert (first.text(), second.text()) == ("1 " * 4, "1 " * 3)
+
+
+def test_a_stream_that_ends_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = event(text="1 ")
+    monkeypatch.setattr(partial_answers, "PAGE_BYTES", len(one))
+    monkeypatch.setattr(partial_answers, "MOST_PAGES", 1)
+    pages = UnreadPages()
+    for _ in range(3):
+        partial = PartialAnswer(pages)
+        partial.add(one * 2)
+        assert not pages.take()
+        partial.close()
+        assert pages.take()
+        pages.give_back(1)
 
 
 def test_an_answer_beyond_the_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

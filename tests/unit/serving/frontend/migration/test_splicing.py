@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dynaplan.serving.frontend.migration.continuing import Continuation
-from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer
+from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer, UnreadPages
 from dynaplan.serving.frontend.migration.splicing import Splice
 from dynaplan.serving.openai_api import CHAT_COMPLETIONS, read_call
 
@@ -22,7 +22,7 @@ def choice(**fields: Any) -> bytes:
 
 
 def splice(held: str = "", left_tokens: int | None = None) -> Splice:
-    partial = PartialAnswer()
+    partial = PartialAnswer(UnreadPages())
     partial.add(b'data: {"id":"a1","created":5,"choices":[{"index":0,"text":"a"}]}\n\n')
     partial.text()
     return Splice(partial, Continuation(CALL, 3, held, left_tokens))
