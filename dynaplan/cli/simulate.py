@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     help="Seconds from a worker's start to ready  [default: the graph's, 60]",
 )
 @click.option("--rate-scale", default=1.0, show_default=True, help="Multiplies the trace's requests")
+@click.option(
+    "--last",
+    default=None,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds: only the arrivals at the end of the trace  [default: all]",
+)
 @click.option("--ttft", default=None, type=float, help="Target in ms  [default: the planner's, 500]")
 @click.option("--itl", default=None, type=float, help="Target in ms  [default: the planner's, 50]")
 @click.option(
@@ -74,6 +80,11 @@ if TYPE_CHECKING:
     help="What router kv goes by: the blocks that engines tell of, or prediction  [default: the graph's, on]",
 )
 @click.option("--seed", default=1, show_default=True, help="Of made-up load and of the router's choices")
+@click.option(
+    "--recommend",
+    is_flag=True,
+    help="Try the planner's policies and splits that stand still, and say which would have done better",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
 @click.pass_context
@@ -81,6 +92,7 @@ def command(
     context: click.Context,
     /,
     policies: Sequence[str],
+    recommend: bool,
     json_path: str | None,
     html_path: str | None,
     **given: Any,
@@ -91,8 +103,9 @@ def command(
     """
     from dynaplan.sdk.config import find_config_file
     from dynaplan.sdk.importing import shipped_graphs
+    from dynaplan.simulator.report.recommending import tried_beside
     from dynaplan.simulator.report.table import notes, rows
-    from dynaplan.simulator.shell.simulation import run_simulations, warnings
+    from dynaplan.simulator.shell.simulation import run_recommended, run_simulations, warnings
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
@@ -100,15 +113,21 @@ def command(
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
     graph = read_graph(file, context.obj)
-    policies = policies or (str(graph.sections["Planner"].get("policy", "load")),)
+    own = str(graph.sections["Planner"].get("policy", "load"))
+    policies = policies or (tried_beside(own) if recommend else (own,))
     options = simulation_of(policies, given, graph)
     for warning in warnings(options):
         click.echo(f"Warning: {warning}", err=True)
     with ProgressLine() as line:
-        results = list(run_simulations(options, _watcher(policies, line)))
+        watch = _watcher(None if recommend else len(set(policies)), line)
+        found = run_recommended(options, watch) if recommend else None
+        results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
-    width = screen.width()
     said = [*notes(results), *origins(options), *dispatched(options)]
+    if found:
+        next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
+        said.append(f"Recommended: {found.words}.")
+    width = screen.width()
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
@@ -139,14 +158,18 @@ def dispatched(options: SimulateOptions) -> list[str]:
     return [f"Queued prompts are computed {deadline}."] if deadline.ms else []
 
 
-def _watcher(policies: Sequence[str], line: ProgressLine) -> Callable[[str, int, float, float], None]:
-    """Return the function that shows how far the simulations are; the time left is that of this pass."""
+def _watcher(policies: int | None, line: ProgressLine) -> Callable[[str, int, float, float], None]:
+    """Return the function that shows how far the simulations are; the time left is that of this pass.
+
+    ``policies`` is their number, where it is known.
+    """
+    of_all = f" of {policies}" if policies else ""
     begun_s: dict[tuple[str, int], float] = {}
 
     def watch(name: str, number: int, at_s: float, length_s: float) -> None:
         now_s = time.monotonic()
         passed_s = now_s - begun_s.setdefault((name, number), now_s)
-        which = f"policy {len({key[0] for key in begun_s})} of {len(set(policies))}, {name}"
+        which = f"policy {len({key[0] for key in begun_s})}{of_all}, {name}"
         if name.startswith("oracle"):
             which += f", pass {number}"
         part = f"{at_s / length_s:.0%} of {clock(length_s)} simulated" if length_s else "simulating"
@@ -231,6 +254,7 @@ def simulation_of(
         is_disaggregated=mode == "disagg",
         startup_time_s=startup_s if given["startup_time"] is None else given["startup_time"],
         rate_scale=given["rate_scale"],
+        last_s=given["last"],
         slo=Slo(*(target_ms(name, given, planner) for name in ("ttft", "itl"))),
         first=_targets(given["start"], mode, graph),
         seed=given["seed"],

@@ -26,9 +26,11 @@ from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.domain.wire.pulse import LATE_AFTER_S
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
+from dynaplan.options.service_config import ServiceConfig
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
+from dynaplan.planner.recommending import recommend_daily, recording_of
 from dynaplan.planner.remembering import remembered
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
+    config = ServiceConfig.get_instance()
+    if recording_of(config):
+        recommender = wiring.planning.recommender(planner_log_root())
+        runtime.spawn(recommend_daily(settings, config, recommender, runtime.clock), "recommending")
 
 
 class LoopPulse:

@@ -131,6 +131,21 @@ class GaugeRecorder(Recorder, Protocol):
         ...
 
 
+class RecommendsByRecording(Protocol):
+    """Simulates a recording of a deployment under other policies, and keeps what that recommends."""
+
+    def age_s(self) -> float | None:
+        """Return the seconds since the last recommendation; None before there is one."""
+        ...
+
+    async def recommend(self, config: str, arguments: Sequence[str]) -> str:
+        """Return what is recommended for a deployment of that configuration (YAML), in words.
+
+        ``arguments`` are further options of ``dynaplan simulate``. Raises TemporaryError, or OSError.
+        """
+        ...
+
+
 class Forecaster(Closable, Protocol):
     """Forecasts a series of the load, such as requests per interval, from its past."""
 

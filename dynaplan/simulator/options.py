@@ -21,8 +21,9 @@ EVERY_PROMPT_REMOTE = DisaggregationSettings(is_on=True, max_prefill_queue_size=
 class SimulateOptions:
     """One simulation for each of ``policies``, all of the same trace and deployment. Times are in seconds.
 
-    ``trace`` is a file or made-up load, at ``rate_scale`` times its rate. ``first`` are the workers at the
-    beginning; without it there is one of each role, or the workers of a static policy.
+    ``trace`` is a file or made-up load, at ``rate_scale`` times its rate; of its arrivals only those of the
+    last ``last_s`` count, where that is given. ``first`` are the workers at the beginning; without it there
+    is one of each role, or the workers of a static policy.
     ``engine`` are options of the simulated engine, ``prefill_engine`` those of prefill workers where these
     differ, ``planner`` options of the planner. ``disaggregation`` counts only with prefill workers.
     The frontends refuse requests while ``max_waiting_requests`` wait for their first token.
@@ -34,6 +35,7 @@ class SimulateOptions:
     is_disaggregated: bool = True
     startup_time_s: float = 60.0
     rate_scale: float = 1.0
+    last_s: float | None = None
     slo: Slo = field(default_factory=Slo)
     first: Targets | None = None
     routing: SimulatedRouting = field(default_factory=SimulatedRouting)

@@ -151,6 +151,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", least=0
     )
     metric_reporting_prometheus_host: str = option("127.0.0.1", "Address of that port")
+    recommend_every_s: float = option(
+        86400.0,
+        "Seconds between two recommendations by what `record-traffic` has recorded; 0: none",
+        least=0,
+    )
     shadow: Mapping[str, Any] | None = option(
         None, "Options of a second policy that decides beside this one and never acts, as `policy: sla`"
     )

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from dynaplan import wiring
@@ -28,6 +29,7 @@ from dynaplan.simulator.closed_loop import ClosedLoop
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
 from dynaplan.simulator.policies import PlannerPolicy
+from dynaplan.simulator.report.recommending import PolicyRecommendation, recommendation, standing_beside
 from dynaplan.simulator.rivals import HpaPolicy, KpaPolicy
 from dynaplan.simulator.run import Policy, Result, StaticPolicy, simulate
 from dynaplan.simulator.service import ServiceSettings
@@ -83,6 +85,19 @@ def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Ite
     runs = [_run(name, own, options, settings) for name, own in zip(options.policies, traces, strict=True)]
     next(trace(), None)
     return (run() for run in runs)
+
+
+def run_recommended(options: SimulateOptions, watch: Watch | None = None) -> PolicyRecommendation:
+    """Return what the options' policies and splits that stand still recommend, with the result of each.
+
+    The first policy is that of the deployment as it is. Raises ConfigError.
+    """
+    results = list(run_simulations(options, watch))
+    standing = standing_beside(results[0], service_settings(options).gpus_per_worker, options.gpus)
+    unseen = tuple(each for each in standing if each not in options.policies)
+    results += run_simulations(replace(options, policies=unseen), watch)
+    promised = settings_of(options.planner).targets()
+    return recommendation(results, promised)
 
 
 def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
@@ -208,6 +223,21 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
 def _trace(options: SimulateOptions) -> Trace:
     def requests() -> Iterator[TracedRequest]:
         return wiring.planning.read_requests(options.trace, options.rate_scale, options.seed)
+
+    return requests if options.last_s is None else _end_of(requests, options.last_s)
+
+
+def _end_of(trace: Trace, last_s: float) -> Trace:
+    """Return the arrivals of a trace's last seconds, counted from where these begin."""
+
+    @cache
+    def begin_s() -> float:
+        return max(0.0, max((request.arrival_s for request in trace()), default=0.0) - last_s)
+
+    def requests() -> Iterator[TracedRequest]:
+        for request in trace():
+            if request.arrival_s >= begin_s():
+                yield replace(request, arrival_s=request.arrival_s - begin_s())
 
     return requests
 

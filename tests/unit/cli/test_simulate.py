@@ -37,6 +37,25 @@ def test_policies_are_compared_side_by_side_on_the_same_trace(tmp_path):
     assert rows[1]["gpu_hours"] == pytest.approx(3 / 60, rel=0.02)
 
 
+def test_only_the_end_of_a_trace_counts(tmp_path):
+    path = tmp_path / "results.json"
+
+    simulate("--policy", "static:1,1", "--last", "15", "--json", str(path))
+
+    assert json.loads(path.read_text())[0]["requests"] == pytest.approx(15 * 4, abs=1)
+
+
+def test_a_recommendation_compares_the_graphs_policy_with_others_and_says_which(tmp_path):
+    path = tmp_path / "results.json"
+
+    text = simulate("--recommend", "--mode", "agg", "--json", str(path))
+
+    rows = json.loads(path.read_text())
+    assert [row["policy"] for row in rows] == ["load", "sla", "static:1"]
+    assert text.splitlines()[-1].startswith("Recommended: stay with load: 100.0% in time")
+    assert rows[0]["recommended"] in text.replace("\n  ", " ") and "recommended" not in rows[1]
+
+
 def test_the_same_command_twice_prints_the_same():
     assert simulate("--policy", "kpa", "--mode", "agg") == simulate("--policy", "kpa", "--mode", "agg")
 
@@ -168,7 +187,7 @@ def test_the_progress_tells_policy_simulated_time_and_time_left(monkeypatch):
     now_s, shown = [0.0], io.StringIO()
     monkeypatch.setattr(simulate_command.time, "monotonic", lambda: now_s[0])
     line = ProgressLine(shown, 0.0, lambda: now_s[0])
-    watch = simulate_command._watcher(("load", "oracle"), line)
+    watch = simulate_command._watcher(2, line)
     for passed_s, call in (
         (0.0, ("load", 1, 0.0, 100.0)),
         (10.0, ("load", 1, 25.0, 100.0)),
