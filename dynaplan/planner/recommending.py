@@ -52,7 +52,10 @@ async def recommend_daily(
     recommender: RecommendsByRecording,
     clock: Clock,
 ) -> None:
-    """Recommend every ``recommend-every`` for ever, by the graph's recording; return where none is wanted or possible."""
+    """Recommend by the graph's recording every ``recommend-every``, for ever.
+
+    Returns where that is 0, or where nothing times the engine.
+    """
     recording, every_s = recording_of(config), settings.recommend_every_s
     if not every_s:
         return

@@ -1,4 +1,4 @@
-"""The recommendation of a recording: the deployment as it is, beside other policies and splits that stand still.
+"""The recommendation of a recording: a deployment as it is, beside other policies and standing splits.
 
 The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
 recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
