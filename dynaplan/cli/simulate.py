@@ -254,7 +254,7 @@ def simulation_of(
         is_disaggregated=mode == "disagg",
         startup_time_s=startup_s if given["startup_time"] is None else given["startup_time"],
         rate_scale=given["rate_scale"],
-        last_s=given["last"],
+        last_s=given.get("last"),
         slo=Slo(*(target_ms(name, given, planner) for name in ("ttft", "itl"))),
         first=_targets(given["start"], mode, graph),
         seed=given["seed"],

@@ -54,6 +54,7 @@ def test_the_defaults_are_documented_ones():
         "learnt-floor": False,
         "hedge": False,
         "metric-reporting-prometheus-host": "127.0.0.1",
+        "recommend-every": 86400,
         "nats-max-reconnects": -1,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own
