@@ -27,6 +27,7 @@ COMMANDS = {
     "reserve": ("scaling.reserve", "Take GPUs from the deployment for a time."),
     "restart": ("scaling.restart", "A new worker in the place of an old one, or of each."),
     "reload": ("scaling.reload", "Read the YAML again, and apply what has changed."),
+    "upgrade": ("starting.upgrade", "Have this version take over a running deployment."),
     "wake": ("scaling.wake", "Wake workers whose engines sleep."),
     "why": ("watching.why", "Explain the last scaling decisions."),
     "logs": ("watching.logs", "Print or follow the logs."),

@@ -17,7 +17,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +32,7 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.supervisor.held.making_way import MAKE_WAY
 from dynaplan.supervisor.held.processes import HeldFleet
 from dynaplan.supervisor.watchers import WatcherSpec, service_of
 
@@ -66,8 +67,10 @@ class _Controller(Controller):
             command, properties = text_field(message, "command"), object_field(message, "properties", {})
         except ValueError:
             message, command, properties = {SENDER: OURSELVES}, "", {}  # circus says what is wrong with it
-        judged = CommandAnswer()
-        if message.get(SENDER) != OURSELVES:
+        judged, is_upgrade = CommandAnswer(), command.lower() == MAKE_WAY
+        if is_upgrade:
+            judged = CommandAnswer(refusal=self.arbiter.make_way(properties))
+        elif message.get(SENDER) != OURSELVES:
             judged = answer(command, properties, worker_watchers(self.arbiter.watchers))
         identifier, is_cast = message.get("id"), message.get("msg_type") == "cast"
         if judged.refusal:
@@ -76,6 +79,8 @@ class _Controller(Controller):
         elif judged.to_replace:
             for name in judged.to_replace:
                 self.arbiter.get_watcher(name).notify_event(REPLACE_EVENT, {"name": name})
+            self.send_ok(identifier, client, text, cast=is_cast)
+        elif is_upgrade:
             self.send_ok(identifier, client, text, cast=is_cast)
         else:
             super().dispatch(job)
@@ -90,7 +95,8 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``held`` a holder starts all processes but the fleet plugin's.
+    ``held`` a holder starts all processes but the fleet plugin's. ``make_way`` has this process end for
+    another version, and returns why it does not.
     """
 
     def __init__(
@@ -104,7 +110,9 @@ class ServeArbiter(Arbiter):
         public_socket: socket.socket | None = None,
         listeners: Collection[str] = (),
         held: HeldFleet | None = None,
+        make_way: Callable[[Mapping[str, Any]], str] = lambda properties: "not while it starts",
     ) -> None:
+        self.make_way = make_way
         self._public_socket = public_socket
         self._listeners = listeners
         self._held = held

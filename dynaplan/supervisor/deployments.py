@@ -89,12 +89,12 @@ def find_deployment(namespace: str | None = None) -> RunningDeployment:
 
 def find_deployments(namespace: str | None = None) -> list[RunningDeployment]:
     """Return the deployment of that namespace, or all that run; DeploymentError when none does."""
-    paths = _statefiles(namespace)
+    paths = statefiles(namespace)
     running = [found for path in paths if (found := _read(path))]
     if running:
         return running
     which = f"no deployment {namespace}" if namespace else "no deployment"
-    others = [each.namespace for path in _statefiles() if (each := _read(path))]
+    others = [each.namespace for path in statefiles() if (each := _read(path))]
     hint = f"Running: {', '.join(others)}" if others else "Start one with `dynaplan serve GRAPH`"
     leads = [*map(_remains, paths), *_elsewhere()]
     raise DeploymentError(
@@ -105,7 +105,7 @@ def find_deployments(namespace: str | None = None) -> list[RunningDeployment]:
 
 def port_holder(port: int) -> str:
     """Return the holder of a TCP port in words; a deployment of ours is found before it listens there."""
-    for each in filter(None, map(_read, _statefiles())):
+    for each in filter(None, map(_read, statefiles())):
         if each.port == port:
             return f"pid {each.arbiter.pid} (dynaplan serve, namespace {each.namespace})"
     return wiring.box.port_holder(port)
@@ -115,7 +115,7 @@ def _state_dir() -> Path:
     return wiring.box.statefile_path("any").parent
 
 
-def _statefiles(namespace: str | None = None) -> list[Path]:
+def statefiles(namespace: str | None = None) -> list[Path]:
     """Return the statefile of that namespace, or all that are there but dynaplan's own notes."""
     if namespace:
         return [wiring.box.statefile_path(namespace)]
@@ -142,7 +142,7 @@ def _remains(path: Path) -> str:
 
 def _elsewhere() -> list[str]:
     """Return lines about deployments of this machine that have their statefiles elsewhere."""
-    own = {each.arbiter.pid for each in filter(None, map(_read, _statefiles()))}
+    own = {each.arbiter.pid for each in filter(None, map(_read, statefiles()))}
     lines = []
     for pid, (which, state_dir) in wiring.box.deployments_of_machine().items():
         where = f"; DYN_LOCAL_STATE_DIR={state_dir} shows it" if state_dir else ""

@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 import zmq
@@ -33,6 +35,8 @@ from dynaplan.supervisor.arbiter import ServeArbiter
 from dynaplan.supervisor.banner import banner, page_line
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.held.adopting import adopted, leave_to_the_next
+from dynaplan.supervisor.held.making_way import ANSWERED_S, end_for_another, make_way
+from dynaplan.supervisor.held.versions import write_own
 from dynaplan.supervisor.preparation import (
     Config,
     Preparation,
@@ -227,6 +231,8 @@ class Serving:
         arbiter.notice_ends_at_once()
         if self._prepared.held:
             self._prepared.held.link.tell_here()
+        with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
+            write_own(self._launch.runtime_dir)
         self.is_here = True
 
     def _vigil(self, arbiter: ServeArbiter) -> Vigil:
@@ -278,7 +284,19 @@ class Serving:
             self._prepared.public_socket,
             listening_services(launch.graph),
             self._prepared.held,
+            self._make_way,
         )
+
+    def _make_way(self, properties: Mapping[str, Any]) -> str:
+        """End for another version, unless something speaks against it; return that."""
+        link = self._prepared.held.link if self._prepared.held else None
+        if not self.is_here or self._told_to_stop.is_set():
+            return "serve is starting or stopping"
+        arguments = link.arguments if link else ()
+        refusal = make_way(link, arguments, os.environ.get("DYNAPLAN_WORKER_TOKEN", ""), properties)
+        if not refusal:
+            asyncio.get_running_loop().call_later(ANSWERED_S, end_for_another)
+        return refusal
 
     def _server(
         self, name: str, command: list[str], working_dir: str, without: tuple[str, ...]

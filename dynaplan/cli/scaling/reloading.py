@@ -64,7 +64,7 @@ class Reloading:
         """Apply it; raises PermanentError when a new worker fails, after the way back."""
         from dynaplan import wiring
 
-        with self._alone():
+        with alone(self._found, "reload or upgrade"):
             store = wiring.connections.connect_store()
             try:
                 await self._run(store, live, services)
@@ -199,18 +199,17 @@ class Reloading:
     def _is_there(self, worker: Worker) -> bool:
         return any((each.name, each.pid) == (worker.name, worker.pid) for each in self._workers())
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other reloads of the deployment out; raises DeploymentError while one goes on."""
-        descriptor = os.open(
-            self._found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise DeploymentError(
-                f"another reload of {self._found.namespace} goes on", hint="Wait for its end."
-            ) from None
-        finally:
-            os.close(descriptor)
+
+@contextmanager
+def alone(found: RunningDeployment, what: str) -> Iterator[None]:
+    """Keep other reloads and upgrades of the deployment out; raises DeploymentError while one goes on."""
+    descriptor = os.open(found.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DeploymentError(
+            f"another {what} of {found.namespace} goes on", hint="Wait for its end."
+        ) from None
+    finally:
+        os.close(descriptor)

@@ -239,7 +239,10 @@ def below_holder(
     link = inherited_link(os.environ)
     if link is None:
         raise_descriptor_limit()  # the holder's children have its limit
-        return held([*PROGRAM, *arguments], grace_s, drain_timeout_s), None
+        link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+        link.arguments = arguments
+        return link, None
+    link.arguments = arguments
     with ended_by_sigint():
         from dynaplan.supervisor.serve import serve_on
     return link, serve_on(link)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dynaplan.ports.planning import MetricsSource
     from dynaplan.ports.stores import Store
     from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.supervisor.held.versions import RunningServe
 
 ANSWER_S = 1.0
 """Half of the time in which the store must list the workers."""
@@ -135,7 +136,9 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
     from dynaplan.core.fleet.observing import unmanaged
+    from dynaplan.supervisor.held.versions import read_serve
 
+    serve = read_serve(found.runtime_dir)
     held = (answers.holds or held_in(found.document)).by_role
     kept = planner_keys_of(found.document)
     hours = answers.hours or readable(HeldHours.from_text, kept.get(HOURS, ""))
@@ -153,6 +156,7 @@ def document_of(
         "log_dir": str(found.log_dir),
         "logs_at": _below_home(found.log_dir),
         "serve_pid": found.arbiter.pid,
+        "version": serve.version.number if serve else None,
         **_service(found, answers),
         "workers": workers,
         "gpus": _gpus(found, reservations),
@@ -162,7 +166,7 @@ def document_of(
         "hours": hours.to_json(),
         "reservations": reservations.to_json(),
         "recommended": _recommended(found),
-        "troubles": [*_troubles(found), *answers.troubles],
+        "troubles": [*_troubles(found), *_of_another_version(found, serve), *answers.troubles],
         "ignored_keys": dict(answers.ignored),
         "not_callable": dict(answers.not_callable),
         "routing": {worker: dict(sources) for worker, sources in routed.items()},
@@ -253,6 +257,16 @@ def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str
             "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
         }
         for gpu in inventory_of(found.document)
+    ]
+
+
+def _of_another_version(found: RunningDeployment, serve: RunningServe | None) -> list[str]:
+    """Return a sentence about the workers that an upgrade has not renewed."""
+    if serve is None or not (left := serve.not_renewed(found.workers)):
+        return []
+    names = ", ".join(each.name for each in left)
+    return [
+        f"{names}: not of {serve.version}, as serve is. `dynaplan upgrade` of its environment renews them."
     ]
 
 

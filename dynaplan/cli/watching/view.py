@@ -54,6 +54,8 @@ def view_of(document: Document, now_s: float) -> View:
     """Return what is shown of a document; ``now_s`` is the time of the clock on the wall, in seconds."""
     pid = document["serve_pid"]
     owner = f"serve runs as pid {pid}" if pid else "no serve of it runs here"
+    if version := document.get("version"):
+        owner += f", version {version}"
     rows = document["workers"]
     return View(
         title=f"{document['namespace']}  {document['frontend_url']}  {owner}",

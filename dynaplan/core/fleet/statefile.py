@@ -106,6 +106,20 @@ def with_config(document: Document, config: Mapping[str, Any]) -> Document:
     return {**document, "environment": environment}
 
 
+def with_commands(document: Document, commands: Mapping[str, str]) -> Document:
+    """Return the document with these command lines of the next workers, by component.
+
+    The workers that run keep theirs, but for one that has its component's base entry.
+    """
+    bases = _base_entries(document)
+    told = {
+        name: {**entry, "cmd": commands.get(bases[name]["component"], entry["cmd"])}
+        for name, entry in document["components"].items()
+        if name in bases
+    }
+    return {**document, "components": {**document["components"], **told}}
+
+
 def fleet_of(document: Document) -> tuple[Worker, ...]:
     """Return the workers in the document, in its order; an emptied base entry is no worker."""
     workers = (_worker(document["namespace"], name, entry) for name, entry in document["components"].items())

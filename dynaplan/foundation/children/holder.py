@@ -21,6 +21,9 @@ answered at once:
 - ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
   the kept descriptors.
 - ``("here",)``, when all is as before: answer ``("ok",)``.
+- ``("next", command, variables)``: the command to start when this program has ended, however that is, and
+  what differs in its environment; answer ``("ok",)``. It is on trial until it says that it is here: when it
+  ends before, or takes TRIAL_S seconds, the command of before is started again.
 
 and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
 ``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first.
@@ -36,13 +39,14 @@ import os
 import select
 import time
 
+from dynaplan.foundation.children.closing import cleans_up, remove, say
 from dynaplan.foundation.children.packets import PacketSocket
 from dynaplan.foundation.children.shim import descendants, parents
 from dynaplan.foundation.children.spawning import start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -57,6 +61,9 @@ RESERVED_S = 2.0
 AFTER_KILL_S, SPARED_S = 5.0, 3.0
 """Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
 
+TRIAL_S = 60.0
+"""Longest time for another program to be here, at most half of the grace; then the one before is started."""
+
 POLL_S = 0.02
 DRAINED = (0, 1)
 """The stages whose processes are told to end; those of later ones are killed when the others are gone."""
@@ -66,7 +73,8 @@ AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
 """Blocked when this script begins."""
 
 HOLDER_VARIABLE = "DYNAPLAN_HOLDER"
-"""The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid."""
+"""The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid; and
+``:trial`` for one that takes the place of another."""
 
 
 class Holder:
@@ -75,7 +83,9 @@ class Holder:
     def __init__(
         self, command: Sequence[str], program: int, descriptor: int, grace_s: float, drain_s: float
     ) -> None:
-        self._command = command
+        self._command: tuple[Sequence[str], Mapping[str, str]] = command, {}
+        self._next: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._fallback: tuple[Sequence[str], Mapping[str, str]] | None = None
         self._program = program
         self._grace_s = grace_s
         self._drain_s = drain_s
@@ -113,6 +123,8 @@ class Holder:
                 return self._end_in_order(status or _signal.SIGKILL)
             if self._program == 0 and time.monotonic() >= self._start_at_s:
                 self._start_program()
+            if self._fallback and self._program and time.monotonic() >= self._trial_ends_s():
+                os.kill(self._program, _signal.SIGKILL)
 
     # -- the program ------------------------------------------------------------------------------
 
@@ -131,6 +143,9 @@ class Holder:
         was_here_s = None if self._here_since_s is None else now_s - self._here_since_s
         self._program = 0
         self._disconnect()
+        if self._next or self._fallback:
+            self._change_program(now_s)
+            return False
         is_exit = os.WIFEXITED(status)
         is_meant = is_exit or os.WTERMSIG(status) in TOLD
         if is_meant and (self._is_first or was_here_s is not None):
@@ -152,13 +167,35 @@ class Holder:
             say(f"serve {how}; it starts again, and what it has started goes on.")
         return False
 
+    def _change_program(self, now_s: float) -> None:
+        """Have the next program started, or, in the place of one on trial, the one before it."""
+        if self._next:
+            self._fallback, self._command, self._next = self._command, self._next, None
+            self._away_since_s = now_s
+            say("Another serve takes over; what this one has started goes on.")
+        elif self._fallback:
+            self._command, self._fallback = self._fallback, None
+            say("The other serve did not come up: the one before starts again.")
+        self._here_since_s, self._is_first = None, False
+        self._pause_s, self._start_at_s = 0.0, now_s
+
+    def _trial_ends_s(self) -> float:
+        return self._away_since_s + min(TRIAL_S, self._grace_s / 2)
+
     def _start_program(self) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        environment = {**os.environ, HOLDER_VARIABLE: f"{theirs.fileno()}:{os.getpid()}"}
+        command, variables = self._command
+        trial = ":trial" if self._fallback else ""
+        link = {HOLDER_VARIABLE: f"{theirs.fileno()}:{os.getpid()}{trial}"}
         try:
-            self._program = start(self._command, ".", environment, (0, 1, 2), theirs.fileno())
+            self._program = start(
+                command, ".", {**os.environ, **variables, **link}, (0, 1, 2), theirs.fileno()
+            )
         except OSError as error:
             say(f"serve cannot be started again: {error.strerror}")
+            if self._fallback:
+                self._change_program(time.monotonic())
+                return
             self._pause_s = LONGEST_PAUSE_S
             self._start_at_s = time.monotonic() + self._pause_s
             return
@@ -172,7 +209,7 @@ class Holder:
         """Return the seconds until something is to be done without being asked; None for never."""
         if self._here_since_s is not None or self._is_first:
             return None
-        due_s = self._away_since_s + self._grace_s
+        due_s = self._trial_ends_s() if self._fallback else self._away_since_s + self._grace_s
         return (min(due_s, self._start_at_s) if self._program == 0 else due_s) - time.monotonic()
 
     def _wait(self, most_s: float | None) -> None:
@@ -278,7 +315,9 @@ class Holder:
             elif what == "remove":
                 self._paths = message[1]
             elif what == "here":
-                self._here_since_s = time.monotonic()
+                self._here_since_s, self._fallback = time.monotonic(), None
+            elif what == "next":
+                self._next = message[1], message[2]
             self._tell(("ok",))
 
     def _drop(self, name: str) -> None:
@@ -316,7 +355,7 @@ class Holder:
                 self._wait(POLL_S)
                 self._look()
         self._end_all()
-        self._remove()
+        remove(self._paths)
         return status
 
     def _of(self, stage: int) -> list[int]:
@@ -334,45 +373,13 @@ class Holder:
             except ChildProcessError:
                 return
             for pid in descendants(os.getpid(), parents()):
-                if since_s > SPARED_S or not _cleans_up(pid):
+                if since_s > SPARED_S or not cleans_up(pid):
                     try:
                         os.kill(pid, _signal.SIGKILL)
                     except OSError:
                         continue
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S)
-
-    def _remove(self) -> None:
-        """Remove the files that the program would have removed at its end."""
-        import shutil
-        from contextlib import suppress
-
-        for path in self._paths:
-            if path.endswith("/"):
-                with suppress(OSError):
-                    os.rmdir(path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            elif os.path.lexists(path):
-                os.unlink(path)
-
-
-def _cleans_up(pid: int) -> bool:
-    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            line = file.read()
-    except OSError:
-        return False
-    return b"/children/shim.py" in line or b"multiprocessing.resource_tracker" in line
-
-
-def say(line: str) -> None:
-    """Tell the user; a terminal that is gone is no reason to end."""
-    try:
-        os.write(1, f"{line}\n".encode())
-    except OSError:
-        return
 
 
 def main(arguments: list[str]) -> int:

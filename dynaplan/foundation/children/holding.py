@@ -63,11 +63,11 @@ def held(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
 
 def inherited_link(environ: MutableMapping[str, str]) -> HolderLink | None:
     """Take the link to the holder that has started this program again out of the environment, if it has."""
-    descriptor, _, holder_pid = environ.pop(HOLDER_VARIABLE, "").partition(":")
-    if not holder_pid:
+    descriptor, *words = environ.pop(HOLDER_VARIABLE, "").split(":")
+    if not words:
         return None
-    die_with_parent(int(holder_pid))
-    return HolderLink(int(descriptor), int(holder_pid))
+    die_with_parent(int(words[0]))
+    return HolderLink(int(descriptor), int(words[0]), is_trial="trial" in words)
 
 
 def _become_holder(
@@ -99,11 +99,15 @@ def _open_standard_streams() -> None:
 class HolderLink:
     """The link to the holder. Answers are waited for: the holder does nothing else than to answer.
 
-    ``on_end(pid, wait_status)`` is called by ``look``, and while an answer is waited for.
+    ``on_end(pid, wait_status)`` is called by ``look``, and while an answer is waited for. A program that
+    ``is_trial`` takes the place of another, which starts again unless this one says that it is here.
+    ``arguments`` are this program's own.
     """
 
-    def __init__(self, descriptor: int, holder_pid: int) -> None:
+    def __init__(self, descriptor: int, holder_pid: int, *, is_trial: bool = False) -> None:
         self.holder_pid = holder_pid
+        self.is_trial = is_trial
+        self.arguments: Sequence[str] = ()
         self.on_end: Callable[[int, int], None] = lambda pid, status: None
         self._socket = PacketSocket(descriptor)
 
@@ -165,6 +169,13 @@ class HolderLink:
     def tell_here(self) -> None:
         """Say that all is as before: from now on an exit of this program is the end of everything."""
         self._ask(("here",))
+
+    def make_way_for(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Have this command started when this process has ended, with these variables beside the holder's.
+
+        What this process has started goes on.
+        """
+        self._ask(("next", list(command), dict(variables)))
 
     def look(self, *, waits: bool = False) -> None:
         """Take note of processes that have ended; with ``waits``, of the next one at least."""

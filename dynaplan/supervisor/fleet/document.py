@@ -16,6 +16,7 @@ from dynaplan.core.fleet.statefile import (
     initial,
     live_settings_of,
     planner_keys_of,
+    with_commands,
     with_config,
     with_fleet,
     with_live_settings,
@@ -35,12 +36,6 @@ log = logging.getLogger(__name__)
 
 def new_document(launch: Launch) -> Document:
     """Return the deployment's document, without workers."""
-    first = launch.graph.services[0]
-    anybody = Worker("", first.name, first.role)
-    commands = {
-        service.name: worker_watcher(launch, replace(anybody, component=service.name)).command_line
-        for service in launch.graph.services
-    }
     addresses = {
         "frontend_url": launch.frontend_url,
         "circus_events": launch.circus_events,
@@ -55,10 +50,20 @@ def new_document(launch: Launch) -> Document:
             launch.arbiter,
             launch.circus_endpoint,
             launch.config,
-            commands,
+            commands_of(launch),
             addresses,
         )
     )
+
+
+def commands_of(launch: Launch) -> dict[str, str]:
+    """Return the command lines with which this process starts the workers of each component."""
+    first = launch.graph.services[0]
+    anybody = Worker("", first.name, first.role)
+    return {
+        service.name: worker_watcher(launch, replace(anybody, component=service.name)).command_line
+        for service in launch.graph.services
+    }
 
 
 class Statefile:
@@ -83,7 +88,7 @@ class Statefile:
             document = None
         if document is None:
             document = with_fleet(new_document(launch), await running_workers(launch, circus, processes))
-        return cls(store, document)
+        return cls(store, with_commands(document, commands_of(launch)))
 
     @property
     def workers(self) -> tuple[Worker, ...]:

@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dynaplan
 from dynaplan import wiring
 from dynaplan.core.fleet.statefile import arbiter_of, fleet_of
-from dynaplan.domain.errors import StatefileCorrupt
+from dynaplan.domain.errors import DeploymentError, StatefileCorrupt
 from dynaplan.domain.lifecycle import Worker
 from dynaplan.foundation.children.holding import Held, HolderLink
+from dynaplan.supervisor.held.making_way import check_own_package
 from dynaplan.supervisor.held.processes import PUBLIC_SOCKET, HeldFleet
 from dynaplan.supervisor.launch import CurrentLaunch, Launch
 from dynaplan.supervisor.preparation import Preparation, forget_decisions, give_back, log_to
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 
 DEPLOYMENT = "deployment"
 """The name by which the holder keeps what a ``serve`` after this one needs."""
+
+MODULES_PATH = ("PYTHONPATH",)
+"""The variables that all processes have of this ``serve``, which may be of another version than the last."""
 
 TRACKERS_WITHIN_S = 3.0
 """Longest wait per session that is ended, as for those of an earlier deployment (``leftovers.py``)."""
@@ -101,17 +106,26 @@ def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | No
     """Return the deployment that runs below the holder, and whether it is to end on a failure.
 
     None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
-    must not be unwound: that would take away what a running deployment needs.
+    must not be unwound: that would take away what a running deployment needs. Raises DeploymentError in a
+    version that takes over and cannot read what the one before has written: that one goes on then.
     """
+    check_own_package(os.environ, is_trial=link.is_trial)
     held = link.hello()
     found = _consistent(held, link)
+    if found is None and link.is_trial:
+        raise DeploymentError(
+            f"dynaplan {dynaplan.__version__} cannot read what the deployment has written down",
+            hint="Its own version goes on. `dynaplan stop`, then `dynaplan serve`, starts this one.",
+        )
     if found is None:
         _end_everything(held, link)
         return None
     kept, workers = found
     launch = CurrentLaunch(kept.launch).now
+    own_path = {name: os.environ[name] for name in MODULES_PATH if name in os.environ}
     os.environ.clear()
-    os.environ.update(kept.environment)
+    os.environ.update({name: text for name, text in kept.environment.items() if name not in MODULES_PATH})
+    os.environ.update(own_path)
     os.chdir(launch.graph.working_dir)
     log_to(launch.log_dir / "circus.log")
     public_socket = _public_socket(held, stack)

@@ -16,7 +16,7 @@ from dynaplan import wiring
 from dynaplan.adapters.clock import SystemClock
 from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import reloading, restart
-from dynaplan.cli.scaling.reloading import Reloading
+from dynaplan.cli.scaling.reloading import Reloading, alone
 from dynaplan.cli.scaling.waiting import ScaleTimes
 from dynaplan.domain.errors import DeploymentError, PermanentError
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
@@ -167,7 +167,9 @@ async def test_an_interrupted_reload_leaves_the_settings_of_before(
 
 
 async def test_two_reloads_do_not_go_on_at_once(box: Box) -> None:
-    first, second = reload_of(box), reload_of(box)
-    with first._alone(), pytest.raises(DeploymentError, match="another reload of ns goes on"):
-        await second.run({}, [])
-    await second.run({}, [])
+    with (
+        alone(box.found, "upgrade"),
+        pytest.raises(DeploymentError, match="another reload or upgrade of ns goes on"),
+    ):
+        await reload_of(box).run({}, [])
+    await reload_of(box).run({}, [])

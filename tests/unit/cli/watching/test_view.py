@@ -14,6 +14,7 @@ def test_the_head_says_what_is_served_how_and_where() -> None:
     view = view_of(document(gpus=gpus), 0.0)
     ready = "ready decode 1 of 2 (being carried out)"
     assert view.title == "dynamo  http://127.0.0.1:8000  serve runs as pid 5"
+    assert view_of(document(version="0.2.0"), 0.0).title.endswith("serve runs as pid 5, version 0.2.0")
     assert view.service == f"model llama  policy load  {ready}  2 of 3 GPUs free"
     assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
 

@@ -24,6 +24,7 @@ from dynaplan.core.fleet.statefile import (
     live_settings_of,
     planner_keys_of,
     to_json,
+    with_commands,
     with_config,
     with_fleet,
     with_live_settings,
@@ -117,6 +118,19 @@ def test_every_step_of_its_life_is_the_golden_document(step: str) -> None:
         if name == step:
             break
     assert to_json(document) == (GOLDEN / f"{step}.json").read_text()
+
+
+def test_the_next_workers_have_new_commands_and_running_ones_keep_theirs() -> None:
+    before = with_fleet(new_document(), LIFE["worker_added"])
+    third = replace(SECOND, name="dynamo_VllmWorker_2")
+    after = with_fleet(with_commands(before, {"VllmWorker": "/new/python"}), (FRONTEND, FIRST, SECOND, third))
+    commands = {name: each["cmd"].split()[0] for name, each in after["components"].items()}
+    assert commands == {
+        "dynamo_Frontend": "python",
+        "dynamo_VllmWorker": "/new/python",
+        "dynamo_VllmWorker_1": "python",
+        "dynamo_VllmWorker_2": "/new/python",
+    }
 
 
 @pytest.mark.parametrize("step", LIFE)

@@ -27,6 +27,9 @@ own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 link = inherited_link(os.environ)
 if link and what == "never-back":
     sys.exit(3)
+if link and what == "hangs":
+    time.sleep(600)
+is_first = link is None
 link = link or held([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
 ends = []
 link.on_end = lambda *end: ends.append(end)
@@ -51,7 +54,13 @@ text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
 if what != "starting":
     link.tell_here()
 say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
+say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
+if is_first and what.startswith("for "):
+    other = [sys.executable, "-c", SELF, *sys.argv[1:3], what.removeprefix("for ")]
+    other = ["/nonexistent/python"] if what == "for nothing" else other
+    link.make_way_for(other, {"OF_THE_OTHER": "1"})
+    os.kill(os.getpid(), 9)
 if what == "exit":
     sys.exit(5)
 while not ends:
@@ -177,6 +186,37 @@ def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_file
     assert are_gone(first["pids"])
     assert (tmp_path / "drained").read_text().split() == ["one", "two"]
     assert not (tmp_path / "gone").exists()
+
+
+def test_another_program_takes_the_place_of_the_first_and_is_the_one_that_comes_back(
+    program: Program,
+) -> None:
+    process = program("for the-other")
+    first, second = said(process), said(process)
+    assert (second["what"], second["is_trial"], second["variable"]) == ("the-other", True, "1")
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
+    assert second["text"] == "kept by the first"
+    os.kill(second["me"], signal.SIGKILL)
+    third = said(process)
+    assert (third["what"], third["is_trial"], third["variable"]) == ("the-other", False, "1")
+    assert third["pids"] == second["pids"]
+
+
+@pytest.mark.parametrize("fault", ["never-back", "hangs", "nothing"])
+def test_a_program_that_does_not_come_up_gives_its_place_back(program: Program, fault: str) -> None:
+    process = program(f"for {fault}", grace_s=4.0)
+    first, second = said(process), said(process)
+    assert (second["what"], second["is_trial"], second["variable"]) == (f"for {fault}", False, "")
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
+    assert second["away_s"] < 4.0
+
+
+def test_a_signal_to_end_counts_while_another_program_is_on_trial(program: Program) -> None:
+    process = program("for hangs")
+    pids = said(process)["pids"]
+    process.terminate()
+    assert process.wait(30) < 0
+    assert are_gone(pids)
 
 
 def test_kill_9_of_the_holder_leaves_nothing(program: Program) -> None:

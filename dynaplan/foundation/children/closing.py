@@ -1,0 +1,57 @@
+"""The last things that a holder does by itself: telling the user, sparing what cleans up, removing files.
+
+It may run for months, and its files may be gone by then, as after an upgrade: nothing is imported any more
+when it comes to its end.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def say(line: str) -> None:
+    """Tell the user; a terminal that is gone is no reason to end."""
+    try:
+        os.write(1, f"{line}\n".encode())
+    except OSError:
+        return
+
+
+def cleans_up(pid: int) -> bool:
+    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            line = file.read()
+    except OSError:
+        return False
+    return b"/children/shim.py" in line or b"multiprocessing.resource_tracker" in line
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove files, links and directories with all that is in them, in that order.
+
+    A path with a slash at its end is a directory that goes if it is empty. What cannot be removed stays.
+    """
+    for path in paths:
+        if path.endswith("/"):
+            _try(os.rmdir, path)
+        elif os.path.isdir(path) and not os.path.islink(path):
+            for directory, directories, files in os.walk(path, topdown=False):
+                for name in (*files, *directories):
+                    inner = os.path.join(directory, name)
+                    is_directory = name in directories and not os.path.islink(inner)
+                    _try(os.rmdir if is_directory else os.unlink, inner)
+            _try(os.rmdir, path)
+        elif os.path.lexists(path):
+            _try(os.unlink, path)
+
+
+def _try(removal: Callable[[str], None], path: str) -> None:
+    try:
+        removal(path)
+    except OSError:
+        return

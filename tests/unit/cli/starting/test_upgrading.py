@@ -1,0 +1,216 @@
+"""An upgrade replaces ``serve``, then the workers of before, and names what is left when one fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan import wiring
+from dynaplan.adapters.clock import SystemClock
+from dynaplan.adapters.stores.memory import MemoryStore
+from dynaplan.cli.scaling.reloading import alone
+from dynaplan.cli.starting import upgrading
+from dynaplan.cli.starting.detaching import PROGRAM
+from dynaplan.cli.starting.upgrade import check_version
+from dynaplan.cli.starting.upgrading import Upgrading
+from dynaplan.domain.errors import DeploymentError, PermanentError, TemporaryError
+from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.domain.wire.pulse import PLUGIN_PULSE
+from dynaplan.supervisor import circus_client, deployments
+from dynaplan.supervisor.circus_client import CommandRefused
+from dynaplan.supervisor.held.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
+
+OWN, BEFORE = own_version(), Version("0.0.1", "/old/python", "/old")
+OLD = RunningServe(11, 100, (Takeover(BEFORE, 100),))
+NEW = RunningServe(12, 200, (Takeover(BEFORE, 100), Takeover(OWN, 200)))
+ALWAYS_OWN = RunningServe(11, 100, (Takeover(OWN, 100),))
+HOLDER = ProcessIdentity(10, 90, "boot")
+
+
+class Box:
+    """A deployment that does at once what it is told; ``successor`` is the ``serve`` that comes next."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.told: list[dict[str, Any]] = []
+        self.renewed: list[str] = []
+        self.fails = ""
+        self.refusal = ""
+        self.successor: RunningServe | None = NEW
+        self.plugin_started_at, self.now = 201, 210
+        self.workers = tuple(
+            Worker(name, name, role, WorkerState.READY, pid=20 + number, started_at=110)
+            for number, (name, role) in enumerate(
+                (("planner", Role.PLANNER), ("decode", Role.DECODE), ("frontend", Role.FRONTEND))
+            )
+        )
+        self.write(OLD)
+
+    def write(self, version: RunningServe) -> None:
+        (self.directory / VERSION_FILE).write_text(json.dumps(asdict(version)))
+
+    @property
+    def found(self) -> Any:
+        facts = {"namespace": "ns", "workers": self.workers, "runtime_dir": self.directory}
+        return SimpleNamespace(**facts, circus_endpoint="ipc://x", arbiter=HOLDER)
+
+    def client(self, endpoint: str, *, sender: str) -> Any:
+        assert sender == circus_client.A_PERSON
+        return self
+
+    async def call(self, command: str, **properties: Any) -> None:
+        assert command == "upgrade"
+        if self.refusal:
+            raise CommandRefused(self.refusal)
+        self.told.append(properties)
+        if self.successor:
+            self.write(self.successor)
+
+    def close(self) -> None:
+        """The client of circus needs no closing here."""
+
+    def read(self, name: str) -> Any:
+        assert name == PLUGIN_PULSE
+        process = ProcessIdentity(13, self.plugin_started_at, "boot")
+        return SimpleNamespace(is_alive=True, process=process)
+
+    def replace(self, old: Worker) -> str:
+        if old.name == self.fails:
+            raise PermanentError(f"no new worker took the place of {old.name}")
+        self.renewed.append(old.name)
+        self.workers = tuple(
+            replace(each, started_at=self.now, pid=each.pid + 100) if each.name == old.name else each
+            for each in self.workers
+        )
+        return old.name
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
+    box, store = Box(tmp_path), MemoryStore(SystemClock())
+
+    class Restart:
+        was_beside = True
+
+        def __init__(self, store: Any, namespace: str, old: Worker, timeout_s: float | None) -> None:
+            self.old = old
+
+        async def run(self, patience_s: float) -> str:
+            return box.replace(self.old)
+
+    async def restart_process(found: Any, old: Worker, timeout_s: float | None) -> str:
+        return box.replace(old)
+
+    async def closed() -> None:
+        return None
+
+    monkeypatch.setenv("DYNAPLAN_WORKER_TOKEN", "the token")
+    monkeypatch.setattr(store, "close", closed)
+    monkeypatch.setattr(upgrading, "WorkerRestart", Restart)
+    monkeypatch.setattr(upgrading, "restart_process", restart_process)
+    monkeypatch.setattr(upgrading, "TAKEN_WITHIN_S", 0.3)
+    monkeypatch.setattr(upgrading, "KEEPS_WITHIN_S", 0.3)
+    monkeypatch.setattr(circus_client, "CircusClient", box.client)
+    monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
+    monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
+    monkeypatch.setattr(wiring.box, "heartbeats", lambda directory: box)
+    return box
+
+
+async def test_serve_is_replaced_then_frontends_then_workers_then_the_rest(
+    box: Box, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await Upgrading(box.found, OLD).run()
+    assert [(each["program"], each["token"]) for each in box.told] == [(list(PROGRAM), "the token")]
+    assert box.renewed == ["frontend", "decode", "planner"]
+    assert "serve and 3 workers" in capsys.readouterr().out
+
+
+async def test_an_upgrade_that_was_interrupted_goes_on_with_the_workers_that_are_left(box: Box) -> None:
+    box.replace(box.workers[0])
+    await Upgrading(box.found, NEW).run()
+    assert box.told == []
+    assert box.renewed == ["planner", "frontend", "decode"]
+
+
+async def test_going_back_spares_the_workers_that_the_upgrade_did_not_reach(box: Box) -> None:
+    box.successor = RunningServe(13, 300, (Takeover(OWN, 100), Takeover(BEFORE, 200), Takeover(OWN, 300)))
+    box.replace(box.workers[2])
+    box.plugin_started_at, box.now = 301, 310
+    failed = RunningServe(12, 200, (Takeover(OWN, 100), Takeover(BEFORE, 200)))
+    await Upgrading(box.found, failed).run()
+    assert box.renewed == ["frontend", "frontend"]
+
+
+async def test_force_replaces_serve_and_every_worker_of_the_same_version(box: Box) -> None:
+    box.successor = replace(ALWAYS_OWN, pid=12, started_at=200)
+    await Upgrading(box.found, ALWAYS_OWN).run(is_forced=True)
+    assert len(box.told) == 1
+    assert box.renewed == ["frontend", "decode", "planner"]
+
+
+async def test_a_version_that_does_not_come_up_touches_no_worker(box: Box) -> None:
+    box.successor = replace(OLD, pid=13, started_at=300)
+    with pytest.raises(PermanentError, match=r"did not come up: dynaplan 0\.0\.1 \(/old/python\) goes on"):
+        await Upgrading(box.found, OLD).run()
+    assert box.renewed == []
+
+
+async def test_no_serve_and_no_fleet_plugin_are_waited_for_without_end(box: Box) -> None:
+    box.plugin_started_at = 150
+    with pytest.raises(PermanentError, match="fleet plugin has not answered"):
+        await Upgrading(box.found, OLD).run()
+    box.write(OLD)
+    box.successor = None
+    with pytest.raises(TemporaryError, match="no serve has come"):
+        await Upgrading(box.found, OLD).run()
+    assert box.renewed == []
+
+
+async def test_a_worker_that_does_not_start_ends_it_and_what_is_left_is_named(box: Box) -> None:
+    box.fails = "decode"
+    with pytest.raises(PermanentError, match="of the old one still decode, planner: no new worker"):
+        await Upgrading(box.found, OLD).run()
+    assert box.renewed == ["frontend"]
+
+
+async def test_a_serve_that_makes_no_way_says_why(box: Box) -> None:
+    box.refusal = "serve is starting or stopping"
+    with pytest.raises(DeploymentError, match="ns makes no way: serve is starting"):
+        await Upgrading(box.found, OLD).run()
+
+
+async def test_two_upgrades_do_not_go_on_at_once(box: Box) -> None:
+    with alone(box.found, "upgrade"), pytest.raises(DeploymentError, match="goes on"):
+        await Upgrading(box.found, OLD).run()
+    assert box.told == []
+
+
+def test_what_runs_is_replaced_unless_nothing_would_change(box: Box) -> None:
+    assert check_version(box.found, force=False) == OLD
+    box.write(ALWAYS_OWN)
+    with pytest.raises(DeploymentError, match="already"):
+        check_version(box.found, force=False)
+    assert check_version(box.found, force=True).pid == 11
+    box.write(NEW)
+    assert check_version(box.found, force=False) == NEW
+
+
+def test_without_a_holder_or_a_known_version_or_as_another_user_it_is_refused(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.write(replace(OLD, pid=HOLDER.pid))
+    with pytest.raises(DeploymentError, match="no holder"):
+        check_version(box.found, force=False)
+    (box.directory / VERSION_FILE).unlink()
+    with pytest.raises(DeploymentError, match="a version that cannot be upgraded"):
+        check_version(box.found, force=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31)
+    with pytest.raises(DeploymentError, match="Run this as that user"):
+        check_version(box.found, force=False)
