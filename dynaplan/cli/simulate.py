@@ -123,10 +123,12 @@ def command(
         found = run_recommended(options, watch) if recommend else None
         results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
-    said = [*notes(results), *origins(options), *dispatched(options)]
+    said = [*notes(results), *origins(options)]
     if found:
         next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
         said.append(f"Recommended: {found.words}.")
+    else:
+        said += dispatched(options)
     width = screen.width()
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:

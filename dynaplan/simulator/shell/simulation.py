@@ -90,14 +90,22 @@ def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Ite
 def run_recommended(options: SimulateOptions, watch: Watch | None = None) -> PolicyRecommendation:
     """Return what the options' policies and splits that stand still recommend, with the result of each.
 
-    The first policy is that of the deployment as it is. Raises ConfigError.
+    The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
+    how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
+    Raises ConfigError.
     """
-    results = list(run_simulations(options, watch))
+    results = [_served(name, options, watch) for name in options.policies]
     standing = standing_beside(results[0], service_settings(options).gpus_per_worker, options.gpus)
-    unseen = tuple(each for each in standing if each not in options.policies)
-    results += run_simulations(replace(options, policies=unseen), watch)
+    results += [_served(name, options, watch) for name in standing if name not in options.policies]
     promised = settings_of(options.planner).targets()
     return recommendation(results, promised)
+
+
+def _served(name: str, options: SimulateOptions, watch: Watch | None) -> Result:
+    """Return the result of a policy that is the deployment's own."""
+    policy = PLANNED.get(name, {}).get("policy", "load")
+    own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
+    return next(run_simulations(own, watch))
 
 
 def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:

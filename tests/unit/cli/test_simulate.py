@@ -12,7 +12,7 @@ from dynaplan.cli.simulate import command
 from dynaplan.domain.errors import ConfigError
 from dynaplan.foundation.progress import ProgressLine
 from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.simulator.shell.simulation import run_recommended, run_simulations
 
 LOAD = "constant:rate=4,duration=60,isl=1000,osl=50"
 
@@ -54,6 +54,17 @@ def test_a_recommendation_compares_the_graphs_policy_with_others_and_says_which(
     assert [row["policy"] for row in rows] == ["load", "sla", "static:1"]
     assert text.splitlines()[-1].startswith("Recommended: stay with load: 100.0% in time")
     assert rows[0]["recommended"] in text.replace("\n  ", " ") and "recommended" not in rows[1]
+
+
+def test_each_recommended_policy_is_simulated_as_it_would_be_served():
+    load = "poisson:rate=30,duration=60,isl=3000,osl=20"
+    options = SimulateOptions(load, policies=("load", "sla"), gpus=2)
+
+    queued = {each.policy: each.outcome.queued_ms.percentile(5) for each in run_recommended(options).results}
+
+    # With as many workers throughout, only a deadline lets late prompts wait for those that come in time.
+    assert queued["sla"] < queued["load"] / 2
+    assert queued["static:1,1"] == pytest.approx(queued["load"])
 
 
 def test_the_same_command_twice_prints_the_same():
