@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
 import psutil
 import pytest
 
+from tests.chaos.deployment_faults import environment_of
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -37,28 +41,80 @@ def starts(deployment: Deployment) -> dict[str, tuple[int, int]]:
     return {name: (each["pid"], each["started_at"]) for name, each in deployment.workers().items()}
 
 
+def owners(deployment: Deployment) -> dict[str, set[str]]:
+    """The workers that have each GPU, by the environment of the processes that run."""
+    found: dict[str, set[str]] = {}
+    for pid in processes_of(deployment):
+        environment = environment_of(pid)
+        for gpu in filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+            found.setdefault(gpu, set()).add(environment["DYNAPLAN_WORKER_NAME"])
+    return found
+
+
+async def killed(deployment: Deployment) -> float:
+    """Kill ``serve``; return the seconds until the next one has adopted what runs."""
+    old, adoptions = serve_of(deployment), deployment.text.count("Adopted")
+    assert old
+    begun_s = time.monotonic()
+    old.kill()
+    await eventually(lambda: deployment.text.count("Adopted") > adoptions, interval_s=0.01)
+    return time.monotonic() - begun_s
+
+
+async def ended(deployment: Deployment) -> None:
+    """End it in order: nothing is left."""
+    assert await asyncio.to_thread(deployment.stop) == 0
+    await eventually(lambda: not processes_of(deployment))
+    assert files_of(deployment) == []
+
+
 @pytest.mark.timeout(120 + 20 * KILLS)
 async def test_no_request_notices_that_serve_is_killed(deploy: Callable[..., Deployment]) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
-    before, took_s = starts(deployment), []
+    before, took_s, busy = starts(deployment), [], []
     async with Load(deployment.url, MODEL, clients=40, tokens=200) as load:
         for _ in range(KILLS):
             await eventually(load.streams)
-            old = serve_of(deployment)
-            assert old
-            begun_s, adoptions = time.monotonic(), deployment.text.count("Adopted 6 processes")
-            old.kill()
-            await eventually(lambda count=adoptions: deployment.text.count("Adopted 6") > count)
-            took_s.append(time.monotonic() - begun_s)
+            took_s.append(await killed(deployment))
+            busy.append(os.getloadavg()[0])
+            assert all(len(names) == 1 for names in owners(deployment).values())
             await eventually(lambda: serve_of(deployment))
         await load.stop()
-    print(f"adopted after {min(took_s):.2f} to {max(took_s):.2f} s; {len(load.outcomes)} requests")
+    took_s.sort()
+    print(
+        f"{KILLS} kills: adopted after {took_s[0]:.2f}, {took_s[KILLS // 2]:.2f}, {took_s[-1]:.2f} s (least, "
+        f"median, most); {len(load.outcomes)} requests, {len(load.incomplete)} failed; load average "
+        f"{min(busy):.1f} to {max(busy):.1f}"
+    )
     assert load.incomplete == []
     assert starts(deployment) == before
+    assert len(owners(deployment)) == 2
+    assert deployment.text.count("Adopted 6 processes") == KILLS
     assert is_whole(deployment)
-    assert deployment.stop() == 0
-    wait_until(lambda: not processes_of(deployment))
-    assert files_of(deployment) == []
+    await ended(deployment)
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+async def test_no_gpu_has_two_owners_when_serve_is_killed_amid_scaling(
+    deploy: Callable[..., Deployment],
+) -> None:
+    options = (*QUIET, "--gpus", "5", "--VllmWorker.startup-time=0.3")
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *options)
+    dice = random.Random(KILLS)
+    async with Load(deployment.url, MODEL, clients=8, tokens=100) as load:
+        for number in range(KILLS):
+            counts = (f"decode={3 - 2 * (number % 2)}", f"prefill={dice.randint(1, 2)}", "--no-wait")
+            told = await asyncio.to_thread(deployment.run, "scale", *counts)
+            assert told.returncode == 0, told.stderr
+            await asyncio.sleep(dice.uniform(0.0, 0.8))
+            await killed(deployment)
+            assert all(len(names) == 1 for names in owners(deployment).values())
+            await eventually(lambda: serve_of(deployment))
+        await asyncio.to_thread(deployment.scale, decode=1, prefill=1)
+        await load.stop()
+    assert load.incomplete == []
+    assert is_whole(deployment)
+    await ended(deployment)
 
 
 async def test_what_was_adopted_is_scaled_restarted_and_shown_like_any_other(
@@ -83,17 +139,49 @@ async def test_what_was_adopted_is_scaled_restarted_and_shown_like_any_other(
     assert files_of(deployment) == []
 
 
-def test_a_file_that_is_broken_meanwhile_changes_nothing(
+def test_a_file_that_is_broken_or_changed_meanwhile_counts_at_the_next_reload(
     deploy: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("config") / "agg.yaml"
-    file.write_text((REPOSITORY / "graphs" / "agg.yaml").read_text())
+    given = (REPOSITORY / "graphs" / "agg.yaml").read_text()
+    file.write_text(given)
     deployment = deploy("graphs.agg:Frontend", str(file), *QUIET)
     before = starts(deployment)
-    file.write_text("Frontend: [this is no section\n")
-    os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
-    wait_until(lambda: "Adopted" in deployment.text and serve_of(deployment))
-    assert starts(deployment) == before
+    for text in (
+        "Frontend: [this is no section\n",
+        given.replace("VllmWorker:", "VllmWorker:\n  max-num-seqs: 7"),
+    ):
+        file.write_text(text)
+        adoptions = deployment.text.count("Adopted")
+        os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
+        wait_until(lambda seen=adoptions: deployment.text.count("Adopted") > seen and serve_of(deployment))
+        assert starts(deployment) == before
+    reloaded = deployment.run("reload", "-y")
+    assert reloaded.returncode == 0, reloaded.stdout + reloaded.stderr
+    assert "dynamo_VllmWorker -> dynamo_VllmWorker_1" in reloaded.stdout
+    assert starts(deployment)["dynamo_Frontend"] == before["dynamo_Frontend"]
+
+
+def test_a_program_that_has_the_pid_of_a_worker_by_now_is_left_alone(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
+    before = starts(deployment)
+    # The pid stays a foreign program's; only its start tells that it is no worker.
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        try:
+            process_of(deployment, "FleetPlugin").suspend()  # it would write the file again
+            document = deployment.statefile()
+            document["components"]["dynamo_VllmWorker"]["pid"] = stranger.pid
+            deployment.statefile_path.write_text(json.dumps(document))
+            os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
+            wait_until(lambda: "Adopted" in deployment.text and serve_of(deployment))
+            wait_until(lambda: is_whole(deployment) and starts(deployment) == before)
+            assert deployment.stop() == 0
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+    assert files_of(deployment) == []
 
 
 def test_what_does_not_fit_together_is_ended_and_serve_starts_anew(deploy: Callable[..., Deployment]) -> None:

@@ -70,7 +70,6 @@ TESTED_ELSEWHERE = {
         "foundation/children/spawning",
     ],
     "integration/test_supervisor.py": [
-        "supervisor/held/adopting",
         "supervisor/arbiter",
         "supervisor/fleet/document",
         "supervisor/fleet/plugin",
