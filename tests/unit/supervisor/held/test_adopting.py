@@ -40,7 +40,7 @@ class KeepingLink:
     """A link to a holder that has these processes, by name; ``dropped`` is what it need not keep any more."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        self.holder_pid = HOLDER.pid
+        self.holder_pid, self.is_trial = HOLDER.pid, False
         self.pids = pids
         self.kept: dict[str, int] = {}
         self.dropped: list[str] = []
