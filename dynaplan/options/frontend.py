@@ -13,12 +13,15 @@ from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, DisaggregationSettings
 from dynaplan.options.deadline import PrefillDeadline, prefill_deadline
-from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig, section_options
+from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 
 log = logging.getLogger(__name__)
 
 SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
 """The sections with options of a Frontend, the strongest first."""
+
+PROMISE = ("policy", "ttft", "itl")
+"""Options of the Planner that say what it promises: frontends count the requests that missed it."""
 
 NAMES = ("served-model-name", "model")
 """Options that name the model, the stronger first; the Frontend reads them of Common unasked."""
@@ -88,4 +91,14 @@ def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     settings = read_settings(gathered, os.environ, frontends, planner)
     if settings.disaggregation.is_on:
         log.info("queued prompts are computed %s", deadline_in({**config, SECTIONS[0]: dict(own)}, planner))
-    return settings
+    return replace(settings, promised_ms=promised_in(planner))
+
+
+def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the TTFT and ITL, in ms, that a Planner with these options promises; None for thresholds.
+
+    Raises ConfigError.
+    """
+    given = kebab_keys(planner)
+    plan = PlannerSettings.from_options({name: given[name] for name in PROMISE if name in given})
+    return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None

@@ -11,6 +11,7 @@ from collections import deque
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.outcome import Slo
 
 PROMPTS = INPUT_TOKENS[1:]
 """The upper bounds of the buckets of prompt lengths, in tokens: the frontends', without their empty first
@@ -29,7 +30,8 @@ MOST_PULLS = 1000
 class TrafficMeter:
     """Counts as the frontends' metrics do: arrivals at once, lengths and duration at the end of a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
         self._begin()
 
     def arrived(self) -> None:
@@ -40,6 +42,7 @@ class TrafficMeter:
         """Count a first token that a client got after that time."""
         self._first_tokens += 1
         self._ttft_s += ttft_s
+        self._late += 1000 * ttft_s > self._slo.ttft_ms
 
     def finished(
         self, traced: TracedRequest, decoding_s: float, duration_s: float, cached_tokens: int = 0
@@ -56,6 +59,7 @@ class TrafficMeter:
         self._cached_tokens += cached_tokens
         self._output_tokens += tokens
         self._decoding_s += decoding_s
+        self._long += 1000 * decoding_s > self._slo.itl_ms * (tokens - 1)
         self._duration_s += duration_s
 
     def pull(self) -> None:
@@ -82,6 +86,8 @@ class TrafficMeter:
             self._dispersion(),
             prefix_hit_rate=self._cached_tokens / self._prompt_tokens if finished else None,
             arrivals=tuple(self._arrivals),
+            over_ttft=((self._slo.ttft_ms, float(self._late)),),
+            over_itl=((self._slo.itl_ms, float(self._long)),),
         )
         self._begin()
         return seen
@@ -99,7 +105,7 @@ class TrafficMeter:
 
     def _begin(self) -> None:
         self._arrived = self._finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
-        self._pulls = self._pulled = self._squares = self._first_tokens = 0
+        self._pulls = self._pulled = self._squares = self._first_tokens = self._late = self._long = 0
         self._decoding_s = self._duration_s = self._ttft_s = 0.0
         self._arrivals: deque[float] = deque(maxlen=MOST_PULLS)
         self._isl = [0] * (len(PROMPTS) + 1)

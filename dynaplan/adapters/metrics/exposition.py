@@ -37,6 +37,12 @@ STARTED = "requests_started_total"
 ENDED = "requests_total"
 """The counter of ended and of refused requests, told apart by labels."""
 
+OVER_TTFT, OVER_ITL = "requests_over_ttft_total", "requests_over_itl_total"
+"""The counters of requests that missed a promised time; only our frontends have them."""
+
+TARGET_MS = "target_ms"
+"""The label of the promised time of those, in ms."""
+
 REFUSED_LABELS: Mapping[str, str] = {"model": "unknown", "error_type": "overload"}
 """The labels of requests that found the waiting room full: demand too, and not counted in ``STARTED``.
 
@@ -50,7 +56,8 @@ FEWEST_PULLS = 5
 """The number of pulls from which on a variance is computed."""
 
 Key = tuple[str, str]
-"""The name of a sample without its prefix, and a bucket's ``le`` as it is written; else an empty text."""
+"""The name of a sample without its prefix, and a bucket's ``le``, or ``target_ms``, as it is written; else an
+empty text."""
 
 Counts = dict[Key, float]
 """Counts by key, added up over all models. Buckets are cumulative, as in Prometheus."""
@@ -69,7 +76,9 @@ class Exposition:
     ) -> None:
         self._prefix = f"{prefix}_".encode()
         histograms, lengths = "|".join(HISTOGRAMS), "|".join(buckets)
-        wanted = f"{STARTED}|{ENDED}|(?:{histograms})_(?:sum|count)|(?:{lengths})_bucket"
+        wanted = (
+            f"{STARTED}|{ENDED}|{OVER_TTFT}|{OVER_ITL}|(?:{histograms})_(?:sum|count)|(?:{lengths})_bucket"
+        )
         pattern = rf"^{re.escape(prefix)}_({wanted})(\{{.*\}})? +(\S+)"
         self._sample = re.compile(pattern.encode(), re.MULTILINE)
         # A quote inside of a label's value is escaped, so that these cannot be found there.
@@ -99,7 +108,7 @@ class Exposition:
         return _is_refused(labels)
 
 
-_LE = re.compile(rb'[{,]le="([^"]*)"')
+_LE = re.compile(rb'[{,](?:le|target_ms)="([^"]*)"')
 _REFUSED = [f'{name}="{value}"'.encode() for name, value in REFUSED_LABELS.items()]
 
 
@@ -109,7 +118,7 @@ def _key(name: str, labels: bytes) -> Key | None:
         return REQUESTS, ""
     if name == ENDED:
         return (REQUESTS, "") if _is_refused(labels) else None
-    if not name.endswith("_bucket"):
+    if not name.endswith("_bucket") and name not in (OVER_TTFT, OVER_ITL):
         return name, ""
     found = _LE.search(labels)
     return (name, found[1].decode()) if found and is_bound(found[1]) else None
@@ -160,7 +169,14 @@ def traffic_of(interval_s: float, seen: Counts, dispersion: float | None = None)
         osl=_lengths(seen, OSL),
         dispersion=dispersion,
         prefix_hit_rate=_hit_rate(seen),
+        over_ttft=_missed(seen, OVER_TTFT),
+        over_itl=_missed(seen, OVER_ITL),
     )
+
+
+def _missed(seen: Counts, name: str) -> tuple[tuple[float, float], ...]:
+    """The requests over each promised time, in ms, that a frontend knows."""
+    return tuple((float(target_ms), count) for (sample, target_ms), count in seen.items() if sample == name)
 
 
 def _hit_rate(seen: Counts) -> float | None:

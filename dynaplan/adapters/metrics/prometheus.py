@@ -16,9 +16,12 @@ from dynaplan.adapters.metrics.exposition import (
     ENDED,
     HISTOGRAMS,
     LENGTHS,
+    OVER_ITL,
+    OVER_TTFT,
     REFUSED_LABELS,
     REQUESTS,
     STARTED,
+    TARGET_MS,
     Counts,
     is_bound,
     traffic_of,
@@ -123,7 +126,7 @@ class PrometheusTraffic:
                 labels, value = series["metric"], float(series["value"][1])
                 if 0 <= value <= LARGEST_COUNT:
                     part = REQUESTS if labels["is"] == REFUSED else labels["is"]
-                    le = labels.get("le", "")
+                    le = labels.get("le", "") or labels.get(TARGET_MS, "")
                     if le == "" or is_bound(le):
                         counts[part, le] = counts.get((part, le), 0.0) + value
                 is_unlabelled |= not labels.get(NAMESPACE)
@@ -172,6 +175,8 @@ def _parts(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
             yield _named(growth(f"{name}_{part}"), f"{name}_{part}")
     for name in LENGTHS:
         yield _named(growth(f"{name}_bucket", by=f"{NAMESPACE}, le"), f"{name}_bucket")
+    for name in (OVER_TTFT, OVER_ITL):
+        yield _named(growth(name, by=f"{NAMESPACE}, {TARGET_MS}"), name)
     scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{ALWAYS_THERE}{{{own}}}{window}))"
     yield _named(scraped, SAMPLES)
 

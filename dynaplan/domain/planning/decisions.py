@@ -16,6 +16,7 @@ from dynaplan.domain.planning.sizing import (
     ErrorBudget,
     ExpertTrial,
     Hedge,
+    Lived,
     Missed,
     Prediction,
     Standing,
@@ -122,19 +123,9 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 
 def _hedge(document: Mapping[str, Any]) -> Hedge:
-    trials = tuple(
-        ExpertTrial(
-            **{
-                **each,
-                "workers": Targets(**each["workers"]),
-                "late": Missed(**each["late"]),
-                "long": Missed(**each["long"]),
-            }
-        )
-        for each in document.get("trials", ())
-    )
+    trials = tuple(_trial(each) for each in document.get("trials", ()))
     followed = tuple(Targets(**each) for each in document.get("followed", ()))
-    trusted = document.get("trusted")
+    trusted, lived = document.get("trusted"), document.get("lived")
     return Hedge(
         **{
             **document,
@@ -142,8 +133,14 @@ def _hedge(document: Mapping[str, Any]) -> Hedge:
             "followed": followed,
             **{name: Targets(**document.get(name, {})) for name in ("least", "most", "newest")},
             "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
+            "lived": Lived(**{**lived, "trial": _trial(lived["trial"])}) if lived else Lived(),
         }
     )
+
+
+def _trial(document: Mapping[str, Any]) -> ExpertTrial:
+    missed = {name: Missed(**document[name]) for name in ("late", "long")}
+    return ExpertTrial(**{**document, "workers": Targets(**document["workers"]), **missed})
 
 
 @dataclass(frozen=True)

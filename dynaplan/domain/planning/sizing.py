@@ -144,6 +144,18 @@ class ExpertTrial:
 
 
 @dataclass(frozen=True)
+class Lived:
+    """The workers that served, by the fluid (``trial``), beside what was counted with them.
+
+    ``late`` requests were over the TTFT, ``long`` others over the ITL; both fade with ``slo-window``.
+    """
+
+    trial: ExpertTrial = field(default_factory=ExpertTrial)
+    late: float = 0.0
+    long: float = 0.0
+
+
+@dataclass(frozen=True)
 class Hedge:
     """The hedge's memory; sums fade with ``slo-window``.
 
@@ -151,6 +163,7 @@ class Hedge:
     the most of what it needed before them, ``newest`` of that what it needed in the last ``newest_s``.
     ``seconds`` were seen, in which ``requests`` came; their mean load needs the ``least`` workers.
     ``trusted`` is the expert that is asked: its workers, and whether it follows; None before any was tried.
+    ``lived`` are the workers that served, whatever any expert wanted.
     """
 
     trials: tuple[ExpertTrial, ...] = ()
@@ -162,6 +175,7 @@ class Hedge:
     newest: Targets = field(default_factory=Targets)
     newest_s: float = 0.0
     trusted: tuple[Targets, bool] | None = None
+    lived: Lived = field(default_factory=Lived)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ class Traffic:
     ``dispersion`` is the variance over the mean of the arrivals in a metric pull, 1 for independent
     clients. ``prefix_hit_rate`` is the part of the prompts' tokens, 0 to 1, that came out of a KV cache.
     ``arrivals`` are the requests of each metric pull, of equal length; none where they are not known.
-    ``missing`` says why there is no data.
+    ``over_ttft`` and ``over_itl`` are the targets, in ms, that frontends know, each with the requests that
+    missed it: counted at the first token and at the end. ``missing`` says why there is no data.
     """
 
     interval_s: float
@@ -121,12 +122,18 @@ class Traffic:
     missing: str = ""
     prefix_hit_rate: float | None = None
     arrivals: tuple[float, ...] = ()
+    over_ttft: tuple[tuple[float, float], ...] = ()
+    over_itl: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:
         """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        over = {
+            name: tuple((float(each[0]), float(each[1])) for each in document.get(name, ()))
+            for name in ("over_ttft", "over_itl")
+        }
         arrivals = tuple(document.get("arrivals", ()))
-        return cls(**{**document, **_lengths_of(document), "arrivals": arrivals})
+        return cls(**{**document, **_lengths_of(document), **over, "arrivals": arrivals})
 
 
 @dataclass(frozen=True)

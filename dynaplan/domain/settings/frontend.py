@@ -12,10 +12,11 @@ from dynaplan.domain.settings.routing import ComponentSettings, DisaggregationSe
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last three are no options
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last four are no options
     of this section, ``options/frontend.py`` finds them out: how prompts are placed; the name that clients
-    must use (``model``, empty: any that the workers have); and the directory where several frontends add up
-    their metrics (``shared_metrics``, None for one frontend).
+    must use (``model``, empty: any that the workers have); the directory where several frontends add up
+    their metrics (``shared_metrics``, None for one frontend); and the TTFT and ITL of the Planner's promise
+    (``promised_ms``, None where its policy makes none).
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -75,6 +76,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     model: str = ""
     shared_metrics: str | None = None
+    promised_ms: tuple[float, float] | None = None
 
 
 @dataclass(init=False, repr=False, eq=False)

@@ -7,6 +7,7 @@ mode).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,6 +42,9 @@ ITL_S = (
 )
 
 
+TARGET = ("model", "target_ms")
+"""The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
+
 NOTHING_STATED = Usage()
 """The usage of an answer that states none."""
 
@@ -61,6 +65,12 @@ class _ModelMetrics:
         self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
         self.ttft_s = metrics.ttft_s.labels(*labels)
         self.itl_s = metrics.itl_s.labels(*labels)
+        self.ttft_over_s = self.itl_over_s = math.inf
+        if promised := metrics.promised_ms:
+            # A child is exported from its making on: no miss is seen as 0, not as unknown.
+            self.ttft_over_s, self.itl_over_s = (each / 1000 for each in promised)
+            self.over_ttft = metrics.over_ttft.labels(*labels, str(promised[0]))
+            self.over_itl = metrics.over_itl.labels(*labels, str(promised[1]))
 
 
 class RequestRecord:
@@ -105,6 +115,8 @@ class RequestRecord:
         else:
             self.ttft_s = now_s - self.begun_s
             self._of_model.ttft_s.observe(self.ttft_s)
+            if self.ttft_s > self._of_model.ttft_over_s:
+                self._of_model.over_ttft.inc()
             observe, gap_s, gaps = self._of_model.itl_s.observe, 0.0, tokens - 1
         for _ in range(gaps):
             observe(gap_s)
@@ -124,6 +136,8 @@ class RequestRecord:
         self._of_model.inflight.dec()
         self._of_model.active.dec()
         self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
+            self._of_model.over_itl.inc()
         output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
         if not error_type:
             self._of_model.input_tokens.observe(
@@ -135,11 +149,18 @@ class RequestRecord:
         self._of_model.output_tokens_total.inc(output_tokens)
         self._metrics.count_ended(self._labels, error_type)
 
+    def _mean_itl_s(self) -> float:
+        """Return the seconds between two of the tokens that have come, on average."""
+        first_s = self.begun_s + (self.ttft_s or 0.0)
+        return (self._last_s - first_s) / (self.output_tokens - 1)
+
 
 class FrontendMetrics:
     """Every metric of one frontend process. ``now_s`` is monotonic.
 
-    ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any.
+    ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
+    are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
+    nothing is.
     """
 
     def __init__(
@@ -148,8 +169,10 @@ class FrontendMetrics:
         now_s: Callable[[], float],
         shared: Path | None = None,
         routed_by_prefix: str = "",
+        promised_ms: tuple[float, float] | None = None,
     ) -> None:
         self.namespace = namespace
+        self.promised_ms = promised_ms
         self.now_s = now_s
         self._shared = shared
         if shared:
@@ -238,6 +261,12 @@ class FrontendMetrics:
         )
         self.migrations = self._counter(
             "model_migration", "Answers that went on at another worker", "model", "migration_type"
+        )
+        self.over_ttft = self._counter(
+            "requests_over_ttft", "Requests whose first token came after the promised time", *TARGET
+        )
+        self.over_itl = self._counter(
+            "requests_over_itl", "Answers whose mean time between tokens was over the promised one", *TARGET
         )
         self._disconnected = self._gauge(
             "disconnected_clients", "Clients that left before their answer's end"

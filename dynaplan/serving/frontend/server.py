@@ -97,7 +97,9 @@ class FrontendServer:
         # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
         shared = Path(settings.shared_metrics) if settings.shared_metrics else None
         by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
-        self._metrics = FrontendMetrics(runtime.namespace, runtime.clock.now_s, shared, by_prefix)
+        self._metrics = FrontendMetrics(
+            runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
+        )
         endpoint = settings.otlp_traces_endpoint
         self._tracer = wiring.connections.open_tracer(endpoint) if endpoint else None
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls)

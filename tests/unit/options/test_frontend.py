@@ -9,7 +9,13 @@ import pytest
 
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.options.frontend import deadline_in, gathered_settings, read_settings, routes_by_events
+from dynaplan.options.frontend import (
+    deadline_in,
+    gathered_settings,
+    promised_in,
+    read_settings,
+    routes_by_events,
+)
 from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig
 
 
@@ -121,3 +127,10 @@ def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
         ServiceConfig.reset()
     assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
     assert (f"queued prompts are computed {deadline}" in caplog.text) is bool(worker)
+
+
+def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() -> None:
+    assert promised_in({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
+    assert promised_in({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
+    assert promised_in({"ttft": 300}) is None
+    assert promised_in({}) is None

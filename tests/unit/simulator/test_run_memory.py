@@ -10,6 +10,7 @@ from dynaplan import wiring
 from dynaplan.options.planner import settings_of
 from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.run import Policy, StaticPolicy, simulate
 from dynaplan.simulator.shell.simulation import service_settings
@@ -53,7 +54,7 @@ def test_ten_times_the_requests_need_no_more_memory(policy: Callable[[], Policy]
 
 
 def test_traffic_that_nobody_asks_for_is_not_piled_up() -> None:
-    meter = TrafficMeter()
+    meter = TrafficMeter(Slo())
 
     def live() -> None:
         for _ in range(5000):

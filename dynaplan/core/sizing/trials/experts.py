@@ -21,6 +21,9 @@ an interval, in which help would have come, is another one.
 **What is new** is followed by all: while the forecast needs more than it did in the window before, no
 expert has been tried on what comes. What it needs counts as known once the time has passed that it is for.
 
+**Evidence.** What an expert missed is the fluid's word, corrected by what was counted with the workers that
+served (``evidence.py``).
+
 **Patience.** An expert that stands still waits for a burst to end until it has lasted for a start-up time,
 as long as help takes, and follows from then on, until the forecast needs no more than it has. That is the
 rule of the ski rental (Karlin and others, "Competitive randomized algorithms", 1990): waiting has cost no
@@ -45,7 +48,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dynaplan.core.sizing.fluid import (
@@ -57,8 +60,9 @@ from dynaplan.core.sizing.fluid import (
     queued_by_deadline,
 )
 from dynaplan.core.sizing.gpu_budget import at_least
+from dynaplan.core.sizing.trials.evidence import Counted, Served, late_by_evidence, long_by_evidence
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Missed, SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 
@@ -130,7 +134,8 @@ def followed(before: Hedge, wish: Targets, intervals: int, interval_s: float, wi
 class Arrived:
     """An interval: the requests that came in each of its pulls, and their work; None where none came.
 
-    ``by_deadline``: late prompts give way to the others.
+    ``by_deadline``: late prompts give way to the others. ``served`` are the workers at its end, ``counted``
+    the misses with them; None where the workers changed.
     """
 
     interval_s: float
@@ -139,6 +144,8 @@ class Arrived:
     arrivals: Sequence[float] = ()
     work: Work | None = None
     by_deadline: bool = True
+    served: Targets = field(default_factory=Targets)
+    counted: Counted | None = None
 
     @property
     def pull_s(self) -> float:
@@ -160,11 +167,8 @@ class Arrived:
 def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets, fade: float) -> Hedge:
     """Return the hedge after an interval; sums fade by ``fade``."""
     before = replace(before, trials=tuple(panel.trials(before)))
-    fared: list[tuple[ExpertTrial, float, float]]
-    if came.work is None:
-        fared = [(replace(each, queue=0.0, in_time=0.0, decoding=0.0), 0.0, 0.0) for each in before.trials]
-    else:
-        fared = _Interval(before, came, came.work).fared()
+    fared = _fared(before, came)
+    lived = _lived(before, came, targets, fade)
     trials = []
     for trial, late, long in fared:
         gpus = panel.limits.gpus(wants(trial, before.followed[-1], before))
@@ -179,7 +183,38 @@ def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets,
         )
     seconds = fade * before.seconds + came.interval_s
     return replace(
-        before, trials=tuple(trials), seconds=seconds, requests=fade * before.requests + came.requests
+        before,
+        trials=tuple(trials),
+        seconds=seconds,
+        requests=fade * before.requests + came.requests,
+        lived=lived,
+    )
+
+
+def _fared(before: Hedge, came: Arrived) -> list[tuple[ExpertTrial, float, float]]:
+    """Return each trial after the interval, with its requests over the TTFT, and over the ITL alone."""
+    if came.work is None:
+        return [(replace(each, queue=0.0, in_time=0.0, decoding=0.0), 0.0, 0.0) for each in before.trials]
+    return _Interval(before, came, came.work).fared()
+
+
+def _lived(before: Hedge, came: Arrived, targets: SlaTargets, fade: float) -> Lived:
+    """Return the fluid of the workers that served after the interval, beside what was counted."""
+    lived, counted = before.lived, came.counted
+    if not came.served.decode:
+        return Lived()
+    served = replace(lived.trial, workers=came.served, follows=False)
+    alone = replace(before, trials=(served,), least=Targets())
+    [(trial, late, long)] = _fared(alone, replace(came, counted=None))
+    late, long = (late, long) if counted else (0.0, 0.0)
+    return Lived(
+        replace(
+            trial,
+            late=missed_more(lived.trial.late, late, targets.ttft_rest, came, fade),
+            long=missed_more(lived.trial.long, long, targets.itl_rest, came, fade),
+        ),
+        fade * lived.late + (counted.late if counted else 0.0),
+        fade * lived.long + (counted.long if counted else 0.0),
     )
 
 
@@ -245,6 +280,7 @@ class _Interval:
         self._came = came
         self._work = work
         self._least = before.least
+        self._lived = before.lived
         self._prompts_per_s = work.prompts_per_s
         self._room_s = work.room_s
         self._served = [
@@ -266,8 +302,22 @@ class _Interval:
         queued, late, out = self._queues[key]
         decoding, long = self._decoding(trial, out)
         long *= 1 - min(1.0, late / self._came.requests)
+        late, long = self._by_evidence(trial, late, long)
         queue, in_time, late_s = queued.queue, queued.in_time, queued.late_s
         return replace(trial, queue=queue, in_time=in_time, late_s=late_s, decoding=decoding), late, long
+
+    def _by_evidence(self, trial: ExpertTrial, late: float, long: float) -> tuple[float, float]:
+        """Return the misses of the interval, corrected by what was counted."""
+        counted, lived = self._came.counted, self._lived
+        if counted is None:
+            return late, long
+        decodes = self._serving(trial, Role.DECODE)
+        prefills = self._serving(trial, Role.PREFILL) if trial.workers.prefill else [0]
+        had = Served(Targets(min(prefills), min(decodes)), Targets(max(prefills), max(decodes)))
+        late = late_by_evidence(late, had, trial, lived, counted)
+        long = long_by_evidence(long, had, trial, lived, counted)
+        late = min(late, self._came.requests)
+        return late, min(long, self._came.requests - late)
 
     def _serving(self, trial: ExpertTrial, role: Role) -> list[int]:
         """Return the workers that serve in each pull; of an aggregated service the same for both roles."""

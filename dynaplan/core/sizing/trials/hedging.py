@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dynaplan.core.sizing.error_budget import missed_shares
 from dynaplan.core.sizing.fluid import Work
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import lookahead
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.core.sizing.trials.evidence import Counted
 from dynaplan.core.sizing.trials.experts import Arrived, ExpertPanel, chosen, followed, tried, wants
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Sizing, WorkerLimits
+from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
 
 
@@ -93,13 +96,39 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
     traffic = observation.traffic
     if traffic is None or traffic.requests is None:
         return None
+    load = observation.load
+    served = Targets(load.prefill_workers if service.prefill else 0, load.decode_workers)
+    if not served.decode or (service.prefill and not served.prefill):
+        served = Targets()
     if not traffic.requests:
-        return Arrived(traffic.interval_s, observation.startup_s)
+        return Arrived(traffic.interval_s, observation.startup_s, served=served)
     demand = measured_demand(traffic)
     if demand is None or not traffic.arrivals:
         return None
     work = Work(SteadyState(service, demand), settings.targets())
     gives_way = bool(settings.prefill_deadline_ms)
+    counted = None if load.changed else _counted(traffic, service, served, settings.targets())
     return Arrived(
-        traffic.interval_s, observation.startup_s, traffic.requests, traffic.arrivals, work, gives_way
+        traffic.interval_s,
+        observation.startup_s,
+        traffic.requests,
+        traffic.arrivals,
+        work,
+        gives_way,
+        served,
+        counted,
     )
+
+
+def _counted(traffic: Traffic, service: ServiceModel, served: Targets, targets: SlaTargets) -> Counted | None:
+    """Return the misses that frontends counted; else those that the error budget estimates, if it can."""
+    requests = traffic.requests or 0.0
+    late = dict(traffic.over_ttft).get(targets.ttft_ms)
+    long = dict(traffic.over_itl).get(targets.itl_ms)
+    if late is None or long is None:
+        shares = missed_shares(service, traffic, served, targets)
+        if not shares:
+            return None
+        late, long = (each * requests for each in shares)
+    late = min(late, requests)
+    return Counted(served, late, min(long * (1 - late / requests), requests - late))

@@ -44,6 +44,17 @@ def test_what_a_frontend_counted_is_read_over_all_models() -> None:
     assert (seen.requests, seen.isl_tokens, seen.osl_tokens) == (2, 200, 30)
 
 
+def test_requests_over_a_promised_time_are_read_with_it_and_are_not_known_of_other_frontends() -> None:
+    now_s = iter(range(100))
+    metrics = FrontendMetrics("ns", lambda: float(next(now_s)), promised_ms=(500.0, 1234567.5))
+    record = metrics.record("m", "completions", is_stream=True)
+    assert traffic_of(30.0, read(metrics)).over_ttft == ((500.0, 0.0),)
+    record.streamed(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n')
+    seen = traffic_of(30.0, read(metrics))
+    assert (seen.over_ttft, seen.over_itl) == (((500.0, 1.0),), ((1234567.5, 0.0),))
+    assert traffic_of(30.0, read(frontend())).over_ttft == ()
+
+
 def test_another_namespace_does_not_count_and_one_without_a_name_does() -> None:
     metrics = frontend("other")
     answer(metrics)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from dynaplan.domain.planning.traffic import Demand, Lengths
+from dynaplan.domain.planning.traffic import Demand, Lengths, Traffic
 
 BOUNDS = (10.0, 100.0)
 
@@ -28,3 +31,11 @@ def test_of_a_part_of_the_requests_fewer_come_together() -> None:
     assert demand.times(0.5) == Demand(4.0, none, none, dispersions=((1.0, 3.0), (2.0, 0.5)))
     assert demand.times(0.0).dispersions == ((1.0, 1.0), (2.0, 1.0))
     assert demand.times(2.0).dispersions == ((1.0, 9.0), (2.0, 0.0))
+
+
+def test_counted_misses_are_read_back_and_are_not_known_of_older_records() -> None:
+    traffic = Traffic(30.0, 9.0, over_ttft=((500.0, 3.0), (900.0, 1.0)), over_itl=((20.0, 0.0),))
+    document = json.loads(json.dumps(asdict(traffic)))
+    assert Traffic.from_json(document) == traffic
+    del document["over_ttft"]
+    assert Traffic.from_json(document).over_ttft == ()

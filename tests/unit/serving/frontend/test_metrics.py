@@ -53,6 +53,31 @@ def test_the_first_token_makes_the_ttft_and_the_gaps_the_itl() -> None:
     assert seen["request_duration_seconds_sum"] == pytest.approx(1.8)
 
 
+def test_requests_over_the_promised_times_are_counted_exactly_and_none_is_seen_as_zero() -> None:
+    clock = ManualClock()
+    metrics = FrontendMetrics("ns", clock.now_s, promised_ms=(500.0, 20.0))
+
+    def answer(ttft_s: float, gap_s: float, tokens: int) -> tuple[float, float]:
+        record = metrics.record("m", "completions", is_stream=True)
+        for later_s in (ttft_s, *[gap_s] * (tokens - 1)):
+            clock.advance(later_s)
+            record.streamed(TOKEN)
+        record.finished("", input_tokens=7)
+        seen = samples(metrics)
+        return seen["requests_over_ttft_total"], seen["requests_over_itl_total"]
+
+    assert answer(0.4, 0.01, 3) == (0, 0)
+    assert answer(0.6, 0.01, 3) == (1, 0)
+    assert answer(0.4, 0.03, 3) == (1, 1)
+    assert answer(0.6, 0.0, 1) == (2, 1)
+    assert (
+        b'requests_over_itl_total{dynamo_namespace="ns",model="m",target_ms="20.0"} 1.0' in metrics.render()
+    )
+    unpromised = FrontendMetrics("ns", clock.now_s)
+    unpromised.record("m", "completions", is_stream=True).finished("", input_tokens=7)
+    assert not [name for name in samples(unpromised) if "over" in name]
+
+
 def test_what_the_answer_states_counts_and_not_the_estimate() -> None:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     record = metrics.record("m", "completions", is_stream=False)

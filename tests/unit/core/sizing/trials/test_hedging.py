@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.sizing.trials.hedging import hedged
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
+from dynaplan.domain.planning.sizing import Lived, Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -24,8 +24,8 @@ CALM, BUSY, BURST = (1.0,) * 10, (30.0,) * 10, (60.0,) * 10
 
 
 def seen(arrivals: Sequence[float]) -> Traffic:
-    """The traffic of an interval of 10 s with these arrivals, one number each second."""
-    return replace(targets.traffic(sum(arrivals) / 10.0), arrivals=tuple(arrivals))
+    """An interval of 10 s with these arrivals, one number each second; of misses nothing is known."""
+    return replace(targets.traffic(sum(arrivals) / 10.0), arrivals=tuple(arrivals), ttft_ms=None)
 
 
 def after(
@@ -106,4 +106,27 @@ def test_a_decision_is_hedged_and_its_state_can_be_written_down() -> None:
 
     assert any(step.stage == "hedge" for step in decision.steps)
     assert len(state.hedge.trials) == 56
-    assert PlannerState.from_json(json.loads(json.dumps(asdict(state)))) == state
+    document = json.loads(json.dumps(asdict(state)))
+    assert PlannerState.from_json(document) == state
+    del document["hedge"]["lived"]
+    assert PlannerState.from_json(document).hedge.lived == Lived()
+
+
+def counting(late: float, long: float, came: Sequence[float] = BUSY) -> Traffic:
+    """An interval in which frontends counted these misses of the targets."""
+    return replace(seen(came), over_ttft=((500.0, late),), over_itl=((20.0, long), (99.0, 7.0)))
+
+
+def test_misses_that_frontends_counted_are_evidence_and_else_those_that_the_error_budget_estimates() -> None:
+    hedge = after([seen(CALM), counting(30.0, 10.0)])[0].hedge
+    assert (hedge.lived.late, hedge.lived.long) == (30.0, 10.0 * (1 - 30 / 300))
+    estimated = replace(seen(BUSY), ttft_ms=2000.0)
+    assert after([seen(CALM), estimated])[0].hedge.lived.late > 100
+    assert after([seen(CALM), seen(BUSY)])[0].hedge.lived.late == 0
+
+
+def test_a_promise_that_is_counted_as_broken_is_not_waited_for() -> None:
+    kept = after([seen(CALM), *[counting(0.0, 0.0)] * 60], Targets(2, 1), current=Targets(2, 1))[1]
+    broken = after([seen(CALM), *[counting(0.0, 200.0)] * 60], Targets(2, 1), current=Targets(2, 1))[1]
+    assert kept.targets.decode == 1
+    assert broken.targets.decode > 1
