@@ -1,4 +1,4 @@
-"""Evidence: the fluid's misses beside those that were counted with the workers that served.
+"""Evidence: the fluid's misses beside the counted ones, with the workers that served.
 
 The fluid is a model, and only one row of workers was ever lived. So it is run once more, with the workers
 that served, whatever any expert wanted, and its misses are compared with what frontends counted
@@ -8,8 +8,8 @@ that served, whatever any expert wanted, and its misses are compared with what f
 with no more workers of either role than served would have missed the TTFT at least C times, one with no fewer
 at most C times. For the ITL prefill counts the other way round: prompts that are computed later come to
 decode more evenly. So an expert that had the very workers that served is held to what was counted. A bound
-holds where the expert's queue (TTFT) or decoding requests (ITL), in the fluid, are to the same side of those
-that were lived: a worker added during a burst finds what the burst has left.
+holds where the expert's queue (TTFT) or decoding requests (ITL), in the fluid, are to the same side of the
+lived ones: a worker added during a burst finds what the burst has left.
 
 **Ratio.** All others are held to the fluid's misses times rho. With F the fluid's misses of what was lived, C
 the counted ones, both faded with the window, and D the doubt of F (bursts are few: the standard error of

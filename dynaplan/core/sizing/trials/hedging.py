@@ -121,7 +121,7 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
 
 
 def _counted(traffic: Traffic, service: ServiceModel, served: Targets, targets: SlaTargets) -> Counted | None:
-    """Return the misses that frontends counted; else those that the error budget estimates, if it can."""
+    """Return the misses that frontends counted; else the estimate of the error budget, if it has one."""
     requests = traffic.requests or 0.0
     late = dict(traffic.over_ttft).get(targets.ttft_ms)
     long = dict(traffic.over_itl).get(targets.itl_ms)
