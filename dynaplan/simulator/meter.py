@@ -11,7 +11,6 @@ from collections import deque
 
 from dynaplan.domain.planning.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.outcome import Slo
 
 PROMPTS = INPUT_TOKENS[1:]
 """The upper bounds of the buckets of prompt lengths, in tokens: the frontends', without their empty first
@@ -28,10 +27,13 @@ MOST_PULLS = 1000
 
 
 class TrafficMeter:
-    """Counts as the frontends' metrics do: arrivals at once, lengths and duration at the end of a request."""
+    """Counts as the frontends' metrics do: arrivals at once, lengths and duration at the end of a request.
 
-    def __init__(self, slo: Slo) -> None:
-        self._slo = slo
+    Requests over the promised ``ttft_ms`` and mean ``itl_ms`` are counted.
+    """
+
+    def __init__(self, ttft_ms: float, itl_ms: float) -> None:
+        self._ttft_ms, self._itl_ms = ttft_ms, itl_ms
         self._begin()
 
     def arrived(self) -> None:
@@ -42,7 +44,7 @@ class TrafficMeter:
         """Count a first token that a client got after that time."""
         self._first_tokens += 1
         self._ttft_s += ttft_s
-        self._late += 1000 * ttft_s > self._slo.ttft_ms
+        self._late += 1000 * ttft_s > self._ttft_ms
 
     def finished(
         self, traced: TracedRequest, decoding_s: float, duration_s: float, cached_tokens: int = 0
@@ -59,7 +61,7 @@ class TrafficMeter:
         self._cached_tokens += cached_tokens
         self._output_tokens += tokens
         self._decoding_s += decoding_s
-        self._long += 1000 * decoding_s > self._slo.itl_ms * (tokens - 1)
+        self._long += 1000 * decoding_s > self._itl_ms * (tokens - 1)
         self._duration_s += duration_s
 
     def pull(self) -> None:
@@ -86,8 +88,8 @@ class TrafficMeter:
             self._dispersion(),
             prefix_hit_rate=self._cached_tokens / self._prompt_tokens if finished else None,
             arrivals=tuple(self._arrivals),
-            over_ttft=((self._slo.ttft_ms, float(self._late)),),
-            over_itl=((self._slo.itl_ms, float(self._long)),),
+            over_ttft=((self._ttft_ms, float(self._late)),),
+            over_itl=((self._itl_ms, float(self._long)),),
         )
         self._begin()
         return seen

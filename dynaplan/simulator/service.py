@@ -94,7 +94,7 @@ class SimulatedService:
     def __init__(self, settings: ServiceSettings, first: Targets) -> None:
         self.settings = settings
         self.outcome = Outcome(settings.slo)
-        self.meter = TrafficMeter(settings.slo)
+        self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dynaplan import wiring
+from dynaplan.domain.trace import TracedRequest
 from dynaplan.options.planner import settings_of
 from dynaplan.simulator.meter import TrafficMeter
 from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.policies import PlannerPolicy
 from dynaplan.simulator.run import Policy, StaticPolicy, simulate
 from dynaplan.simulator.shell.simulation import service_settings
@@ -54,7 +54,7 @@ def test_ten_times_the_requests_need_no_more_memory(policy: Callable[[], Policy]
 
 
 def test_traffic_that_nobody_asks_for_is_not_piled_up() -> None:
-    meter = TrafficMeter(Slo())
+    meter = TrafficMeter(500.0, 50.0)
 
     def live() -> None:
         for _ in range(5000):
@@ -71,3 +71,13 @@ def test_traffic_that_nobody_asks_for_is_not_piled_up() -> None:
         tracemalloc.stop()
 
     assert held < 50_000  # as many as have just been let go
+
+
+def test_requests_over_the_targets_are_counted_as_frontends_count_them() -> None:
+    meter = TrafficMeter(500.0, 20.0)
+    for ttft_s, decoding_s, tokens in ((0.4, 0.5, 11), (0.6, 0.1, 11), (0.5, 0.2, 11), (0.4, 0.0, 1)):
+        meter.first_token(ttft_s)
+        meter.finished(TracedRequest(0.0, 100, tokens), decoding_s, 1.0)
+    traffic = meter.traffic(30.0)
+    assert traffic.over_ttft == ((500.0, 1.0),)
+    assert traffic.over_itl == ((20.0, 1.0),)
