@@ -92,7 +92,7 @@ class _Deployment:
     """Options without what a number that stands still does not depend on, to be remembered by."""
 
     def __init__(self, options: SimulateOptions) -> None:
-        self.options = replace(options, planner={}, policies=(), first=None)
+        self.options = replace(options, planner={}, policies=(), first=None, startup_time_s=0.0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Deployment) and self.options == other.options
