@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -205,12 +206,13 @@ def test_a_serve_that_never_comes_back_lets_requests_finish_and_leaves_nothing(
 
     def killed_again() -> bool:
         assert deployment.process
-        for each in (
-            psutil.Process(deployment.process.pid).children() if deployment.process.poll() is None else []
-        ):
-            if "serve" in each.cmdline():
-                each.kill()
-        return deployment.process.poll() is not None
+        if deployment.process.poll() is not None:
+            return True
+        for each in psutil.Process(deployment.process.pid).children():
+            with suppress(psutil.Error):  # one that was killed already
+                if "serve" in each.cmdline():
+                    each.kill()
+        return False
 
     wait_until(killed_again, 60)
     wait_until(lambda: not processes_of(deployment))
