@@ -31,7 +31,7 @@ class SimulatedPrefillQueue:
         self._times_s: dict[str, tuple[float, float]] = {}
         self._taken_s: dict[str, float] = {}
         self._computing = ComputingTime()
-        self._was_owed = False
+        self._since_owed = 0
         self._waiting: deque[str] = deque()
         self._asking: dict[int, SimulatedWorker] = {}
         self._taken = 0
@@ -93,8 +93,8 @@ class SimulatedPrefillQueue:
             late.append(waiting.popleft())
         oldest_s = times_s[late[0]][1] if late else None
         any_in_time = bool(waiting)
-        takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, was_owed=self._was_owed)
-        self._was_owed = takes_late and any_in_time
+        takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, since_owed=self._since_owed)
+        self._since_owed = 0 if takes_late and any_in_time else self._since_owed + 1
         return late.popleft() if takes_late else waiting.popleft()
 
     def _out_of_lane(

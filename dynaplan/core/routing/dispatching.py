@@ -16,14 +16,18 @@ Mean and deviation are smoothed as TCP's round-trip times are, with the weights 
 
 **One consumer rule.** Every prefill worker that asks for a prompt gets, of the shared queue,
 
-1. the oldest late one that is *owed*: its deadline is ``late_wait_s`` ago; but at most every second time,
-   as long as any prompt is in time;
+1. the oldest late one that is *owed*: its deadline is w = ``late_wait_s`` ago or more; but not at each turn,
+   as long as any prompt is in time: with its deadline t ago, at the share min(1, t / w - 1) / 2 of the turns;
 2. else the oldest that is in time (those found late on the way become late);
 3. else the oldest late one.
 
-So there are two classes, first come first served within each, and a prompt that is owed is passed over by no
-more than one prompt for each that is owed before it. A worker's own lane (``directed_prefill``) keeps the
-order of arrival: what waits there waits for what that worker has cached.
+So there are two classes, first come first served within each. From t = 2 w on every second turn is an owed
+one's: no prompt is then passed over by more than one prompt for each that is owed before it. Until then
+owed ones get no more turns than keep the oldest from waiting longer than that: what a burst makes late is
+computed when it is over, if it is over in time. With the default w, t = 2 w is when a frontend would give up
+waiting and have the decode worker compute the prompt (``prefill-wait``), which all that decode there pay for.
+More than a half is never given: in an overload that lasts, everyone would be late again. A worker's own lane
+(``directed_prefill``) keeps the order of arrival: what waits there waits for what that worker has cached.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ DEVIATIONS = 1.0
 """Deviations above the mean that are usual. Under overload most prompts that are computed are at the edge:
 with none half of these miss all the same, with many some are given up that could have been in time. Simulated
 with bursts a little above what two workers bear, 0, 1, 2 and 4 deviations had 66, 71, 71 and 57 % in time."""
+
+
+OWED_SHARE = 1 / 2
+"""The largest part of the turns that owed prompts get while others are in time."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +90,24 @@ class DispatchRule:
         """Tell whether a prompt that is taken now misses its deadline."""
         return now_s + min(usual_s, (deadline_s - arrived_s) / 2) > deadline_s
 
-    def is_owed(self, deadline_s: float, now_s: float) -> bool:
-        """Tell whether a late prompt has been passed over for long enough."""
-        return now_s - deadline_s >= self.late_wait_s
+    def owed_share(self, late_s: float) -> float:
+        """Return the part of the turns that is due to late prompts, the oldest deadline ``late_s`` ago."""
+        over_s = late_s - self.late_wait_s
+        if over_s < 0:
+            return 0.0
+        return OWED_SHARE * min(1.0, over_s / self.late_wait_s if self.late_wait_s else 1.0)
+
+    def is_owed(self, deadline_s: float, now_s: float, since_owed: int) -> bool:
+        """Tell whether the oldest late prompt has its turn, though others are in time.
+
+        ``since_owed`` prompts were taken since the last such turn.
+        """
+        return (since_owed + 1) * self.owed_share(now_s - deadline_s) >= 1
 
     def takes_late(
-        self, oldest_deadline_s: float | None, now_s: float, *, any_in_time: bool, was_owed: bool
+        self, oldest_deadline_s: float | None, now_s: float, *, any_in_time: bool, since_owed: int
     ) -> bool:
-        """Tell whether the oldest late prompt is next; its deadline is None where there is none.
-
-        ``was_owed``: the last prompt that was taken was late and owed, while others were in time.
-        """
+        """Tell whether the oldest late prompt is next; its deadline is None where there is none."""
         if oldest_deadline_s is None:
             return False
-        return not any_in_time or (not was_owed and self.is_owed(oldest_deadline_s, now_s))
+        return not any_in_time or self.is_owed(oldest_deadline_s, now_s, since_owed)

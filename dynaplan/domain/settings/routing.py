@@ -72,8 +72,8 @@ class DisaggregationSettings(Settings):
     )
     prefill_late_wait_s: float = option(
         15.0,
-        "Seconds after its deadline from which on a prompt is passed over by no more than one other for each "
-        "that is as late, with `prefill-deadline`",
+        "Seconds after its deadline from which on a prompt that is dispatched by it comes more and more often "
+        "before those in time: after twice as long, every second one that is taken is the oldest late one",
         least=0,
     )
 

@@ -60,7 +60,7 @@ class DispatchedQueue:
         self._is_free = asyncio.Event()
         self._is_free.set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._was_owed = False
+        self._since_owed = 0
         # The next late prompt is in hand a moment after the last one was released.
         self._had_late = False
 
@@ -73,15 +73,15 @@ class DispatchedQueue:
 
         Raises QueueUnavailable.
         """
-        if self._in_hand and not self._was_owed and self._is_owed(self._in_hand[1]):
-            self._was_owed = True
+        if self._in_hand and self._is_owed(self._in_hand[1]):
+            self._since_owed = 0
             return self._release()
-        self._was_owed = False
         has_late = self._in_hand is not None or self._had_late
         item = await self._in_time(SOON_S if has_late else timeout_s)
         if item is None:
             item = self._release()
             self._had_late = item is not None
+        self._since_owed += item is not None
         return item
 
     async def close(self) -> None:
@@ -161,7 +161,8 @@ class DispatchedQueue:
         return item
 
     def _is_owed(self, request: RemotePrefillRequest) -> bool:
-        return self._wall_s() >= request.owed_unix_s
+        rule = DispatchRule(max(0.0, request.owed_unix_s - request.deadline_unix_s))
+        return rule.is_owed(request.deadline_unix_s, self._wall_s(), self._since_owed)
 
     def _is_wanted(self, request: RemotePrefillRequest) -> bool:
         """Tell whether the request still waits for this prefill."""

@@ -184,9 +184,9 @@ def taken(queue: SimulatedPrefillQueue, worker: SimulatedWorker, now_s: float, t
     return key
 
 
-def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_is_owed() -> None:
+def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_waits_twice_as_long() -> None:
     [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=2.0))
+    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=1.0))
     for number in range(40):
         queue.put(f"{number}", times_s=(number * 0.1, number * 0.1 + 0.5))
 
@@ -196,11 +196,23 @@ def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_is_ow
         order.append(int(taken(queue, worker, now_s, 0.05)))
         now_s += 0.25
 
-    # At 3.0 s those up to 24 are late and 0 to 4 are owed; from 4.4 s on all are late.
+    # At 3.0 s those up to 24 are late, and 0 to 4 have been for 2 s; from 4.4 s on all are late.
     assert sorted(order) == list(range(40))
-    assert [number < 25 for number in order[:4]] == [True, False, True, False]
-    assert order[:3:2] == [0, 1]
+    assert [number < 25 for number in order[:4]] == [False, True, False, True]
+    assert order[1:4:2] == [0, 1]
     assert order[6:] == sorted(order[6:])
+
+
+def test_a_late_prompt_is_seldom_taken_when_it_is_just_owed() -> None:
+    [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=4.0))
+    for number in range(8):
+        queue.put(f"late {number}", times_s=(-1.5, -1.0))
+    for number in range(16):
+        queue.put(f"in time {number}", times_s=(4.0, 9.0))
+
+    keys = [taken(queue, worker, 4.0, 0.01) for _ in range(16)]  # 5 s after the deadline: every eighth
+    assert [index for index, key in enumerate(keys) if key.startswith("late")] == [7, 15]
 
 
 def test_the_depth_counts_late_prompts_too() -> None:

@@ -51,6 +51,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from dynaplan.core.routing.dispatching import DispatchRule
 from dynaplan.core.sizing.fluid import (
     Work,
     decoded,
@@ -66,8 +67,8 @@ from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, S
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 
-LATE_WAIT_S = DisaggregationSettings.prefill_late_wait_s
-"""Seconds past their deadline from which on late prompts take every second turn (``prefill-late-wait``)."""
+DISPATCH = DispatchRule(DisaggregationSettings.prefill_late_wait_s)
+"""The rule by which late prompts that have waited for long take turns."""
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""
@@ -336,12 +337,12 @@ class _Interval:
         queue, in_time, late_s, late, out = trial.queue, trial.in_time, trial.late_s, 0.0, []
         pull_s, room_s = self._came.pull_s, self._room_s
         gives_way = bool(trial.workers.prefill) and self._came.by_deadline
-        owed_after_s = LATE_WAIT_S + self._work.targets.ttft_ms / 1000
+        target_s = self._work.targets.ttft_ms / 1000
         for arrived, workers in zip(self._came.arrivals, self._serving(trial, Role.PREFILL), strict=True):
             per_s = workers * self._prompts_per_s
             after, part = queued(queue, arrived, pull_s, per_s, room_s)
             late_s = late_s + pull_s if queue - in_time > 1 else 0.0
-            left = 0.5 if late_s > owed_after_s else 1.0
+            left = 1 - DISPATCH.owed_share(late_s - target_s)
             in_time, over = queued_by_deadline(in_time, arrived, pull_s, left * per_s, room_s)
             chance = self._chance(workers, gives_way=gives_way)
             late += min(arrived, over + chance * arrived) if gives_way else max(part, chance) * arrived

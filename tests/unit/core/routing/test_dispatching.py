@@ -28,20 +28,45 @@ def test_what_has_just_come_is_never_late_however_slow_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("oldest_s", "any_in_time", "was_owed", "takes"),
+    ("oldest_s", "any_in_time", "since_owed", "takes"),
     [
-        (None, False, False, False),
-        (100.0, False, False, True),
-        (100.0, True, False, False),
-        (85.0, True, False, True),
-        (85.0, True, True, False),
-        (85.0, False, True, True),
+        (None, False, 9, False),
+        (100.0, False, 0, True),
+        (100.0, True, 99, False),
+        (85.0, True, 99, False),
+        (81.25, True, 7, True),
+        (81.25, True, 6, False),
+        (77.5, True, 3, True),
+        (77.5, True, 2, False),
+        (70.0, True, 1, True),
+        (70.0, True, 0, False),
+        (0.0, True, 1, True),
+        (0.0, True, 0, False),
+        (0.0, False, 0, True),
     ],
 )
-def test_late_prompts_come_last_and_every_second_time_once_they_are_owed(
-    oldest_s: float | None, any_in_time: bool, was_owed: bool, takes: bool
+def test_late_prompts_come_last_and_more_and_more_often_once_they_are_owed(
+    oldest_s: float | None, any_in_time: bool, since_owed: int, takes: bool
 ) -> None:
-    assert RULE.takes_late(oldest_s, 100.0, any_in_time=any_in_time, was_owed=was_owed) is takes
+    assert RULE.takes_late(oldest_s, 100.0, any_in_time=any_in_time, since_owed=since_owed) is takes
+
+
+def test_without_a_wait_every_second_turn_is_a_late_ones() -> None:
+    rule = DispatchRule(late_wait_s=0.0)
+    assert (rule.owed_share(-0.1), rule.owed_share(0.0), rule.owed_share(9.0)) == (0.0, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 7])
+def test_a_prompt_owed_for_long_is_passed_over_by_one_for_each_that_is_owed_before_it(ahead: int) -> None:
+    """However many come in time, and however late in its life the rule is asked first."""
+    taken = {True: 0, False: 0}
+    since_owed, turns = 0, 0
+    while taken[True] <= ahead:
+        is_owed = RULE.takes_late(60.0, 100.0 + turns, any_in_time=True, since_owed=since_owed)
+        since_owed = 0 if is_owed else since_owed + 1
+        taken[is_owed] += 1
+        turns += 1
+    assert taken[False] == ahead + 1
 
 
 def test_the_usual_time_follows_the_last_prompts_with_the_weights_of_rfc_6298() -> None:

@@ -117,10 +117,10 @@ async def test_what_usually_takes_longer_than_is_left_is_late(setup: Setup) -> N
     assert await all_names(worker) == ["in time", "late"]
 
 
-async def test_an_owed_prompt_comes_every_second_time(setup: Setup) -> None:
+async def test_a_prompt_that_was_owed_for_long_comes_every_second_time(setup: Setup) -> None:
     worker = await setup.worker()
     for name in ("late 1", "late 2"):
-        await setup.put(name, -1.0, owed_s=0.0)
+        await setup.put(name, -2.0, owed_s=-1.0)
     for number in range(4):
         await setup.put(f"in time {number}", 60.0)
     first = await next_name(worker)
