@@ -105,7 +105,12 @@ def command(
     from dynaplan.sdk.importing import shipped_graphs
     from dynaplan.simulator.report.recommending import tried_beside
     from dynaplan.simulator.report.table import notes, rows
-    from dynaplan.simulator.shell.simulation import run_recommended, run_simulations, warnings
+    from dynaplan.simulator.shell.simulation import (
+        run_recommended,
+        run_simulations,
+        service_settings,
+        warnings,
+    )
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
@@ -136,7 +141,8 @@ def command(
     if html_path:
         from dynaplan.simulator.report.page import page
 
-        write("--html", html_path, page(options, results, dispatched(options)))
+        served = replace(options, disaggregation=service_settings(options).disaggregation)
+        write("--html", html_path, page(served, results, dispatched(options)))
 
 
 def origins(options: SimulateOptions) -> list[str]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 LIVE_KEYS = {name.replace("_", "-"): name for name in LIVE_SETTINGS}
 """The options that change while requests flow, with the names of their keys in the store."""
 
+ANY_QUEUE = 1_000_000
+"""A limit of the prefill queue that is none."""
+
 LONGEST_VALUE = 40
 """Characters of a value in the table of the difference."""
 
@@ -83,7 +86,7 @@ def command(
     from dynaplan.cli.scaling.reloading import Reloading
 
     reloading = Reloading(found, launch.graph, replace(new, before=before), timeout)
-    asyncio.run(reloading.run(live_keys(changes), restarted(changes, launch.graph)))
+    asyncio.run(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
 
 
 def difference(changes: Sequence[SettingChange]) -> str:
@@ -96,12 +99,17 @@ def difference(changes: Sequence[SettingChange]) -> str:
     return text_table(rows)
 
 
-def live_keys(changes: Sequence[SettingChange]) -> dict[str, str]:
-    """Return the values of the live settings that change, by the names of their keys in the store."""
+def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, str]:
+    """Return the values of the live settings that change, by the names of their keys in the store.
+
+    What the new settings of ``config`` leave out has its usual value.
+    """
     from dynaplan.domain.settings.fields import options_of
     from dynaplan.domain.settings.routing import DisaggregationSettings
 
-    usual = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
+    usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
+    most = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms).most_queued
+    usual["max-prefill-queue-size"] = int(min(most, ANY_QUEUE))
     live = [each for each in changes if each.taking is Taking.LIVE]
     values = {each.key: usual[each.key] if each.is_removed else each.after for each in live}
     return {LIVE_KEYS[key]: str(value) for key, value in values.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.domain.wire.live_settings import live_setting, live_settings_prefix
@@ -48,7 +49,7 @@ def place_prefill(
     to_compute_tokens = int(prompt_tokens * (1 - prefix_hit_rate))
     if settings.is_conditional and to_compute_tokens <= settings.max_local_prefill_length_tokens:
         return PrefillPlace.SHORT
-    if queue_size >= settings.max_prefill_queue_size:
+    if queue_size >= settings.most_queued:
         return PrefillPlace.QUEUE_FULL
     return PrefillPlace.REMOTE
 
@@ -58,18 +59,13 @@ def with_live_settings(
 ) -> DisaggregationSettings:
     """Return the settings with the keys' values; a missing key, or no whole number, changes nothing."""
     prefix = live_settings_prefix(namespace)
-
-    def number(name: str, otherwise: int) -> int:
-        found = live_setting(keys.get(prefix + name, ""))
-        return otherwise if found is None else found
-
-    return replace(
-        settings,
-        max_local_prefill_length_tokens=number(
-            "max_local_prefill_length", settings.max_local_prefill_length_tokens
-        ),
-        max_prefill_queue_size=number("max_prefill_queue_size", settings.max_prefill_queue_size),
-    )
+    fields = {
+        "max_local_prefill_length": "max_local_prefill_length_tokens",
+        "max_prefill_queue_size": "max_prefill_queue_size",
+    }
+    found = {field: live_setting(keys.get(prefix + name, "")) for name, field in fields.items()}
+    changed: dict[str, Any] = {field: number for field, number in found.items() if number is not None}
+    return replace(settings, **changed)
 
 
 def directed_prefill(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dynaplan.domain.settings.fields import NO_EFFECT, Settings, option
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 """The values of ``router``; what each does is in ``core/routing/choosing.py``."""
+
+
+USUAL_QUEUE = 2
+"""``max-prefill-queue-size`` of Dynamo 0.2 to 0.3."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -60,8 +65,11 @@ class DisaggregationSettings(Settings):
     max_local_prefill_length_tokens: int = option(
         1000, "Tokens up to which the decode worker computes a prompt, with `conditional-disagg`", least=0
     )
-    max_prefill_queue_size: int = option(
-        2, "Queued prompts from which on the decode worker computes prompts itself", least=0
+    max_prefill_queue_size: int | None = option(
+        None,
+        "Queued prompts from which on the decode worker computes prompts itself",
+        least=0,
+        shown="2; no limit where queued prompts are dispatched by deadline",
     )
     prefill_deadline_ms: float | None = option(
         None,
@@ -72,10 +80,22 @@ class DisaggregationSettings(Settings):
     )
     prefill_late_wait_s: float = option(
         15.0,
-        "Seconds after its deadline from which on a prompt that is dispatched by it comes more and more often "
-        "before those in time: after twice as long, every second one that is taken is the oldest late one",
+        "Seconds after its deadline from which on a late prompt comes before those in time, now and then: after "
+        "twice as long, every second prompt that is taken is the oldest late one",
         least=0,
     )
+
+    @property
+    def most_queued(self) -> float:
+        """Queued prompts from which on the decode worker computes prompts itself; infinite without a limit.
+
+        A burst at one decode worker delays every token there. By deadline, prompts that are in time do not
+        wait for the others, so that nothing is gained by it; in the order of arrival the default is the
+        original's.
+        """
+        if self.max_prefill_queue_size is not None:
+            return self.max_prefill_queue_size
+        return math.inf if self.prefill_deadline_ms else USUAL_QUEUE
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

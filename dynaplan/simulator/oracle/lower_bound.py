@@ -85,7 +85,7 @@ PREFILLED_LOCALLY = "decode workers compute some of the prompts, which it counts
 def why_no_lower_bound(settings: ServiceSettings) -> str:
     """Return the reason why the bound does not hold for this service; empty when it does."""
     placing = settings.disaggregation
-    is_limited = placing.is_conditional or placing.max_prefill_queue_size < ANY_QUEUE
+    is_limited = placing.is_conditional or placing.most_queued < ANY_QUEUE
     return PREFILLED_LOCALLY if placing.is_on and is_limited else ""
 
 

@@ -89,8 +89,8 @@ def _essentials(options: SimulateOptions) -> Iterable[tuple[str, object]]:
 def _local_prefill(settings: DisaggregationSettings) -> str:
     """Return in words the prompts that decode workers compute themselves."""
     texts = []
-    if settings.max_prefill_queue_size < ANY_QUEUE:
-        texts.append(f"with {settings.max_prefill_queue_size} prompts in the prefill queue")
+    if settings.most_queued < ANY_QUEUE:
+        texts.append(f"with {settings.most_queued:g} prompts in the prefill queue")
     if settings.is_conditional:
         texts.append(f"of prompts up to {settings.max_local_prefill_length_tokens} tokens")
     return " or ".join(texts) or "never"

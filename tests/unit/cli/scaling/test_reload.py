@@ -106,6 +106,17 @@ def test_a_setting_that_is_gone_has_its_usual_value_again(served: Served) -> Non
     assert served.applied == [({"max_prefill_queue_size": "2"}, [])]
 
 
+def test_where_prompts_are_dispatched_by_deadline_a_limit_of_the_queue_that_is_gone_is_none(
+    served: Served,
+) -> None:
+    by_deadline = YAML + "  prefill-deadline: 500\n"
+    served.write(by_deadline + "  max-prefill-queue-size: 5\n")
+    served.serve()
+    served.write(by_deadline)
+    served.typed("-y")
+    assert served.applied == [({"max_prefill_queue_size": "1000000"}, [])]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

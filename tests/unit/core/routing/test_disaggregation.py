@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dynaplan.core.routing.disaggregation import (
@@ -39,6 +41,13 @@ def test_unconditional_remote_prefill_takes_even_the_shortest_prompt() -> None:
 
 def test_a_full_queue_keeps_the_prefill_local_even_when_unconditional() -> None:
     assert place_prefill(ALWAYS, 5000, 0.0, 2, 1) is PrefillPlace.QUEUE_FULL
+
+
+def test_by_deadline_no_queue_is_full_unless_a_limit_is_set() -> None:
+    by_deadline = replace(ALWAYS, prefill_deadline_ms=500.0)
+    assert place_prefill(by_deadline, 5000, 0.0, 10_000, 1) is PrefillPlace.REMOTE
+    limited = replace(by_deadline, max_prefill_queue_size=3)
+    assert place_prefill(limited, 5000, 0.0, 3, 1) is PrefillPlace.QUEUE_FULL
 
 
 def test_without_a_prefill_worker_every_prefill_is_local() -> None:
