@@ -80,8 +80,8 @@ class DisaggregationSettings(Settings):
     )
     prefill_late_wait_s: float = option(
         15.0,
-        "Seconds after its deadline from which on a late prompt comes before those in time, now and then: after "
-        "twice as long, every second prompt that is taken is the oldest late one",
+        "Seconds after its deadline from which on a late prompt comes before those in time now and then; "
+        "after twice as long every second prompt that is taken is the oldest late one",
         least=0,
     )
 
