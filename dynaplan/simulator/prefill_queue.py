@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from dynaplan.core.routing.dispatching import ComputingTime, DispatchRule
+from dynaplan.core.routing.dispatching import DispatchRule, UsualTime
 from dynaplan.simulator.pools import SimulatedWorker
 
 ALWAYS_IN_TIME = (0.0, math.inf)
@@ -30,7 +30,7 @@ class SimulatedPrefillQueue:
         self._late: deque[str] = deque()
         self._times_s: dict[str, tuple[float, float]] = {}
         self._taken_s: dict[str, float] = {}
-        self._computing = ComputingTime()
+        self._computing = UsualTime()
         self._since_owed = 0
         self._waiting: deque[str] = deque()
         self._asking: dict[int, SimulatedWorker] = {}

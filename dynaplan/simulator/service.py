@@ -23,7 +23,7 @@ from dynaplan.core.planning.load_policy import kv_pressure
 from dynaplan.core.routing.booking import BookEntry
 from dynaplan.core.routing.cache_worth import CacheWorth
 from dynaplan.core.routing.disaggregation import PrefillPlace, place_prefill
-from dynaplan.core.routing.dispatching import DispatchRule
+from dynaplan.core.routing.dispatching import DispatchRule, UsualTime, deadline_s
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.targets import Targets
@@ -82,6 +82,7 @@ class _Request:
     directed: tuple[SimulatedWorker, int] | None = None
     first_s: float = -1.0
     begun_s: float = -1.0
+    handed_over_s: float = -1.0
 
 
 class SimulatedService:
@@ -105,6 +106,7 @@ class SimulatedService:
         self._without_worker: deque[str] = deque()
         rule = DispatchRule.of(settings.disaggregation)
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
+        self._rest = UsualTime()
         self._router = SimulatedRouter(settings.routing, settings.seed)
         self._cache_worth = CacheWorth()
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
@@ -253,6 +255,8 @@ class SimulatedService:
         if request.first_s < 0:
             request.first_s = at_s
             self._waiting -= 1
+            if request.handed_over_s >= 0:
+                self._rest = self._rest.after(at_s - request.handed_over_s)
             assert request.entry is not None
             request.entry.prefilled()
             self.meter.first_token(at_s - request.traced.arrival_s)
@@ -286,7 +290,8 @@ class SimulatedService:
         hashes = request.traced.with_blocks_of(block_tokens).block_hashes
         request.directed = self._router.direct(hashes, workers, self.now_s)
         arrival_s = request.traced.arrival_s
-        times_s = arrival_s, arrival_s + (self.settings.disaggregation.prefill_deadline_ms or 0.0) / 1000
+        target_ms = self.settings.disaggregation.prefill_deadline_ms or 0.0
+        times_s = arrival_s, deadline_s(arrival_s, target_ms, self._rest)
         if request.directed:
             self._prefills.direct(key, request.directed[0], times_s)
         else:
@@ -322,6 +327,7 @@ class SimulatedService:
         worker = request.prefill
         assert worker is not None
         worker.engine.model.release(key)
+        request.handed_over_s = self.now_s
         self._prefills.computed(key, self.now_s)
         if request.directed:
             self._router.directed(*request.directed)

@@ -4,14 +4,17 @@ Where prompts come faster than they are computed, serving the oldest first makes
 computed just after its target has passed. So a prompt that can no longer meet its target goes behind those
 that can. It costs no GPU, and the prompts that it passes over are late anyway.
 
-A prompt has a *deadline*, its arrival plus the TTFT target. It is *late* once too little is left:
+A prompt has a *deadline* for its hand-over. It is *late* once too little is left to compute it:
 
-    slack = deadline - now - usual,  late below 0
-    usual = mean + deviation         of the time from taking a prompt to its hand-over, smoothed,
-                                     but at most half of the target
+    slack    = deadline - now - usual,  late below 0
+    deadline = arrival + target - rest
+    usual    = mean + deviation         of the time from taking a prompt to its hand-over, smoothed,
+                                        but at most nine tenths of the time until the deadline at first
+    rest     = mean + deviation         of the time from the hand-over to the first token, smoothed,
+                                        but at most half of the target
 
-At most half, so that a prompt which has just come is never late: where computing alone takes longer than the
-target, all are equal, and the order is that of arrival for the first half of the target.
+Both are bounded so that a prompt which has just come is never late: where computing alone takes longer than
+there is, all are equal, and nearly all of them late, which is the order of arrival.
 Mean and deviation are smoothed as TCP's round-trip times are, with the weights of RFC 6298, section 2.
 
 **One consumer rule.** Every prefill worker that asks for a prompt gets, of the shared queue,
@@ -48,13 +51,17 @@ with none half of these miss all the same, with many some are given up that coul
 with bursts a little above what two workers bear, 0, 1, 2 and 4 deviations had 66, 71, 71 and 57 % in time."""
 
 
+MOST_COMPUTING, MOST_REST = 0.9, 0.5
+"""The most that is left for computing a prompt, of the time from its arrival to its deadline, and for what
+comes after its hand-over, of the target."""
+
 OWED_SHARE = 1 / 2
 """The largest part of the turns that owed prompts get while others are in time."""
 
 
 @dataclass(frozen=True)
-class ComputingTime:
-    """The time from taking a prompt to its hand-over, s: a smoothed mean, and a smoothed deviation."""
+class UsualTime:
+    """What something usually takes, s: a smoothed mean, and a smoothed deviation."""
 
     mean_s: float = 0.0
     deviation_s: float = 0.0
@@ -64,15 +71,21 @@ class ComputingTime:
         """The time, s, that few prompts exceed; 0 before any was seen."""
         return self.mean_s + DEVIATIONS * self.deviation_s
 
-    def after(self, took_s: float) -> ComputingTime:
+    def after(self, took_s: float) -> UsualTime:
         """Return the time with one more prompt seen, which took ``took_s`` seconds."""
         if not self.mean_s:
-            return ComputingTime(took_s, took_s / 2)
+            return UsualTime(took_s, took_s / 2)
         apart_s = abs(took_s - self.mean_s)
-        return ComputingTime(
+        return UsualTime(
             self.mean_s + MEAN_WEIGHT * (took_s - self.mean_s),
             self.deviation_s + DEVIATION_WEIGHT * (apart_s - self.deviation_s),
         )
+
+
+def deadline_s(arrived_s: float, target_ms: float, rest: UsualTime) -> float:
+    """Return the moment by which a prompt is to be handed over; ``rest`` is from there to the first token."""
+    target_s = target_ms / 1000
+    return arrived_s + target_s - min(rest.usual_s, target_s * MOST_REST)
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ class DispatchRule:
 
     def is_late(self, arrived_s: float, deadline_s: float, now_s: float, usual_s: float) -> bool:
         """Tell whether a prompt that is taken now misses its deadline."""
-        return now_s + min(usual_s, (deadline_s - arrived_s) / 2) > deadline_s
+        return now_s + min(usual_s, (deadline_s - arrived_s) * MOST_COMPUTING) > deadline_s
 
     def owed_share(self, late_s: float) -> float:
         """Return the part of the turns that is due to late prompts, the oldest deadline ``late_s`` ago."""

@@ -198,6 +198,8 @@ async def streamed(exchange: Exchange, lines: WholeLines, first: bytes) -> web.S
     Raises WorkerDied when the worker dies and another one can go on, with that one's request as the
     exchange's ``call``. A client that disconnects cancels this task or raises ConnectionError in it.
     """
+    if exchange.prefilled and exchange.begun is None:
+        exchange.prefilled.answering()
     exchange.answering()
     begun = exchange.begun = exchange.begun or await _begin(exchange)
     failure: Failure | None = None

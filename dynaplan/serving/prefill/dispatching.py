@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from dynaplan.core.routing.dispatching import ComputingTime, DispatchRule
+from dynaplan.core.routing.dispatching import DispatchRule, UsualTime
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.wire.prefill import RemotePrefillRequest
 from dynaplan.ports.box import Clock
@@ -55,7 +55,7 @@ class DispatchedQueue:
         self._clock = clock
         self._wall_s = wall_s
         self._late: WorkQueue | None = None
-        self._computing = ComputingTime()
+        self._computing = UsualTime()
         self._in_hand: tuple[WorkItem, RemotePrefillRequest] | None = None
         self._is_free = asyncio.Event()
         self._is_free.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dynaplan.domain.errors import DynaplanError
@@ -21,13 +22,15 @@ class HandOff:
 
     ``release`` tells the prefill worker that the entries are not needed any more; only the first call counts.
     ``cached_tokens`` of the prompt came out of the prefill worker's cache; None where it does not say.
-    ``instance_id`` is that worker's, 0 where it is not known.
+    ``instance_id`` is that worker's, 0 where it is not known. ``answering`` notes that the first token of a
+    stream has come.
     """
 
     fields: Mapping[str, Any]
     release: Callable[[], None]
     cached_tokens: int | None = None
     instance_id: int = 0
+    answering: Callable[[], None] = lambda: None
 
 
 class HandOffs:
@@ -43,11 +46,12 @@ class HandOffs:
         if answer.release_to and not answer.error:
             self._held[answer.request_id] = answer.release_to
 
-    def of(self, answer: PrefillAnswer, instance_id: int = 0) -> HandOff:
-        """Return the hand-off that the answer of this instance brings."""
-        return HandOff(
-            answer.hand_off, lambda: self.release(answer.request_id), answer.cached_tokens, instance_id
-        )
+    def of(
+        self, answer: PrefillAnswer, instance_id: int = 0, answering: Callable[[], None] = lambda: None
+    ) -> HandOff:
+        """Return the hand-off that the answer of this instance brings; ``answering`` is its own."""
+        release = partial(self.release, answer.request_id)
+        return HandOff(answer.hand_off, release, answer.cached_tokens, instance_id, answering)
 
     def release(self, request_id: str) -> None:
         """Tell the prefill worker that this request's hand-off is not needed any more, if one is held."""

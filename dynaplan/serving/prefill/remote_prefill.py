@@ -12,12 +12,14 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dynaplan.core.routing.disaggregation import (
     PrefillPlace,
     place_prefill,
     with_live_settings,
 )
+from dynaplan.core.routing.dispatching import UsualTime, deadline_s
 from dynaplan.domain.errors import DynaplanError, TemporaryError
 from dynaplan.domain.routes import NO_TRACE
 from dynaplan.domain.settings.routing import DisaggregationSettings
@@ -112,6 +114,7 @@ class RemotePrefill:
         self._depth = PrefillDepth(own=lambda: len(self._pending), found_empty=self._release_lost)
         self._director = PrefillDirector(namespace, connect, told)
         self._workers: dict[int, Instance] = {}
+        self._rest = UsualTime()
         self._left_alone_until_s = float("-inf")
         discovery.on_change(self._take_back)
         discovery.on_change(self._release_if_alone)
@@ -190,7 +193,12 @@ class RemotePrefill:
             raise worker_failed(f"The prompt cannot be computed: {answer.error}")
         log.debug("remote prefill of %d tokens by %s", call.prompt_tokens, answer.worker)
         self._placed(call.model, "remote")
-        return self._hand_offs.of(answer, self._instance_of(answer.worker))
+        answering = partial(self._note_rest, self._loop.time())
+        return self._hand_offs.of(answer, self._instance_of(answer.worker), answering)
+
+    def _note_rest(self, handed_over_s: float) -> None:
+        """Note that the first token has come, of a prompt that was handed over at this time of the loop."""
+        self._rest = self._rest.after(self._loop.time() - handed_over_s)
 
     async def close(self) -> None:
         """Let the requests that still wait be computed locally, and stop reading the queue's depth."""
@@ -260,12 +268,12 @@ class RemotePrefill:
         if not settings.prefill_deadline_ms:
             return request
         now_s = self._wall_s()
-        deadline_s = now_s + settings.prefill_deadline_ms / 1000
+        until_s = deadline_s(now_s, settings.prefill_deadline_ms, self._rest)
         return replace(
             request,
             arrived_unix_s=now_s,
-            deadline_unix_s=deadline_s,
-            owed_unix_s=deadline_s + settings.prefill_late_wait_s,
+            deadline_unix_s=until_s,
+            owed_unix_s=until_s + settings.prefill_late_wait_s,
             waits_until_unix_s=now_s + self._wait_s,
         )
 

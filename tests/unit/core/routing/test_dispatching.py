@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.core.routing.dispatching import ComputingTime, DispatchRule
+from dynaplan.core.routing.dispatching import DispatchRule, UsualTime, deadline_s
 from dynaplan.domain.settings.routing import DisaggregationSettings
 
 RULE = DispatchRule(late_wait_s=15.0)
@@ -23,8 +23,19 @@ def test_a_prompt_is_late_once_less_is_left_than_one_usually_takes() -> None:
 
 
 def test_what_has_just_come_is_never_late_however_slow_the_engine() -> None:
-    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.5, usual_s=30.0)
-    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.51, usual_s=30.0)
+    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.09, usual_s=30.0)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.11, usual_s=30.0)
+
+
+def test_computing_that_takes_most_of_the_target_is_foreseen() -> None:
+    assert not RULE.is_late(9.0, deadline_s=10.0, now_s=9.2, usual_s=0.75)
+    assert RULE.is_late(9.0, deadline_s=10.0, now_s=9.3, usual_s=0.75)
+
+
+def test_the_deadline_leaves_what_the_way_from_hand_over_to_first_token_usually_takes() -> None:
+    assert deadline_s(9.0, 500.0, UsualTime()) == 9.5
+    assert deadline_s(9.0, 500.0, UsualTime(0.1, 0.05)) == pytest.approx(9.35)
+    assert deadline_s(9.0, 500.0, UsualTime(30.0)) == 9.25
 
 
 @pytest.mark.parametrize(
@@ -70,16 +81,16 @@ def test_a_prompt_owed_for_long_is_passed_over_by_one_for_each_that_is_owed_befo
 
 
 def test_the_usual_time_follows_the_last_prompts_with_the_weights_of_rfc_6298() -> None:
-    first = ComputingTime().after(0.2)
+    first = UsualTime().after(0.2)
     assert (first.mean_s, first.deviation_s, first.usual_s) == (0.2, 0.1, pytest.approx(0.3))
     second = first.after(0.4)
     assert second.mean_s == pytest.approx(0.225)
     assert second.deviation_s == pytest.approx(0.1 + (0.2 - 0.1) / 4)
-    assert ComputingTime().usual_s == 0.0
+    assert UsualTime().usual_s == 0.0
 
 
 def test_equal_times_leave_no_deviation() -> None:
-    time = ComputingTime()
+    time = UsualTime()
     for _ in range(60):
         time = time.after(0.1)
     assert time.usual_s == pytest.approx(0.1, rel=1e-3)

@@ -576,3 +576,22 @@ async def test_without_one_the_payload_has_no_times() -> None:
         await here.answer(request)
         await hand_off
         await item.ack()
+
+
+async def test_the_next_deadline_leaves_what_the_first_token_took_after_its_hand_over() -> None:
+    async with scene(replace(ON, prefill_deadline_ms=60_000.0), wait_s=30.0) as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        await here.answer(request)
+        taken = await hand_off
+        await item.ack()
+        assert taken
+        await asyncio.sleep(0.05)
+        taken.answering()
+
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert request.deadline_unix_s - request.arrived_unix_s < 59.95
+        await here.answer(request)
+        await hand_off
+        await item.ack()
