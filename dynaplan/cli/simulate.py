@@ -128,12 +128,11 @@ def command(
         found = run_recommended(options, watch) if recommend else None
         results = found.results if found else list(run_simulations(options, watch))
     table = rows(results)
-    said = [*notes(results), *origins(options)]
+    order = [] if found else dispatched(options)
+    said = [*notes(results), *origins(options), *order]
     if found:
         next(row for row in table if row["policy"] == found.policy)["recommended"] = found.words
         said.append(f"Recommended: {found.words}.")
-    else:
-        said += dispatched(options)
     width = screen.width()
     click.echo("\n".join([text_table(table, width), *(folded(note, width, "  ") for note in said)]))
     if json_path:
@@ -142,7 +141,7 @@ def command(
         from dynaplan.simulator.report.page import page
 
         served = replace(options, disaggregation=service_settings(options).disaggregation)
-        write("--html", html_path, page(served, results, dispatched(options)))
+        write("--html", html_path, page(served, results, order))
 
 
 def origins(options: SimulateOptions) -> list[str]:
