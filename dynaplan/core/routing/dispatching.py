@@ -61,7 +61,7 @@ OWED_SHARE = 1 / 2
 
 @dataclass(frozen=True)
 class UsualTime:
-    """What something usually takes, s: a smoothed mean, and a smoothed deviation."""
+    """A usual time, s: a smoothed mean, and a smoothed deviation."""
 
     mean_s: float = 0.0
     deviation_s: float = 0.0
