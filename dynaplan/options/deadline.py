@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import DisaggregationSettings
 from dynaplan.options.service_config import kebab_keys
 
@@ -39,6 +38,8 @@ def prefill_deadline(said: DisaggregationSettings, planner: Mapping[str, Any]) -
         return PrefillDeadline(said.prefill_deadline_ms, DEADLINE)
     if not said.is_on:
         return PrefillDeadline()
+    from dynaplan.domain.settings.planner import PlannerSettings  # much, and workers have no use for it
+
     given = kebab_keys(planner)
     plan = PlannerSettings.from_options({name: given[name] for name in OF_PLANNER if name in given})
     if plan.prefill_deadline_ms is not None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from dynaplan.domain.settings.fields import kebab
 from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.settings.routing import DECODE_COMPONENT, DisaggregationSettings
 from dynaplan.options.deadline import PrefillDeadline, prefill_deadline
 from dynaplan.options.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
@@ -82,6 +81,8 @@ def routes_by_events(own: Mapping[str, Any]) -> bool:
 
 def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
     """The settings of this process: its own section first, then those of Router, Processor and the worker."""
+    from dynaplan.domain.settings.planner import PlannerSettings
+
     config = ServiceConfig.get_instance()
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
     common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}

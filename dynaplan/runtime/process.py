@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaplan.domain.errors import QueueUnavailable
 from dynaplan.domain.identity import LeaseOwner
@@ -22,8 +22,10 @@ from dynaplan.ports.box import Clock
 from dynaplan.ports.events import EventPlane
 from dynaplan.ports.messaging import Messenger
 from dynaplan.ports.stores import KeyValueStore, LeaseKeeper
-from dynaplan.runtime.coordination.events import ComponentEvents
 from dynaplan.runtime.discovery import Discovery
+
+if TYPE_CHECKING:
+    from dynaplan.runtime.coordination.events import ComponentEvents
 
 EXIT_DRAINED = 0
 EXIT_CRASHED = 1
@@ -119,6 +121,8 @@ class WorkerRuntime:
         """
         plane = await self._plane()
         if self._events is None:
+            from dynaplan.runtime.coordination.events import ComponentEvents
+
             self._events = ComponentEvents(plane, self.namespace, self.component)
             self.add_metrics(self._events.metrics)
         return self._events

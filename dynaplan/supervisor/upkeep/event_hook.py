@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from dynaplan.core.planning.explaining import in_one_line, is_change
 from dynaplan.domain.lifecycle import Worker, WorkerState
 from dynaplan.domain.masking import looks_secret
 from dynaplan.ports.box import Clock
@@ -90,6 +89,8 @@ class EventWatch:
 
 def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
     """Yield what a record of the planner tells: a change, and a target whose error budget is used up."""
+    from dynaplan.core.planning.explaining import in_one_line, is_change  # much, for those who have a hook
+
     if is_change(record) and not record.get("settings", {}).get("no-operation"):
         yield HookEvent(SCALED, in_one_line(record))
     before, after = (_budget(record, state) for state in ("state", "next_state"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from dynaplan import wiring
-from dynaplan.core.fleet.observing import unmanaged
 from dynaplan.domain.errors import PermanentError, TemporaryError
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
 
@@ -15,6 +14,8 @@ ANSWER_S = 1.0
 
 async def staying(namespace: str) -> str:
     """Return a line about the unmanaged components that are registered; empty when none is known."""
+    from dynaplan.core.fleet.observing import unmanaged
+
     store = wiring.connections.connect_store()
     try:
         async with asyncio.timeout(ANSWER_S):

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.cli.starting import serve
+from dynaplan.core.planning import explaining
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
 from dynaplan.supervisor.upkeep import event_hook
 from dynaplan.supervisor.upkeep.event_hook import LEAST_S, ON_EVENT_VARIABLE, EventHook, EventWatch, HookEvent
@@ -52,8 +53,8 @@ def test_a_budget_that_is_used_up_is_a_missed_target_once() -> None:
 
 
 def test_a_change_is_an_event_unless_the_planner_only_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_hook, "is_change", lambda record: True)
-    monkeypatch.setattr(event_hook, "in_one_line", lambda record: "changed")
+    monkeypatch.setattr(explaining, "is_change", lambda record: True)
+    monkeypatch.setattr(explaining, "in_one_line", lambda record: "changed")
     records: list[dict[str, Any]] = [{"wall_time": None}]
     watch = EventWatch(list, lambda: records)
     watch.look()
