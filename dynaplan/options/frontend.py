@@ -100,6 +100,8 @@ def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
 
     Raises ConfigError.
     """
+    from dynaplan.domain.settings.planner import PlannerSettings
+
     given = kebab_keys(planner)
     plan = PlannerSettings.from_options({name: given[name] for name in PROMISE if name in given})
     return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None
