@@ -17,7 +17,9 @@ import psutil
 
 from tests.chaos.judging import FRONTEND, Judge
 from tests.chaos.kernel import descriptors_exhausted, shut_down_a_connection
+from tests.chaos.preloading import Preloaded
 from tests.e2e.deployment import Deployment
+from tests.e2e.test_serve_killed import serve_of
 from tests.e2e.traces import fill, processes_of
 
 MOST_ENDS_A_MINUTE = 4
@@ -41,7 +43,14 @@ SERVERS_DATA = {"etcd": "etcd/data", "nats": "nats/jetstream"}
 class Chaos:
     """Does one random thing after the other to a deployment, and tells the judge what it has harmed."""
 
-    def __init__(self, deployment: Deployment, seed: int, judge: Judge, disk: Path | None) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        seed: int,
+        judge: Judge,
+        disk: Path | None,
+        library: Preloaded | None = None,
+    ) -> None:
         self.deployment = deployment
         self.seed = seed
         self.dice = random.Random(seed)
@@ -50,6 +59,8 @@ class Chaos:
         self.blind_s = 0.0
         """The last moment at which the plugin could not see, or not write."""
         self._disk = disk
+        self._library = library
+        self._ahead_s = 0.0
         self._ends_s: dict[str, list[float]] = defaultdict(list)
 
     async def run(self, lasts_s: float) -> None:
@@ -64,6 +75,9 @@ class Chaos:
             self.take_descriptors,
             self.fill_the_disk,
             self.wipe,
+            self.kill_serve,
+            self.set_the_clock,
+            self.slow_the_disk,
         ]
         number = 0
         while time.monotonic() < end_s:
@@ -95,6 +109,12 @@ class Chaos:
         self._note_plugin(kind)
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+    async def kill_serve(self) -> None:
+        """The holder starts it again; no request may notice."""
+        serve = serve_of(self.deployment)
+        if serve:
+            self._end("serve", serve.pid, signal.SIGKILL)
 
     async def scale_and_kill_plugin(self) -> None:
         """The plugin at any point of carrying out a decision."""
@@ -163,6 +183,23 @@ class Chaos:
             await asyncio.sleep(seconds)
             ballast.unlink()
             self.blind_s = time.monotonic()
+
+    async def set_the_clock(self) -> None:
+        """The wall clock of all processes but the servers', of commands too."""
+        if self._library:
+            self._ahead_s = self.dice.choice([-86400.0, -30.0, 0.0, 30.0, 86400.0])
+            self._tell(f"the wall clock is {self._ahead_s:g} s ahead")
+            self._library.tell(ahead_s=self._ahead_s)
+
+    async def slow_the_disk(self) -> None:
+        """Each write that waits for the disk takes a while, of all processes but the servers."""
+        if self._library:
+            seconds, write_s = self.dice.uniform(0.5, 3), self.dice.choice([0.05, 0.3, 1.0])
+            self._tell(f"writes take {write_s} s for {seconds:.1f} s")
+            self._library.tell(ahead_s=self._ahead_s, write_s=write_s)
+            await asyncio.sleep(seconds)
+            self._library.tell(ahead_s=self._ahead_s)
+            self.blind_s = time.monotonic() + 3 * write_s  # two syncs and a rename may be under way
 
     def _note_plugin(self, kind: str) -> None:
         if kind == "plugin":

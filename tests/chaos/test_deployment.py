@@ -23,6 +23,7 @@ from dynaplan.domain.wire.prefill import prefill_stream
 from tests.chaos.deployment_faults import VICTIMS, Chaos
 from tests.chaos.history import Request, drawn
 from tests.chaos.judging import Judge
+from tests.chaos.preloading import Preloaded, preloaded
 from tests.chaos.witness import Witness
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
@@ -96,15 +97,23 @@ def state_disk(tmp_path: Path) -> Iterator[Path | None]:
         yield disk
 
 
+@pytest.fixture
+def library(tmp_path: Path) -> Preloaded | None:
+    return preloaded(tmp_path)
+
+
 @pytest.mark.timeout(LASTS_S + 150)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_lost(
-    state_disk: Path | None, deploy: Callable[..., Deployment], seed: int
+    state_disk: Path | None, library: Preloaded | None, deploy: Callable[..., Deployment], seed: int
 ) -> None:
     options = ("--Planner.no-operation=true", "--gpus", str(GPUS))
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *options)
+    environment = library.environment if library else {}
+    deployment = await asyncio.to_thread(
+        deploy, "graphs.disagg:Frontend", "disagg.yaml", *options, environment=environment
+    )
     judge = Judge(SLACK_S)
-    chaos = Chaos(deployment, seed, judge, state_disk)
+    chaos = Chaos(deployment, seed, judge, state_disk, library)
     witness, clients = Witness(deployment, chaos), ChaosClients(deployment.url, chaos)
     await chaos.run(LASTS_S)
     await whole_again(deployment, chaos)

@@ -22,9 +22,9 @@ from dynaplan.core.fleet.statefile import (
     with_live_settings,
     with_planner_keys,
 )
-from dynaplan.domain.errors import StatefileCorrupt
+from dynaplan.domain.errors import DynaplanError, StatefileCorrupt
 from dynaplan.domain.graph import ServiceSpec
-from dynaplan.domain.lifecycle import Worker
+from dynaplan.domain.lifecycle import Worker, WorkerState
 from dynaplan.domain.settings.servers import server_addresses
 from dynaplan.ports.box import DocumentStore, Processes
 from dynaplan.supervisor.circus_client import CircusClient
@@ -146,6 +146,31 @@ async def running_workers(launch: Launch, circus: CircusClient, processes: Proce
                 )
             )
     return tuple(workers)
+
+
+async def present(
+    workers: Sequence[Worker], circus: CircusClient, processes: Processes
+) -> tuple[Worker, ...]:
+    """Return these workers, with the processes that circus runs for them now where theirs are gone.
+
+    The last writer may have started one anew while the disk was full: to take it for gone would give its
+    GPUs out twice.
+    """
+    found = []
+    for worker in workers:
+        pid = worker.pid
+        if pid and processes.identify(pid) != worker.started_at:
+            try:
+                pid = await circus.pid(worker.name) or pid
+            except DynaplanError as error:
+                log.debug("%s: %s", worker.name, error)
+        if pid != worker.pid:
+            log.warning("%s runs as %d, which could not be written down", worker.name, pid)
+            state = WorkerState.STARTING if worker.state is WorkerState.READY else worker.state
+            started_at = processes.identify(pid) or 0
+            worker = replace(worker, state=state, pid=pid, started_at=started_at, instance_id=0, url="")
+        found.append(worker)
+    return tuple(found)
 
 
 def _service_of(launch: Launch, args: Sequence[str]) -> ServiceSpec | None:

@@ -28,7 +28,7 @@ from dynaplan.ports.stores import Store
 from dynaplan.runtime.logfile import LogFile, configure_logging
 from dynaplan.supervisor.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.supervisor.fleet.departures import Departures
-from dynaplan.supervisor.fleet.document import Statefile
+from dynaplan.supervisor.fleet.document import Statefile, present
 from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
 from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
 from dynaplan.supervisor.fleet.gpu_memory import GpuMemory
@@ -100,7 +100,7 @@ async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -
     )
     keeper = FleetKeeper(
         launch,
-        statefile.workers,
+        await present(statefile.workers, circus, processes),
         circus=circus,
         processes=processes,
         clock=clock,

@@ -71,7 +71,6 @@ TESTED_ELSEWHERE = {
     ],
     "integration/test_supervisor.py": [
         "supervisor/arbiter",
-        "supervisor/fleet/document",
         "supervisor/fleet/plugin",
         "supervisor/fleet/store_link",
         "supervisor/held/processes",
