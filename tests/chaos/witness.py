@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.deployment_faults import Chaos, environment_of
+from tests.chaos.deployment_faults import VICTIMS, Chaos, environment_of
 from tests.e2e.deployment import Deployment
 from tests.e2e.traces import processes_of
 
@@ -70,7 +70,11 @@ class Witness:
     def _look_at_processes(self) -> None:
         """What is true, whatever the statefile says: who has which GPU in its environment."""
         users: dict[str, list[int]] = defaultdict(list)
-        for pid, line in processes_of(self.deployment).items():
+        lines = processes_of(self.deployment)
+        if not any(VICTIMS["plugin"] in line for line in lines.values()):
+            now_s = time.monotonic()
+            self.chaos.blind_s = max(self.chaos.blind_s, now_s)  # it is started again, or serve above it
+        for pid, line in lines.items():
             if WORKER in line and ("VllmWorker" in line or "PrefillWorker" in line):
                 for uuid in environment_of(pid).get("CUDA_VISIBLE_DEVICES", "").split(","):
                     users[uuid].append(pid)

@@ -42,7 +42,8 @@ class HeldProcess(Process):
         # A process's end is told, and its pid is its own until that is noted: so it is there, maybe a zombie.
         worker: Any = psutil.Process(pid)
         worker.stdout = worker.stderr = None
-        self._worker, self.started = worker, worker.create_time()
+        # circus would wait for a start that lies ahead, as one does whose clock was set back meanwhile.
+        self._worker, self.started = worker, min(worker.create_time(), time.time())
         fleet.processes[pid] = self
 
     def _started(self, fleet: HeldFleet) -> int:

@@ -73,7 +73,6 @@ TESTED_ELSEWHERE = {
         "supervisor/arbiter",
         "supervisor/fleet/plugin",
         "supervisor/fleet/store_link",
-        "supervisor/held/processes",
         "supervisor/preparation",
         "supervisor/shutdown",
         "wiring/box",
