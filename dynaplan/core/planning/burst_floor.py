@@ -1,7 +1,8 @@
 """The learnt floor in a decision: it learns from the interval, and raises the minimums.
 
 With ``learnt-floor`` it always does. Without, only while the error budget is overspent, and then only to what
-is there already: workers stay, none is added (``core/sizing/error_budget.py``).
+is there already: workers stay, none is added (``core/sizing/error_budget.py``). That is for the forecast: an
+expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def with_learnt_floor(
         return state.standing, limits, []
     after = _after(settings, state.standing, observation, service, limits)
     is_owed = is_overspent(state.error_budget, settings.slo_window_s)
-    if not settings.learnt_floor and (settings.hedge or not is_owed):
+    if not settings.learnt_floor and not is_owed:
         return after, limits, []
     floor = learnt_floor(after, settings.targets(), limits, is_aggregated=service.prefill is None)
     why = f"{floor}, standing still, would have kept the promise lately" if floor.decode else "nothing learnt"

@@ -79,6 +79,7 @@ def plan_for_targets(
     state, notes = _update_corrections(model, settings, state, observation, current)
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
+    bounds = limits
     standing, limits, floor = with_learnt_floor(
         settings, state, observation, _corrected(model, state, current), limits, current
     )
@@ -99,9 +100,9 @@ def plan_for_targets(
         sizing = _plan(model, settings, state, observation, foresight, limits, current)
         late = late_roles(model.service_for(current), observation, settings.targets())
         state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
-        state, sizing = hedged(
-            settings, state, observation, sizing, _corrected(model, state, current), limits, current
-        )
+        bounds = limits if settings.learnt_floor else bounds
+        service = _corrected(model, state, current)
+        state, sizing = hedged(settings, state, observation, sizing, service, bounds, current)
     sizing = _without_failing_roles(observation, sizing, current)
     return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
 

@@ -79,14 +79,16 @@ def test_an_overspent_error_budget_adds_no_worker() -> None:
     assert limits.least == Targets(2, 1)
 
 
-def test_workers_that_a_quiet_interval_would_remove_stay_until_the_debt_is_paid() -> None:
+@pytest.mark.parametrize("hedge", [False, True])
+def test_workers_that_a_quiet_interval_would_remove_stay_until_the_debt_is_paid(hedge: bool) -> None:
     learnt = floor_after(seen())[0]
     wanted = (Targets(1, 1),) * 9
     quiet = planned_interval(5, 1, [1.0, 1.0])
 
     def left(budget: ErrorBudget) -> int:
         state = PlannerState(standing=learnt, error_budget=budget, wanted=wanted)
-        return decide(targets.SETTINGS, state, quiet, targets.model())[1].desired.prefill
+        settings = replace(targets.SETTINGS, hedge=hedge)
+        return decide(settings, state, quiet, targets.model())[1].desired.prefill
 
     assert left(ErrorBudget(50, 50)) < 3 <= left(ErrorBudget(-50, 50)) < 5
 
