@@ -107,7 +107,8 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
         return None
     work = Work(SteadyState(service, demand), settings.targets())
     gives_way = bool(settings.prefill_deadline_ms)
-    counted = None if load.changed else _counted(traffic, service, served, settings.targets())
+    is_evidence = served.decode and not load.changed
+    counted = _counted(traffic, service, served, settings.targets()) if is_evidence else None
     return Arrived(
         traffic.interval_s,
         observation.startup_s,

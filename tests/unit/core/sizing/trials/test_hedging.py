@@ -130,3 +130,14 @@ def test_a_promise_that_is_counted_as_broken_is_not_waited_for() -> None:
     broken = after([seen(CALM), *[counting(0.0, 200.0)] * 60], Targets(2, 1), current=Targets(2, 1))[1]
     assert kept.targets.decode == 1
     assert broken.targets.decode > 1
+
+
+def test_an_interval_in_which_no_worker_served_is_no_evidence() -> None:
+    observation = replace(planned_interval(1, 1, [1.0], startup_s=30.0), traffic=counting(0.0, 0.0))
+    nobody = replace(observation, load=replace(observation.load, prefill_workers=0))
+    state = after([seen(CALM)])[0]
+    served, unserved = (
+        hedged(ON, state, each, Sizing(ONE), SERVICE, LIMITS, ONE)[0].hedge for each in (observation, nobody)
+    )
+    assert unserved.lived == Lived() != served.lived
+    assert unserved.trials[0].late.requests > served.trials[0].late.requests == 0
