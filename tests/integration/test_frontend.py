@@ -292,9 +292,18 @@ async def test_a_model_is_found_by_its_name_and_an_adapter_is_one() -> None:
 
 
 async def test_without_a_worker_the_answer_is_503() -> None:
-    async with stage(model=MODEL) as here:
+    async with stage(model=MODEL, worker_wait=0.05) as here:
         status, text = await here.post()
     assert (status, json.loads(text)["error"]["code"]) == (503, "no_worker")
+
+
+async def test_a_frontend_that_has_just_begun_waits_for_the_first_worker() -> None:
+    """It may have begun on a store that was wiped, before anybody has registered again."""
+    async with stage(model=MODEL) as here:
+        request = asyncio.create_task(here.post())
+        await eventually(lambda: here.frontend.in_flight == 1)
+        await here.worker()
+        assert (await request)[0] == 200
 
 
 async def test_a_worker_that_was_there_a_moment_ago_is_waited_for() -> None:

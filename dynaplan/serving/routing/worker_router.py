@@ -30,7 +30,8 @@ AVOID_S = 0.25
 """Time for which a worker that refused or died gets no request; after that it is tried again."""
 
 REMEMBER_S = 60.0
-"""Time after the last worker has gone in which requests still wait for one to come back."""
+"""Time, in seconds, after the last worker has gone, or the frontend has begun, in which requests still wait
+for one to come."""
 
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
 EVENTS_OFF = "prediction: kv-events is off"
@@ -105,7 +106,8 @@ class WorkerRouter:
         self._dice = Random()
         self._turn = 0
         self._had_instances = False
-        self._last_seen_s = float("-inf")
+        # A frontend that has just begun may have begun on a store that was wiped: nobody is back yet.
+        self._last_seen_s = self._loop.time()
         self._changed = self._loop.create_future()
         self._follow()
         discovery.on_change(self._follow)
