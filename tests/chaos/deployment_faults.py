@@ -19,7 +19,7 @@ from tests.chaos.judging import FRONTEND, Judge
 from tests.chaos.kernel import descriptors_exhausted, shut_down_a_connection
 from tests.chaos.preloading import Preloaded
 from tests.e2e.deployment import Deployment
-from tests.e2e.test_serve_killed import serve_of
+from tests.e2e.held import environment_of, serve_of
 from tests.e2e.traces import fill, processes_of
 
 MOST_ENDS_A_MINUTE = 4
@@ -212,14 +212,6 @@ class Chaos:
 
     def _tell(self, text: str) -> None:
         self.story.append(f"{time.monotonic():.3f} {text}")
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    except OSError:
-        return {}
-    return dict(part.partition("=")[::2] for part in text.split("\0") if part)
 
 
 def worker_name(pid: int) -> str:

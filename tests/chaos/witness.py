@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.deployment_faults import VICTIMS, Chaos, environment_of
+from tests.chaos.deployment_faults import VICTIMS, Chaos
 from tests.e2e.deployment import Deployment
+from tests.e2e.held import environment_of
 from tests.e2e.traces import processes_of
 
 WORKER = "dynaplan.worker.main"

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.e2e.deployment import Deployment
+from tests.e2e.held import serve_of
 from tests.e2e.test_kills import is_whole, process_of
-from tests.e2e.test_serve_killed import serve_of
 from tests.e2e.traces import IS_TORTURE, in_torture
 from tests.fakes.polling import wait_until
 

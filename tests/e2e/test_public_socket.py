@@ -13,8 +13,8 @@ from contextlib import suppress
 import psutil
 
 from tests.e2e.deployment import Deployment
+from tests.e2e.held import serve_of
 from tests.e2e.test_kills import QUIET, is_whole
-from tests.e2e.test_serve_killed import serve_of
 from tests.fakes.polling import PATIENCE_S, wait_until
 
 Deploy = Callable[..., Deployment]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.chaos.deployment_faults import environment_of
 from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.held import environment_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load

@@ -24,7 +24,7 @@ import pytest
 
 from tests.e2e import another_user
 from tests.e2e.deployment import Deployment
-from tests.e2e.test_serve_killed import serve_of
+from tests.e2e.held import serve_of
 
 SECRET = "sk-0123456789-very-secret"
 QUIET = ("--Planner.no-operation=true",)

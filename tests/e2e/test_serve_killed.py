@@ -15,8 +15,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.chaos.deployment_faults import environment_of
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
+from tests.e2e.held import environment_of, serve_of
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
@@ -26,16 +26,6 @@ pytestmark = in_torture
 
 KILLS = int(os.environ.get("DYNAPLAN_KILLS", "5"))
 QUIET = ("--Planner.no-operation=true",)
-
-
-def serve_of(deployment: Deployment) -> psutil.Process | None:
-    """The ``serve`` below the holder that runs now, once its fleet plugin does."""
-    assert deployment.process
-    try:
-        below = psutil.Process(deployment.process.pid).children()
-        return next(each for each in below if "serve" in each.cmdline() and each.children())
-    except (StopIteration, psutil.Error):
-        return None
 
 
 def starts(deployment: Deployment) -> dict[str, tuple[int, int]]:

@@ -15,8 +15,9 @@ import pytest
 
 import dynaplan
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
+from tests.e2e.held import serve_of
 from tests.e2e.test_kills import is_whole
-from tests.e2e.test_serve_killed import QUIET, serve_of, starts
+from tests.e2e.test_serve_killed import QUIET, starts
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until

@@ -192,8 +192,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 async def decide(plain: Plain, **counts: int) -> int:
-    """Write a decision as a planner does; its id."""
+    """Write a decision as a planner does, after the first one, which is the plugin's; its id."""
     prefix = planner_prefix(plain.namespace)
+    await eventually(lambda: carried_out(plain, 0))
     store = plain.store()
     try:
         before = await counts_of(plain)

@@ -1,0 +1,28 @@
+"""The processes of a deployment below its holder, as the kernel shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.deployment import Deployment
+
+
+def serve_of(deployment: Deployment) -> psutil.Process | None:
+    """The ``serve`` below the holder that runs now, once its fleet plugin does."""
+    assert deployment.process
+    try:
+        below = psutil.Process(deployment.process.pid).children()
+        return next(each for each in below if "serve" in each.cmdline() and each.children())
+    except (StopIteration, psutil.Error):
+        return None
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none of one that is gone."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return {}
+    return dict(part.partition("=")[::2] for part in text.split("\0") if part)
