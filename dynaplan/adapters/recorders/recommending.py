@@ -24,6 +24,9 @@ the same while the process runs; and all that the last process has said."""
 REPLACES_FILES = "DYN_DEPLOYMENT_CONFIG"
 """A variable that would stand in for the file that the process is given."""
 
+PRIVATE = 0o600
+"""The mode of these files, as that of all that a planner writes."""
+
 LOWEST = 19
 """The niceness of the process: it computes while nothing else does."""
 
@@ -64,6 +67,7 @@ class Recommender:
         The process has the lowest priority and dies with this one. Raises TemporaryError with its last line.
         """
         file, log = self._directory / "recommendation.yaml", self._directory / OUTPUT
+        file.touch(mode=PRIVATE)
         file.write_text(config, encoding="utf-8")
         log.unlink(missing_ok=True)
         part = self._directory / UNFINISHED
@@ -73,6 +77,7 @@ class Recommender:
                 [*command, "--json", str(part)], os.getpid(), log=log, without=(*SECRETS, REPLACES_FILES)
             ),
             stdin=asyncio.subprocess.DEVNULL,
+            umask=0o777 - PRIVATE,
         )
         try:
             with suppress(ProcessLookupError):

@@ -92,7 +92,7 @@ def unit_lines(
     yield f"ExecStart={' '.join(map(_word, words))}"
     yield from ("# Loading a model takes its time; a worker that can never start ends it with 78.",)
     yield "TimeoutStartSec=infinity"
-    yield f"TimeoutStopSec={math.ceil(params['drain_timeout']) + ENDING_S}"
+    yield f"TimeoutStopSec={math.ceil(params['drain_timeout_s']) + ENDING_S}"
     yield from ("KillMode=mixed", f"WatchdogSec={WATCHDOG_S}", "Restart=on-failure", "RestartSec=5")
     yield f"RestartPreventExitStatus=2 {EXIT_NEVER}"
     yield from ("# A worker that the kernel kills for its memory is replaced; the others go on.",)

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--drain-timeout",
+    "drain_timeout_s",
     type=click.FloatRange(0.0),
     default=30.0,
     show_default=True,
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--leave-timeout",
+    "leave_timeout_s",
     type=click.FloatRange(0.0),
     default=ProcessSettings.drain_deadline_s,
     show_default=True,
@@ -153,6 +155,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     graph: str,
     config_file: str | None,
     port: int | None,
@@ -161,27 +164,22 @@ def command(
     working_dir: Path | None,
     dry_run: bool,
     show_env: bool,
-    gpus: int | None,
-    use_busy_gpus: bool,
     namespace: str | None,
     api_key: str,
-    drain_timeout: float,
-    leave_timeout: float,
     detach: bool,
-    exit_on_failure: bool,
     supervise: bool,
     orphan_grace: float,
-    circus_tcp: bool,
-    token_file: Path | None,
+    **served: Any,
 ) -> int:
     """Run GRAPH (module:Class, module, or path.py:Class) until Ctrl-C.
 
     A model in its place, a .gguf file or a name, is served by itself: see `dynaplan pull`.
     """
+    # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
     is_held = supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS
     if is_held and not (dry_run or detach):
-        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, drain_timeout)
+        link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"])
         if code is not None:
             return code
     with ended_by_sigint():
@@ -199,9 +197,9 @@ def command(
     frontend = config.get("Frontend", {})
     host, port = _listening(host, port, frontend)
     warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
-    memory = memory_lines(spec, config, gpus)
+    memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
-        click.echo(dry_run_page(spec, config, gpus, use_busy_gpus, show_env, memory))
+        click.echo(dry_run_page(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory))
         return 0
     if detach:
         from dynaplan.cli.starting.detaching import detached
@@ -210,16 +208,10 @@ def command(
     options = ServeOptions(
         host=host,
         port=port,
-        gpus=gpus,
-        circus_tcp=circus_tcp,
-        exit_on_failure=exit_on_failure,
         api_key=api_key or None,
-        drain_timeout_s=drain_timeout,
-        leave_timeout_s=leave_timeout,
-        use_busy_gpus=use_busy_gpus,
-        token_file=token_file,
         config_file=found_file(config_file, directory, loaded),
         overrides=tuple(ctx.obj),
+        **served,
     )
     return serve(spec, config, options, link)
 

@@ -30,6 +30,7 @@ async def test_a_recording_is_simulated_beside_and_the_words_are_kept(tmp_path, 
     kept = read_recommendation(tmp_path)
     assert kept and kept.words == words and abs(kept.at_unix_s - time.time()) < 60
     assert [row["requests"] for row in json.loads((tmp_path / "recommendation.json").read_text())] == [21] * 3
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("recommendation.*")} == {0o600}
     os.utime(tmp_path / "recommendation.json", (0, 0))
     assert recommender.age_s() == pytest.approx(time.time(), rel=0.01)
 
