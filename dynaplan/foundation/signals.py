@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
@@ -64,6 +65,32 @@ def ended_by_sigint() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Interruption:
+    """SIGINT and SIGTERM as a KeyboardInterrupt that ``check`` raises again when Python has lost it.
+
+    Python ignores exceptions in destructors, in callbacks of the garbage collector and of weak references:
+    there is one in every import. For where something is held that is to be given back.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+
+    def handle_signals(self) -> None:
+        """Have the two signals raise KeyboardInterrupt from now on; SIGINT not where it is ignored."""
+        signal.signal(signal.SIGTERM, self._interrupt)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt when a signal has come."""
+        if self._has_come:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._has_come = True
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import adopt_orphans, guarded
 from dynaplan.foundation.probe import health_answer
+from dynaplan.foundation.signals import Interruption
 from dynaplan.options.service_config import section_options
 from dynaplan.supervisor import gpu_stock
 from dynaplan.supervisor.arbiter import ServeArbiter
@@ -69,26 +70,27 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderL
     78, with ``exit_on_failure``, when no worker of a service can ever start. ``link`` leads to the holder.
     Raises a UserError, and has started nothing, when something is in the way.
     """
-    _begin()
+    interruption = _begin()
     notices = ServiceNotices.taken_from(os.environ)
     with ExitStack() as stack:
         try:
             prepared = prepare(graph, config, options, stack, link)
+            interruption.check()
             leave_to_the_next(prepared, options.exit_on_failure)
-            return asyncio.run(Serving(prepared, options.exit_on_failure, notices).run())
+            return asyncio.run(Serving(prepared, interruption, options.exit_on_failure, notices).run())
         finally:
             _clear_up_in_peace()
 
 
 def serve_on(link: HolderLink) -> int | None:
     """Go on with the deployment below the holder, as ``serve`` does; None when there is none."""
-    _begin()
+    interruption = _begin()
     environment, serving, stack = dict(os.environ), None, ExitStack()
     try:
         found = adopted(link, stack)
         if found is None:
             return None
-        serving = Serving(found[0], found[1], ServiceNotices.taken_from(environment))
+        serving = Serving(found[0], interruption, found[1], ServiceNotices.taken_from(environment))
         return asyncio.run(serving.run())
     finally:
         if serving and serving.is_here:  # else the deployment goes on, and the holder starts another process
@@ -96,23 +98,15 @@ def serve_on(link: HolderLink) -> int | None:
             stack.close()
 
 
-def _begin() -> None:
+def _begin() -> Interruption:
     """Do what comes first in this process."""
     raise_descriptor_limit()
     sys.stdout.flush()
     # Until Serving takes the signals, SIGTERM too gives back what was taken; a closed terminal ends nothing.
-    signal.signal(signal.SIGTERM, interrupt)
+    interruption = Interruption()
+    interruption.handle_signals()
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM as Ctrl-C is handled at this moment.
-
-    A running event loop then cancels its main task. KeyboardInterrupt, raised in the middle of the loop, can
-    get lost: Python ignores exceptions in destructors and in callbacks of the garbage collector.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    (handler if callable(handler) else signal.default_int_handler)(number, frame)
+    return interruption
 
 
 def _clear_up_in_peace() -> None:
@@ -144,9 +138,14 @@ class Serving:
     """The arbiter from its start to its end."""
 
     def __init__(
-        self, prepared: Preparation, exits_on_failure: bool = False, notices: ServiceNotices | None = None
+        self,
+        prepared: Preparation,
+        interruption: Interruption,
+        exits_on_failure: bool = False,
+        notices: ServiceNotices | None = None,
     ) -> None:
         self._prepared = prepared
+        self._interruption = interruption
         self._notices = notices or ServiceNotices()
         self._launch = prepared.launch
         self._told_to_stop = asyncio.Event()
@@ -161,11 +160,7 @@ class Serving:
         """Start everything, tell the user, wait, end everything; return the exit code."""
         begun_s = time.monotonic()
         self._handle_signals()
-        task = asyncio.current_task()
-        if task and task.cancelling():
-            # A signal that came before was the loop's to handle: it cancels at the next wait, and by then
-            # much would have begun.
-            raise asyncio.CancelledError
+        self._interruption.check()
         adopt_orphans()
         arbiter = self._arbiter()
         for note in self._prepared.notes:

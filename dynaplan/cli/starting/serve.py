@@ -191,13 +191,13 @@ def command(
         loaded, config, spec, warnings = described(graph, config_file, directory, namespace, ctx.obj)
         from dynaplan.supervisor.serve import ServeOptions, serve
 
-    if service_name:
-        spec = only_service(spec, service_name)
-    # After the checks that raise: a warning about an option would only distract from an error in it.
-    frontend = config.get("Frontend", {})
-    host, port = _listening(host, port, frontend)
-    warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
-    memory = memory_lines(spec, config, served["gpus"])
+        if service_name:
+            spec = only_service(spec, service_name)
+        # After the checks that raise: a warning about an option would only distract from an error in it.
+        frontend = config.get("Frontend", {})
+        host, port = _listening(host, port, frontend)
+        warn(warnings + check_settings(loaded, spec, config) + exposed(host, api_key, frontend))
+        memory = memory_lines(spec, config, served["gpus"])
     if dry_run:
         click.echo(dry_run_page(spec, config, served["gpus"], served["use_busy_gpus"], show_env, memory))
         return 0

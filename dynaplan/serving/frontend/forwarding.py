@@ -197,7 +197,7 @@ class Forwarder:
         request_id = attempt_id(name_of(exchange.request))
         exchange.worker = booking.instance.worker
         if exchange.trial:
-            exchange.trial.at(booking.instance.instance_id)
+            exchange.trial.at(booking.instance)
         if self._router.is_asleep(booking.instance):
             raise WorkerDied("its engine sleeps", is_asleep=True)  # since it was booked
         fields = exchange.hand_off.fields if exchange.hand_off else None
@@ -263,8 +263,8 @@ class Forwarder:
             raise bad_request("The model here takes no such images, sounds or videos.", code="no_media")
         if may_fail():
             raise WorkerDied("status 500")  # as engines answer while they shut down
-        instance_id = exchange.trial.instance_id if exchange.trial else None
-        if instance_id not in {each.instance_id for each in self._router.instances}:
+        instance = exchange.trial.instance if exchange.trial else None
+        if not instance or instance.instance_id not in {each.instance_id for each in self._router.instances}:
             raise WorkerDied("status 500 of a worker that leaves")
 
     def _api_of(self, instance: Instance) -> EngineApi:

@@ -12,12 +12,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from dynaplan.core.routing.suspects import TRY_AGAIN_S, Fingerprint, Suspects, Suspicion, fingerprint
+from dynaplan.domain.wire.discovery import Instance
 from dynaplan.serving.openai_api import ApiError, Call
 
 log = logging.getLogger(__name__)
 
 MOST_DEAD_INSTANCES = 1000
 """Dead instances that are remembered: the failures of one death are reported by every request there."""
+
+Process = tuple[str, int]
+"""A worker's process: its address and its pid. It is several instances when the store has lost its lease."""
 
 
 class Trial:
@@ -26,14 +30,14 @@ class Trial:
     def __init__(self, trials: Trials, call: Call) -> None:
         self._trials = trials
         self.call = call
-        self.instance_id: int | None = None
+        self.instance: Instance | None = None
         self.turn: asyncio.Lock | None = None
         self.patience: asyncio.Timeout | None = None
 
-    def at(self, instance_id: int) -> None:
+    def at(self, instance: Instance) -> None:
         """Record that the request is in flight at that worker from now on."""
-        self.instance_id = instance_id
-        self._trials.in_flight.setdefault(instance_id, set()).add(self)
+        self.instance = instance
+        self._trials.in_flight.setdefault(_process_of(instance), {})[self] = instance.instance_id
 
     def answering(self, *, is_good: bool = True) -> None:
         """Record that the answer, a good one or an error, has begun: the next suspect may be tried."""
@@ -58,11 +62,12 @@ class Trial:
     def end(self) -> None:
         """Forget that the request is in flight."""
         self._end_turn()
-        if self.instance_id is not None:
-            others = self._trials.in_flight.get(self.instance_id, set())
-            others.discard(self)
+        if self.instance:
+            process = _process_of(self.instance)
+            others = self._trials.in_flight.get(process, {})
+            others.pop(self, None)
             if not others:
-                self._trials.in_flight.pop(self.instance_id, None)
+                self._trials.in_flight.pop(process, None)
 
     def _end_turn(self) -> None:
         if self.turn:
@@ -84,7 +89,7 @@ class Trials:
         self._suspects = Suspects()
         self._turn = asyncio.Lock()
         self._dead: OrderedDict[int, None] = OrderedDict()
-        self.in_flight: dict[int, set[Trial]] = {}
+        self.in_flight: dict[Process, dict[Trial, int]] = {}
 
     @asynccontextmanager
     async def trial(self, call: Call) -> AsyncIterator[Trial]:
@@ -101,9 +106,11 @@ class Trials:
 
     def fell_asleep(self, instance_ids: Iterable[int]) -> None:
         """Have each attempt given up that waits for an answer of these sleeping instances."""
-        for instance_id in instance_ids:
-            for trial in self.in_flight.get(instance_id, ()):
-                trial.give_up()
+        asleep = frozenset(instance_ids)
+        for there in self.in_flight.values():
+            for trial, instance_id in there.items():
+                if instance_id in asleep:
+                    trial.give_up()
 
     def answering(self) -> None:
         """Take the beginning of an answer as evidence that workers are not broken."""
@@ -116,14 +123,16 @@ class Trials:
 
     def died(self, trial: Trial) -> None:
         """Take the death of the trial's worker as evidence against all that was in flight there, once."""
-        instance_id = trial.instance_id
-        if instance_id is None or instance_id in self._dead:
+        if trial.instance is None or trial.instance.instance_id in self._dead:
             return
-        self._dead[instance_id] = None
-        if len(self._dead) > MOST_DEAD_INSTANCES:
+        there = self.in_flight.get(_process_of(trial.instance), {trial: trial.instance.instance_id})
+        self._dead.update(dict.fromkeys(there.values()))
+        while len(self._dead) > MOST_DEAD_INSTANCES:
             self._dead.popitem(last=False)
-        there = [_fingerprint(each.call) for each in self.in_flight.get(instance_id, {trial})]
-        self._forgive(self._suspects.died(there, self._now_s(), instance_id))
+        last_id = list(there.values())[-1]
+        self._forgive(
+            self._suspects.died([_fingerprint(each.call) for each in there], self._now_s(), last_id)
+        )
 
     def unanswered(self, call: Call) -> None:
         """Take the end of a request without an answer, as when its client has left, as the last of it."""
@@ -138,6 +147,10 @@ class Trials:
             log.warning("a request is refused: workers have died over it, or over others of its shape")
             raise _refusal(are_workers_doubtful=self._suspects.are_workers_doubtful())
         return verdict
+
+
+def _process_of(instance: Instance) -> Process:
+    return instance.url, instance.pid
 
 
 def _fingerprint(call: Call) -> Fingerprint:

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from dynaplan.foundation.signals import ended_by_sigint, on_signals, signals_held
+from dynaplan.foundation.signals import Interruption, ended_by_sigint, on_signals, signals_held
 from tests.fakes.polling import eventually
 
 
@@ -68,3 +69,40 @@ def test_sigint_is_left_to_another_that_handles_it_and_given_back_to_python() ->
     with ended_by_sigint():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_is_raised_at_once_and_again_where_python_has_lost_it(number: int) -> None:
+    class Destroyed:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    interruption = Interruption()
+    interruption.handle_signals()
+    interruption.check()
+    Destroyed()
+    with pytest.raises(KeyboardInterrupt):
+        interruption.check()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_ignored_sigint_stays_ignored_and_sigterm_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interruption = Interruption()
+    interruption.handle_signals()
+    signal.raise_signal(signal.SIGINT)
+    interruption.check()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)

@@ -57,7 +57,6 @@ TESTED_ELSEWHERE = {
         "serving/frontend/forwarding",
         "serving/frontend/malformed",
         "serving/frontend/requests",
-        "serving/frontend/trials",
         "serving/frontend/upstream",
         "serving/routing/reservation",
         "serving/routing/worker_router",
