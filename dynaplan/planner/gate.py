@@ -45,7 +45,8 @@ async def _compared(records: Iterable[DecisionRecord], options: Mapping[str, Any
         for record in records:
             if not followed or followed[-1].recorded != record.settings:
                 followed.append(_Followed(record, options))
-            await followed[-1].follow(record)
+            if not record.observation.early:
+                await followed[-1].follow(record)
     finally:
         for each in followed:
             await each.new.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -45,7 +46,7 @@ class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     ``PlanningCycle`` says when to pull and when to decide. ``beat`` is told at every pull that the loop goes
-    on, and in how many seconds the next pull is due.
+    on, and in how many seconds the next pull is due. ``cpu_s`` is the CPU time of this process.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class PlannerLoop:
         beat: Callable[[float], None] = lambda every_s: None,
         shadow: ShadowPlanner | None = None,
         state: PlannerState | None = None,
+        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -73,6 +75,7 @@ class PlannerLoop:
         self._traffic = traffic
         self._cycle = PlanningCycle(settings, model, state)
         self._shadow = shadow
+        self._cpu_s = cpu_s
         self._failure = ""
         self._is_warned = False
 
@@ -128,6 +131,14 @@ class PlannerLoop:
                 recorder.pulled(sample)
         if cycle.is_due(self._clock.now_s()):
             await self._adjust()
+        elif early := self._why_early():
+            await self._adjust(early)
+
+    def _why_early(self) -> str:
+        """Say why to decide before the interval is over; "" to wait for its end."""
+        if not self._traffic or not self._cycle.may_be_early(self._clock.now_s()):
+            return ""
+        return self._cycle.early(self._traffic.so_far())
 
     async def _check_scaling(self) -> None:
         try:
@@ -137,18 +148,21 @@ class PlannerLoop:
             return
         self._cycle.saw(desired, self._clock.now_s())
 
-    async def _adjust(self) -> None:
+    async def _adjust(self, early: str = "") -> None:
+        begun_s = self._cpu_s()
         try:
-            observation = await self._observe()
+            observation = await self._observe(early)
             decision = self._cycle.decide(observation)
             self._record(observation, decision)
             self._failure = ""
             if decision.is_change:
                 await self._carry_out(decision)
         finally:
-            self._cycle.begin(self._clock.now_s())
+            self._cycle.took(self._cpu_s() - begun_s, self._clock.now_s())
+            if not early:
+                self._cycle.begin(self._clock.now_s())
 
-    async def _observe(self) -> Observation:
+    async def _observe(self, early: str) -> Observation:
         load, failure = self._cycle.load, self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
@@ -156,9 +170,11 @@ class PlannerLoop:
         except DynaplanError as error:
             log.warning("the fleet is not known: %s", error)
             unknown = str(error.args[0]) or type(error).__name__
-            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
+            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure, early=early)
         self._warn_of_short_interval(fleet)
-        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
+        observation = Observation(
+            self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds, early=early
+        )
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
@@ -179,7 +195,7 @@ class PlannerLoop:
     async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
         fleet = observation.fleet
         startup_s = startup_time_s(self._settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
-        traffic, foresight = await watch.look(startup_s)
+        traffic, foresight = await (watch.look_early if observation.early else watch.look)(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
     def _record(self, observation: Observation, decision: Decision) -> None:
@@ -196,8 +212,8 @@ class PlannerLoop:
     def _shadowed(
         self, observation: Observation, decision: Decision, after: PlannerState, wall_time: str
     ) -> ShadowRecord | None:
-        """Return what the shadow decides; a fault of it never keeps the live decision back."""
-        if self._shadow is None:
+        """Return what the shadow decides at an interval's end; its faults never keep a decision back."""
+        if self._shadow is None or observation.early:
             return None
         try:
             return self._shadow.follow(observation, decision, after, wall_time)

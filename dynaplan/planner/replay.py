@@ -105,14 +105,18 @@ class Replayer:
         observation = replace(observation, startup_s=startup_s)
         if observation.traffic is None or self._forecaster is None:
             return observation
-        self._history.add(observation.traffic)
+        if observation.early:
+            history = self._history.with_so_far(observation.traffic)
+        else:
+            history = self._history
+            history.add(observation.traffic)
         answers = {
             asked: await self._forecaster.forecast(
-                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+                history.curve(asked.curve), asked.ahead, is_count=asked.is_count
             )
             for asked in questions(observation.startup_s, settings.adjustment_interval_s)
         }
-        return replace(observation, foresight=foresight(self._history, answers))
+        return replace(observation, foresight=foresight(history, answers))
 
 
 def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:

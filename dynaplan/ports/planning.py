@@ -174,3 +174,10 @@ class TrafficSource(Closable, Protocol):
         Never raises: without data the Traffic has no number of requests and says why; no request is 0.
         """
         ...
+
+    def so_far(self, interval_s: float) -> Traffic:
+        """Return what was pulled since the last call of ``traffic``, ``interval_s`` seconds ago, and go on.
+
+        Nothing is asked for it. Never raises, as ``traffic``.
+        """
+        ...

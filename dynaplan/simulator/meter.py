@@ -74,8 +74,14 @@ class TrafficMeter:
 
     def traffic(self, interval_s: float) -> Traffic:
         """Return the traffic since the last call, ``interval_s`` ago, and begin anew."""
+        seen = self.so_far(interval_s)
+        self._begin()
+        return seen
+
+    def so_far(self, interval_s: float) -> Traffic:
+        """Return the traffic since the last call of ``traffic``, ``interval_s`` ago, and count on."""
         finished, gaps = self._finished, self._output_tokens - self._finished
-        seen = Traffic(
+        return Traffic(
             interval_s,
             float(self._arrived),
             self._prompt_tokens / finished if finished else None,
@@ -91,8 +97,6 @@ class TrafficMeter:
             over_ttft=((self._ttft_ms, float(self._late)),),
             over_itl=((self._itl_ms, float(self._long)),),
         )
-        self._begin()
-        return seen
 
     def _dispersion(self) -> float | None:
         """Return the variance of the arrivals per pull over their mean; None for few pulls, or no arrival.

@@ -110,18 +110,22 @@ class FrontendsTraffic:
 
     async def traffic(self, interval_s: float) -> Traffic:
         """Return the growth from the last pull before the last call to the newest pull, and that time."""
-        seen, windows = self._seen, self._windows
-        missing = "" if self._comparisons else self._missing()
-        if not missing and self._pulled_s > self._began_s:
-            interval_s = self._pulled_s - self._began_s
+        seen = self.so_far(interval_s)
         # Without a pull in this interval nothing is known of it, and what comes later is not of it.
         was_pulled = self._pulled_s > self._began_s
         self._began_s = self._pulled_s if was_pulled else self._clock.now_s()
         self._seen, self._comparisons, self._windows = {}, 0, []
-        if missing:
-            return Traffic(interval_s, missing=missing)
+        return seen
+
+    def so_far(self, interval_s: float) -> Traffic:
+        """Return the same as ``traffic`` would now, and count on."""
+        windows = self._windows
+        if not self._comparisons:
+            return Traffic(interval_s, missing=self._missing())
+        if self._pulled_s > self._began_s:
+            interval_s = self._pulled_s - self._began_s
         arrivals = tuple(arrived for _, arrived in windows)
-        return replace(traffic_of(interval_s, seen, dispersion(windows)), arrivals=arrivals)
+        return replace(traffic_of(interval_s, self._seen, dispersion(windows)), arrivals=arrivals)
 
     async def close(self) -> None:
         """Close the connections to the frontends, if any were opened."""

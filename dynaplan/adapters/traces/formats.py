@@ -223,7 +223,8 @@ def _read_decisions(lines: Iterable[str]) -> NumberedRequests:
 def _measured(document: Mapping[str, Any]) -> tuple[float, int, tuple[int, int]] | None:
     """Return the seconds of a recorded interval, its requests and their mean lengths; None without data."""
     interval_s = number_field(object_field(document, "settings"), "adjustment-interval")
-    traffic = object_field(document, "observation").get("traffic") or {}
+    seen = object_field(document, "observation")
+    traffic = {} if seen.get("early") else seen.get("traffic") or {}
     if not isinstance(traffic, dict) or traffic.get("requests") is None:
         return None
     names = ("requests", "interval_s", "isl_tokens", "osl_tokens")

@@ -80,6 +80,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         None, "Directory for decisions.jsonl and the TensorBoard events", path=WRITTEN
     )
     adjustment_interval_s: float = option(30.0, "Seconds between scaling decisions", above=0)
+    adaptive_interval: bool = option(
+        False,
+        "Decide before the interval is over when a queue, or more misses than promised, say that waiting "
+        "costs more than a decision; not with `policy: load`",
+    )
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
     max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
     min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.planner.replay import replay
+from dynaplan.planner.replay import Replayer, read_decisions, replay
 from tests.unit.core.planning.situations import interval
 from tests.unit.core.planning.targets import SETTINGS, model, planned_interval
 
@@ -54,6 +55,24 @@ def test_the_same_settings_decide_the_same_again(which, request):
     replayed = replay(request.getfixturevalue(which), {})
     assert replayed
     assert all(each.is_same and each.recorded == each.replayed for each in replayed)
+
+
+async def foreseen_again(path, **options):
+    """The first forecast of each recorded decision with other options, and the history after them."""
+    records = list(read_decisions(path))
+    replayer = Replayer(records[0], options)
+    known = [(await replayer.with_forecast(each.observation)).foresight for each in records]
+    await replayer.close()
+    return [each.expected[0].requests for each in known], replayer._history.curve("requests")
+
+
+def test_an_early_decision_is_decided_the_same_again_and_adds_nothing_to_the_history(tmp_path):
+    early = replace(planned_interval(2, 1, [40.0], at_s=25.0), early="a prompt that comes now waits")
+    seen = [planned_interval(2, 1, [2.0], at_s=20.0), early, planned_interval(2, 1, [40.0], at_s=30.0)]
+    path = recorded(tmp_path, replace(SETTINGS, adaptive_interval=True), seen)
+    assert [each.is_same for each in replay(path, {})] == [True] * 3
+    foreseen, history = asyncio.run(foreseen_again(path, **{"load-predictor": "constant"}))
+    assert (foreseen, history) == ([20.0, 400.0, 400.0], [20.0, 400.0])
 
 
 def test_other_thresholds_decide_otherwise_and_say_why(by_thresholds):

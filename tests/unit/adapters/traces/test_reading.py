@@ -43,9 +43,9 @@ def recorded(*arrivals_s: float) -> str:
     return lines(*({"arrival_s": each, "prompt_tokens": 1, "output_tokens": 1} for each in arrivals_s))
 
 
-def decided(**traffic: object) -> str:
+def decided(early: str = "", **traffic: object) -> str:
     """One line of a planner's ``decisions.jsonl``."""
-    observation = {"traffic": {"interval_s": 30.0, **traffic} if traffic else None}
+    observation = {"traffic": {"interval_s": 30.0, **traffic} if traffic else None, "early": early}
     settings = {"adjustment-interval": 30.0}
     return lines(
         {"wall_time": "", "settings": settings, "state": {}, "observation": observation, "decision": {}}
@@ -93,6 +93,7 @@ def test_decisions_of_a_planner_are_the_traffic_that_it_measured(tmp_path: Path)
         decided(requests=2, isl_tokens=100.4, osl_tokens=20)
         + decided()
         + decided(requests=None)
+        + decided("a prompt that comes now waits for 3 s", requests=9, isl_tokens=100, osl_tokens=20)
         + "\n"
         + decided(requests=0, isl_tokens=None, osl_tokens=None)
         + decided(requests=2.0, interval_s=60.0, isl_tokens=50, osl_tokens=5)
