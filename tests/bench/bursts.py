@@ -54,7 +54,11 @@ SMOOTH = {
 FIRST_SEED = 11
 """Seeds up to 10 were looked at while the policy was written."""
 
-RULES: Mapping[str, Mapping[str, Any]] = {"sla": {}, "sla, hedge": {"hedge": True}}
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "sla": {},
+    "sla, hedge": {"hedge": True},
+    "sla, adaptive": {"adaptive-interval": True},
+}
 RIVALS = ("formula", "hpa", "kpa", "load")
 
 
