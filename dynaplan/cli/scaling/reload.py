@@ -40,6 +40,8 @@ LIVE_KEYS = {name.replace("_", "-"): name for name in LIVE_SETTINGS}
 ANY_QUEUE = 1_000_000
 """A limit of the prefill queue that is none."""
 
+PLANNER = "Planner"
+
 LONGEST_VALUE = 40
 """Characters of a value in the table of the difference."""
 
@@ -192,7 +194,37 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
         gpus={service.name: service.gpus for service in resolved.services},
         of_planner=OF_PLANNER if _deadline(before) != _deadline(new.config) else (),
     )
-    return setting_changes(graph, flattened(graph, before), flattened(graph, new.config), rules)
+    old, changed = flattened(graph, before), flattened(graph, new.config)
+    rules = replace(rules, learnt=_learnt(old, changed))
+    return setting_changes(graph, old, changed, rules)
+
+
+def _learnt(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
+    """Return the service and key of each setting that changes what a Planner knows of the other services.
+
+    One does when the Planner would learn otherwise with that one alone, or with all others but that one.
+    """
+    known = {id(sections): _known_to_planner(sections) for sections in (old, new)}
+    found = set()
+    for name in (old.keys() | new.keys()) - {PLANNER}:
+        for key in old.get(name, {}).keys() | new.get(name, {}).keys():
+            for sections, others in ((old, new), (new, old)):
+                value = others.get(name, {}).get(key)
+                if sections.get(name, {}).get(key) != value:
+                    swapped = {**sections, name: {**sections.get(name, {}), key: value}}
+                    if _known_to_planner(swapped) != known[id(sections)]:
+                        found.add((name, key))
+    return frozenset(found)
+
+
+def _known_to_planner(sections: Sections) -> dict[str, Any]:
+    """Return the options of the Planner with what it learns; empty where it asks only for thresholds."""
+    from dynaplan.options.planner import with_deployed
+
+    planner = sections.get(PLANNER, {})
+    if planner.get("policy", "load") == "load" and not planner.get("shadow"):
+        return {}
+    return with_deployed(planner, sections)
 
 
 def _deadline(config: Sections) -> PrefillDeadline:

@@ -80,7 +80,8 @@ class ReloadRules:
     ``live`` ones change while requests flow. Of a decode worker's section the frontends read those
     ``of_frontends`` alone, and those ``of_both`` as its workers do. ``agreed`` ones must be equal in prefill
     and decode workers. ``gpus`` are the GPUs of one worker with the new settings, by service.
-    Of the Planner's section the frontends read those ``of_planner``, too.
+    Of the Planner's section the frontends read those ``of_planner``, too. ``learnt`` are the settings of
+    other services, each with its service's name, from which the Planner learns what it has to know of them.
     """
 
     live: Collection[str] = ()
@@ -89,6 +90,7 @@ class ReloadRules:
     agreed: Collection[str] = ()
     gpus: Mapping[str, float] | None = None
     of_planner: Collection[str] = ()
+    learnt: Collection[tuple[str, str]] = ()
 
 
 def setting_changes(
@@ -159,3 +161,5 @@ def _readers(graph: GraphSpec, service: ServiceSpec, key: str, rules: ReloadRule
     is_shared = service.role is Role.DECODE and key in rules.of_both
     if is_frontends or is_shared or (service.role is Role.PLANNER and key in rules.of_planner):
         yield from frontends
+    if (service.name, key) in rules.learnt:
+        yield from (each.name for each in graph.services if each.role is Role.PLANNER)

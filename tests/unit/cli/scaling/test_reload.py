@@ -117,6 +117,38 @@ def test_where_prompts_are_dispatched_by_deadline_a_limit_of_the_queue_that_is_g
     assert served.applied == [({"max_prefill_queue_size": "1000000"}, [])]
 
 
+TARGETS = YAML + "  remote-prefill: true\nPlanner: {policy: sla, profile-results-dir: h100-bf16}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        (("max-num-seqs: 8", "max-num-seqs: 16"), "8  16  rolling restart of Planner, VllmWorker"),
+        (
+            ("  remote", "  router: kv\n  remote"),
+            "-  kv  rolling restart of Frontend, Planner, VllmWorker",
+        ),
+        (("  remote", "  prefill-deadline: 0\n  remote"), "-  0  rolling restart of Frontend, Planner"),
+        (("remote-prefill: true", "remote-prefill: false"), "rolling restart of Frontend, Planner"),
+        (("  remote", "  swap-space: 4\n  remote"), "-  4  rolling restart of VllmWorker"),
+        (("  remote", "  max-prefill-queue-size: 4\n  remote"), "-  4  live"),
+    ],
+)
+def test_a_planner_for_targets_is_replaced_where_it_knows_the_setting_of_another_service(
+    served: Served, change: tuple[str, str], row: str
+) -> None:
+    served.write(TARGETS)
+    served.serve()
+    served.write(TARGETS.replace(*change))
+    shown = [" ".join(line.split()) for line in served.typed("--dry-run").output.splitlines()]
+    assert any(line.endswith(" " + " ".join(row.split())) for line in shown), shown
+
+
+def test_a_planner_by_thresholds_knows_nothing_of_the_sizes_of_others(served: Served) -> None:
+    served.write(YAML.replace("8", "16"))
+    assert "rolling restart of VllmWorker\n" in served.typed("--dry-run").output
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,14 @@ def test_frontends_read_what_says_their_deadline_in_the_planners_section() -> No
     assert change("Planner", "ttft", rules=rules).restarts == {"Frontend", "Planner"}
     assert change("Planner", "itl", rules=rules).restarts == {"Planner"}
     assert change("VllmWorker", "ttft", rules=rules).restarts == {"VllmWorker"}
+
+
+def test_the_planner_is_replaced_with_what_it_learns_of_others() -> None:
+    rules = replace(RULES, learnt={("VllmWorker", "router"), ("VllmWorker", "max-num-seqs")})
+    assert change("VllmWorker", "router", rules=rules).restarts == {"Frontend", "VllmWorker", "Planner"}
+    assert change("VllmWorker", "max-num-seqs", rules=rules).restarts == {"VllmWorker", "Planner"}
+    assert change("Middle", "router", rules=rules).restarts == {"Middle"}
+    assert change("VllmWorker", "router", spec=DISAGG, rules=rules).restarts == {"Frontend", "VllmWorker"}
 
 
 def test_without_a_frontend_its_workers_read_all_of_their_section() -> None:
