@@ -26,7 +26,8 @@ class SimulateOptions:
     is one of each role, or the workers of a static policy.
     ``engine`` are options of the simulated engine, ``prefill_engine`` those of prefill workers where these
     differ, ``planner`` options of the planner. ``disaggregation`` counts only with prefill workers.
-    The frontends refuse requests while ``max_waiting_requests`` wait for their first token.
+    The frontends refuse requests while ``max_waiting_requests`` wait for their first token, and give a
+    remote prefill up after ``prefill_wait_s``.
     """
 
     trace: str
@@ -45,6 +46,7 @@ class SimulateOptions:
     prefill_engine: Mapping[str, Any] | None = None
     disaggregation: DisaggregationSettings = EVERY_PROMPT_REMOTE
     max_waiting_requests: int | None = None
+    prefill_wait_s: float | None = None
 
     def engine_of(self, role: Role) -> Mapping[str, Any]:
         """Return the options of that role's engines."""

@@ -151,7 +151,8 @@ class Outcome:
     A request of one output token has no ITL and meets that target. ``lost`` is the number never answered: no
     engine could serve them, the frontends refused them, or they were left at the end. ``hashed_tokens`` are
     those of answered prompts whose prefixes the trace tells, ``cached_tokens`` the part of them that no
-    engine computed. ``by_worker`` counts the answers of each decode worker.
+    engine computed. ``by_worker`` counts the answers of each decode worker, ``given_up_prefills`` the
+    prompts that waited too long for a prefill worker.
     """
 
     slo: Slo
@@ -162,6 +163,7 @@ class Outcome:
     both_met: int = 0
     output_tokens: int = 0
     remote_prefills: int = 0
+    given_up_prefills: int = 0
     hashed_tokens: int = 0
     cached_tokens: int = 0
     by_worker: Counter[int] = field(default_factory=Counter)

@@ -34,7 +34,8 @@ class SimulatedPrefillQueue:
         self._since_owed = 0
         self._waiting: deque[str] = deque()
         self._asking: dict[int, SimulatedWorker] = {}
-        self._taken = 0
+        self._holders: dict[str, SimulatedWorker] = {}
+        self._in_vain: set[str] = set()
         self._lanes: dict[int, tuple[SimulatedWorker, deque[str]]] = {}
         self._directed: dict[str, int] = {}
 
@@ -42,7 +43,7 @@ class SimulatedPrefillQueue:
     def depth(self) -> int:
         """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
         in_lanes = sum(len(keys) for _, keys in self._lanes.values())
-        return len(self._waiting) + len(self._late) + self._taken + in_lanes
+        return len(self._waiting) + len(self._late) + len(self._holders) + in_lanes
 
     def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
         """Add the prompt of the request with this key, with its arrival and its deadline."""
@@ -64,13 +65,30 @@ class SimulatedPrefillQueue:
     def assignments(self, now_s: float = 0.0) -> Iterator[tuple[SimulatedWorker, str]]:
         """Give out what can be given now. A worker with room left asks again, behind the others."""
         for worker, key in self._given_out(now_s):
-            self._taken_s[key] = now_s
+            self._taken_s[key], self._holders[key] = now_s, worker
             yield worker, key
 
-    def computed(self, key: str, at_s: float) -> None:
-        """Note that the prompt is computed and handed over."""
+    def holder(self, key: str) -> SimulatedWorker:
+        """Return the worker that has taken the prompt and not acknowledged it."""
+        return self._holders[key]
+
+    def computed(self, key: str, at_s: float) -> bool:
+        """Note that the prompt is computed; tell whether its request still waits for the hand-over."""
         self._computing = self._computing.after(at_s - self._taken_s.pop(key, at_s))
         self._times_s.pop(key, None)
+        is_wanted = key not in self._in_vain
+        self._in_vain.discard(key)
+        return is_wanted
+
+    def give_up(self, key: str) -> None:
+        """Take the prompt out, for its request waits no more; one that a worker has is computed in vain."""
+        lanes = (keys for _, keys in self._lanes.values())
+        place = next((keys for keys in (self._waiting, self._late, *lanes) if key in keys), None)
+        if place is None:
+            self._in_vain.add(key)
+        else:
+            place.remove(key)
+            del self._times_s[key]
 
     def _given_out(self, now_s: float) -> Iterator[tuple[SimulatedWorker, str]]:
         for worker, keys in list(self._lanes.values()):
@@ -80,7 +98,6 @@ class SimulatedPrefillQueue:
             if not worker.is_ready or self._directed_to(worker) >= self._most_held:
                 continue
             worker.book.in_flight += 1
-            self._taken += 1
             self.ask(worker)
             yield worker, self._next(now_s)
 
@@ -108,7 +125,6 @@ class SimulatedPrefillQueue:
             key = keys.popleft()
             self._directed[key] = worker.number
             worker.book.in_flight += 1
-            self._taken += 1
             yield worker, key
 
     def _directed_to(self, worker: SimulatedWorker) -> int:
@@ -119,5 +135,5 @@ class SimulatedPrefillQueue:
         """Note that the worker has computed that prompt, and let it ask for another one."""
         self._directed.pop(key, None)
         worker.book.in_flight -= 1
-        self._taken -= 1
+        del self._holders[key]
         self.ask(worker)

@@ -54,7 +54,8 @@ class ServiceSettings:
     """The simulated deployment. Without a prefill role in ``engines`` it is aggregated.
 
     ``startup_s`` is the time, in seconds, from a worker's start until it gets requests, by role. The
-    frontends refuse requests while ``max_waiting_requests`` wait for their first token.
+    frontends refuse requests while ``max_waiting_requests`` wait for their first token. A prompt that is not
+    computed ``prefill_wait_s`` after it was queued is computed by its decode worker; None: all wait.
     """
 
     engines: Mapping[Role, tuple[EngineSettings, StepTiming]]
@@ -65,6 +66,7 @@ class ServiceSettings:
     disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     concurrent_prefills: int = WorkerSettings.max_concurrent_prefills
     max_waiting_requests: int | None = None
+    prefill_wait_s: float | None = None
     slo: Slo = field(default_factory=Slo)
     seed: int = 0
 
@@ -263,20 +265,17 @@ class SimulatedService:
 
     def _finished_at(self, key: str, at_s: float) -> None:
         request = self._requests.pop(key)
-        assert request.entry is not None
+        assert request.entry and request.decode and request.computed
         request.entry.close()
-        traced, tokens = request.traced, request.traced.output_tokens
-        assert request.decode is not None
-        assert request.computed is not None
+        traced, came_s, tokens = request.traced, request.traced.arrival_s, request.traced.output_tokens
         cached_tokens = request.computed.cached_tokens
-        self.meter.finished(traced, at_s - request.first_s, at_s - traced.arrival_s, cached_tokens)
+        self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
         if self._router.is_by_prefix:
             computing = request.prefill or request.decode
             self._cache_worth.served(computing.number, cached_tokens, at_s)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
-        arrival_s = traced.arrival_s
-        self.outcome.add(arrival_s, request.first_s - arrival_s, itl_s, at_s - arrival_s, tokens)
-        self.outcome.queued_ms.add(max(0.0, request.begun_s - traced.arrival_s) * 1000)
+        self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
+        self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)
         self.outcome.note_worker(request.decode.number)
         if traced.block_hashes:
             self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
@@ -296,6 +295,20 @@ class SimulatedService:
             self._prefills.direct(key, request.directed[0], times_s)
         else:
             self._prefills.put(key, times_s)
+        if (wait_s := self.settings.prefill_wait_s) is not None:
+            self._schedule(self.now_s + wait_s, partial(self._give_up, key))
+
+    def _give_up(self, key: str) -> None:
+        """Have the decode worker compute the prompt, if no prefill worker has."""
+        request = self._requests.get(key)
+        if request is None or request.handed_over_s >= 0:
+            return
+        self._prefills.give_up(key)
+        if request.directed:
+            self._router.directed(*request.directed)
+        request.prefill = request.computed = request.directed = None
+        self.outcome.given_up_prefills += 1
+        self._take_over(key, is_remote=False)
 
     def _hand_out(self) -> None:
         """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
@@ -323,34 +336,33 @@ class SimulatedService:
         self._schedule(at_s, partial(self._prefilled, key))
 
     def _prefilled(self, key: str) -> None:
-        request = self._requests[key]
-        worker = request.prefill
-        assert worker is not None
+        worker = self._prefills.holder(key)
         worker.engine.model.release(key)
+        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))
+        if not self._prefills.computed(key, self.now_s):
+            return
+        request = self._requests[key]
         request.handed_over_s = self.now_s
-        self._prefills.computed(key, self.now_s)
         if request.directed:
             self._router.directed(*request.directed)
-        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))
         tokens = request.traced.prompt_tokens
         self._schedule(self.now_s + hand_off_s(tokens), partial(self._take_over, key))
 
     def _acknowledge(self, worker: SimulatedWorker, key: str) -> None:
         self._prefills.acknowledge(worker, key)
         self._hand_out()
-        if not worker.book.in_flight and not worker.is_ready:
+        if not (worker.book.in_flight or worker.is_ready):
             self.pools.end_drained(self.now_s)
 
-    def _take_over(self, key: str) -> None:
-        """Let the decode worker take the KV entries over; when it is leaving, another one takes them."""
+    def _take_over(self, key: str, *, is_remote: bool = True) -> None:
+        """Let the decode worker take the KV entries over, or compute them; another one when it is leaving."""
         request = self._requests[key]
-        assert request.decode is not None
-        assert request.entry is not None
+        assert request.decode and request.entry
         serving = self.pools.serving(Role.DECODE)
         if not request.decode.is_ready and serving:
             request.entry.close()
             self._book(request)
-        self._submit(key, request, is_remote=True)
+        self._submit(key, request, is_remote=is_remote)
 
     # -- workers ---------------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ def phases(*rates: tuple[float, float], isl: int, osl: int = 30) -> list[TracedR
     return made
 
 
+SURGE = phases((2, 2), (12, 12), (1.5, 8), isl=800)
+"""More than one prefill worker computes."""
+
+
 def apart_in_latency(live: Live, simulated: Result) -> list[str]:
     """Which percentiles of the live run lie too far from the simulated ones, in words."""
     ttfts_ms = [1000 * each.ttft_s for each in live.seen]
@@ -104,13 +108,14 @@ def changes(role: str, events: Iterable[Event]) -> list[tuple[float, int]]:
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("mode", "gpus", "policy", "trace"),
+    ("mode", "gpus", "policy", "wait_s", "trace"),
     [
-        ("disagg", 4, {}, phases((2, 2), (12, 12), (1.5, 8), isl=800)),
-        pytest.param("agg", 2, {}, phases((2, 2), (8, 9), (1.5, 8), isl=500), marks=in_torture),
-        pytest.param("disagg", 2, BY_TARGETS, phases((2, 2), (12, 12), (1.5, 8), isl=800), marks=in_torture),
+        ("disagg", 4, {}, 30.0, SURGE),
+        pytest.param("agg", 2, {}, 30.0, phases((2, 2), (8, 9), (1.5, 8), isl=500), marks=in_torture),
+        pytest.param("disagg", 2, BY_TARGETS, 30.0, SURGE, marks=in_torture),
+        pytest.param("disagg", 2, BY_TARGETS, 2.5, SURGE, marks=in_torture),
     ],
-    ids=["disaggregated", "aggregated", "by deadline"],
+    ids=["disaggregated", "aggregated", "by deadline", "giving up"],
 )
 async def test_a_trace_comes_to_the_same_served_as_simulated(
     deploy: Callable[..., Deployment],
@@ -118,10 +123,11 @@ async def test_a_trace_comes_to_the_same_served_as_simulated(
     mode: str,
     gpus: int,
     policy: dict[str, Any],
+    wait_s: float,
     trace: list[TracedRequest],
 ) -> None:
     planner: dict[str, Any] = {**PLANNER, **policy, "max-gpu-budget": gpus}
-    fleets = TwoFleets(tmp_path, mode, planner)
+    fleets = TwoFleets(tmp_path, mode, planner, wait_s)
     deployment = await asyncio.to_thread(deploy, *fleets.arguments)
     live = await fleets.live(deployment, trace)
     if not live.is_valid:
@@ -130,6 +136,7 @@ async def test_a_trace_comes_to_the_same_served_as_simulated(
 
     assert all(each.is_whole for each in live.seen)
     assert simulated.outcome.lost == 0
+    assert bool(simulated.outcome.given_up_prefills) is (wait_s < 30)
     assert len(changes("decode", live.events)) == (0 if policy else 2)  # by targets, the box is full
     assert apart_in_time(live, simulated, trace[-1].arrival_s) == [], str(live)
     if not live.is_valid:

@@ -71,9 +71,13 @@ class Live:
 
 
 class TwoFleets:
-    """``mode`` is agg or disagg, ``planner`` holds the planner's options, ``arguments`` those of serve."""
+    """``mode`` is agg or disagg, ``planner`` holds the planner's options, ``arguments`` those of serve.
 
-    def __init__(self, directory: Path, mode: str, planner: Mapping[str, Any]) -> None:
+    ``wait_s`` is how long a request waits for its remote prefill.
+    """
+
+    def __init__(self, directory: Path, mode: str, planner: Mapping[str, Any], wait_s: float = 30.0) -> None:
+        self._wait_s = wait_s
         self._directory = directory
         self._is_disaggregated = mode == "disagg"
         self._planner = planner
@@ -87,6 +91,7 @@ class TwoFleets:
         sections: dict[str, dict[str, Any]] = {role: dict(self._engine) for role in roles}
         if self._is_disaggregated:
             sections["VllmWorker"]["max-prefill-queue-size"] = 1_000_000  # as the simulation has it
+        sections["Frontend"] = {"prefill-wait": self._wait_s}
         sections["Common"] = {name: ENGINE[name] for name in ("block-size", "max-model-len")}
         profile = {"profile-results-dir": self._engine["profile"]}
         sections["Planner"] = {**profile, **self._planner, "log-dir": self._directory / "planner"}
@@ -105,6 +110,7 @@ class TwoFleets:
             startup_time_s=startup_s,
             engine=self._engine,
             planner=self._planner,
+            prefill_wait_s=self._wait_s,
         )
         [result] = run_simulations(options)
         return result

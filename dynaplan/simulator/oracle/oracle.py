@@ -241,7 +241,7 @@ class _Finder:
             widths = settings.gpus_per_worker
             left = settings.gpus - workers * widths[Role.PREFILL]
             targets = Targets(workers, max(1, left // widths[Role.DECODE]))
-        unlimited = replace(settings, max_waiting_requests=None)
+        unlimited = replace(settings, max_waiting_requests=None, prefill_wait_s=None)
         return self._run([(0.0, targets)], unlimited)[1]
 
     def _follow(self, simulated: _SimulatedSchedule) -> None:

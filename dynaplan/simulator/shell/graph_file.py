@@ -20,8 +20,8 @@ class SimulatedGraph:
     """Sections in kebab-case, with what they take from ``Common``.
 
     ``is_served`` says that a file holds the whole graph: what it leaves out is as ``dynaplan serve`` has it.
-    Without one, every prompt is computed remotely, nobody is refused, and prefill workers are like decode
-    workers but for what is said of them.
+    Without one, every prompt is computed remotely, nobody is refused or gives up, and prefill workers are
+    like decode workers but for what is said of them.
     """
 
     sections: Mapping[str, Section]
@@ -39,7 +39,7 @@ class SimulatedGraph:
         return decode, prefill if self.is_served and prefill else {**decode, **prefill}
 
     def routing(self) -> dict[str, Any]:
-        """Return the options of a simulation that route: the router, disaggregation, and the limit of
+        """Return the options of a simulation that route: the router, disaggregation, the limits of
         waiting."""
         from dynaplan.options.frontend import SECTIONS as ROUTED_BY
         from dynaplan.options.frontend import read_settings
@@ -50,9 +50,11 @@ class SimulatedGraph:
             most = ("max-prefill-queue-size", "max-waiting-requests")
             sections.append(("", {"remote-prefill": True, **dict.fromkeys(most, ANY_QUEUE)}))
         settings = read_settings(sections, {})
+        gives_up = self.is_served or any("prefill-wait" in section for _, section in sections)
         return {
             "routing": SimulatedRouting.of(settings),
             "disaggregation": settings.disaggregation,
+            "prefill_wait_s": settings.prefill_wait_s if gives_up else None,
             "max_waiting_requests": settings.max_waiting_requests * self.workers("Frontend"),
         }
 

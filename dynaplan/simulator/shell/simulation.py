@@ -182,6 +182,7 @@ def service_settings(options: SimulateOptions) -> ServiceSettings:
         ),
         concurrent_prefills=prefills.max_concurrent_prefills,
         max_waiting_requests=options.max_waiting_requests,
+        prefill_wait_s=options.prefill_wait_s,
         slo=options.slo,
         seed=options.seed,
     )

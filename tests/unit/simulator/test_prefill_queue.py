@@ -64,6 +64,23 @@ def test_nobody_holds_more_than_allowed_and_the_queue_counts_what_is_not_acknowl
     assert (worker.book.in_flight, simulated.queue_depth) == (4, 5)
 
 
+def test_what_is_given_up_leaves_the_queue_wherever_it_waits_and_what_is_taken_is_computed_in_vain():
+    [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
+    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=15.0))
+    queue.ask(worker)
+    for key in ("late", "taken", "waiting"):
+        queue.put(key, times_s=(0.0, 5.0) if key == "late" else (9.0, 99.0))
+    assert [key for _, key in queue.assignments(10.0)] == ["taken"]
+    queue.direct("in its lane", worker)
+    assert queue.depth == 4
+    for key in ("late", "waiting", "in its lane", "taken"):
+        queue.give_up(key)
+    assert (queue.depth, queue.holder("taken")) == (1, worker)
+    assert not queue.computed("taken", 11.0)
+    queue.acknowledge(worker, "taken")
+    assert queue.depth == 0
+
+
 def test_a_worker_that_leaves_gets_nothing_more():
     simulated = SimulatedService(SETTINGS, workers(2, 1))
     simulated.want(workers(1, 1))

@@ -49,6 +49,49 @@ def test_onto_a_full_prefill_queue_no_prompt_is_put():
     assert (outcome.requests, outcome.remote_prefills) == (5, 2)
 
 
+def waiting(wait_s: float, prompts: int, decode: int = 1) -> SimulatedService:
+    """One prefill worker that gets so many prompts of 100 ms at once: it takes four, and begins with one."""
+    settings = replace(service(is_disaggregated=True), prefill_wait_s=wait_s)
+    simulated = SimulatedService(settings, workers(1, decode))
+    for _ in range(prompts):
+        simulated.arrive(TracedRequest(0.0, 100, 2))
+    return simulated
+
+
+def test_a_prompt_that_waits_too_long_for_a_prefill_worker_is_computed_by_its_decode_worker():
+    simulated = waiting(0.3, 6)
+    assert simulated.queue_depth == 6
+    simulated.run_until(0.35)
+    assert (simulated.outcome.given_up_prefills, simulated.queue_depth) == (5, 4)
+    simulated.run_out()
+    outcome = simulated.outcome
+    assert (outcome.requests, outcome.lost, outcome.remote_prefills) == (6, 0, 6)
+
+
+def test_a_prompt_that_a_worker_computes_too_slowly_is_computed_twice_and_answered_once():
+    simulated = waiting(0.05, 1)
+    simulated.run_until(0.06)
+    [prefill] = simulated.pools.all(Role.PREFILL)
+    assert (simulated.outcome.given_up_prefills, prefill.book.in_flight, simulated.queue_depth) == (1, 1, 1)
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.queue_depth, prefill.book.in_flight) == (1, 0, 0)
+    assert in_flight(simulated) == [0]
+
+
+def test_where_the_decode_worker_is_leaving_another_one_computes_the_prompt():
+    simulated = waiting(0.05, 2, decode=2)
+    simulated.want(workers(1, 1))
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.outcome.given_up_prefills) == (2, 2)
+    assert list(simulated.outcome.by_worker.values()) == [2]
+
+
+def test_in_time_nobody_gives_up():
+    simulated = waiting(0.8, 6)
+    simulated.run_out()
+    assert (simulated.outcome.requests, simulated.outcome.given_up_prefills) == (6, 0)
+
+
 def test_while_too_many_wait_for_their_first_token_more_are_refused():
     settings = replace(service(), max_waiting_requests=2)
 

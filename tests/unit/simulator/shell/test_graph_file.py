@@ -31,8 +31,14 @@ def test_what_a_file_leaves_out_is_as_serve_has_it(graph):
     assert routing == {
         "routing": SimulatedRouting("round-robin"),
         "disaggregation": DisaggregationSettings(is_on=True),
+        "prefill_wait_s": 30.0,
         "max_waiting_requests": 1024,
     }
+
+
+def test_without_a_file_nobody_gives_a_remote_prefill_up_unless_an_option_says_so():
+    assert read_graph(None, []).routing()["prefill_wait_s"] is None
+    assert read_graph(None, ["--Frontend.prefill-wait=2"]).routing()["prefill_wait_s"] == 2.0
 
 
 def test_the_sections_that_the_frontends_read_are_read_in_their_order(graph):
