@@ -72,7 +72,10 @@ def _mean_gpus(result: Result) -> float:
 
 
 def best_standing(options: SimulateOptions, gpus: float) -> Fared | None:
-    """Return the split that met most with exactly as many GPUs as fit into these; None where none does."""
+    """Return the split that met most with exactly as many GPUs as fit into these; None where none does.
+
+    The likely ones are tried first, two prefill workers for each decode worker; none is better than all met.
+    """
     return _best_standing(_Deployment(options), int(gpus + 1e-6))
 
 
@@ -107,10 +110,15 @@ def _best_standing(deployment: _Deployment, gpus: int) -> Fared | None:
     sizes = service_settings(options).gpus_per_worker
     most = gpus // sizes[Role.DECODE] if options.is_disaggregated else 0
     numbers = range(1, most + 1) if options.is_disaggregated else [gpus // sizes[Role.DECODE]]
-    every = []
+    splits = []
     for decode in numbers:
         prefill, left = divmod(gpus - decode * sizes[Role.DECODE], sizes.get(Role.PREFILL, gpus + 1))
         if decode and left < min(sizes.values()) and bool(prefill) == options.is_disaggregated:
-            split = f"{prefill},{decode}" if options.is_disaggregated else f"{decode}"
-            every.append(fared(options, f"static:{split}"))
-    return max(every, key=lambda each: each.met, default=None)
+            splits.append((prefill, decode))
+    best = None
+    for prefill, decode in sorted(splits, key=lambda split: abs(split[0] - 2 * split[1])):
+        each = fared(options, f"static:{prefill},{decode}" if prefill else f"static:{decode}")
+        best = max(best, each, key=lambda found: found.met) if best else each
+        if best.met == 1:
+            break
+    return best

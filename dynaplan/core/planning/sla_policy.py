@@ -169,8 +169,8 @@ def _spend_error_budget(
     if traffic is None or traffic.requests is None or not settings.slo_window_s:
         return state
     serving = Targets(load.prefill_workers, load.decode_workers)
-    shares = error_budget.missed_shares(model.service_for(current), traffic, serving, targets)
-    after = error_budget.budget_after(state.error_budget, shares, traffic, targets, settings.slo_window_s)
+    missed = error_budget.missed_requests(model.service_for(current), traffic, serving, targets)
+    after = error_budget.budget_after(state.error_budget, missed, traffic, targets, settings.slo_window_s)
     return replace(state, error_budget=after)
 
 

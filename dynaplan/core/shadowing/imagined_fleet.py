@@ -29,12 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from dynaplan.core.planning.unmanaged import together
-from dynaplan.core.sizing.fluid import Work, decoded, queued
+from dynaplan.core.sizing.fluid import Work, decoded, queued, waiting
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.domain.planning.sizing import Decoding, SlaTargets
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
 
@@ -57,7 +57,7 @@ class ImaginedFleet:
     asked: Targets
     starting: tuple[StartingWorker, ...] = ()
     prompts: float = 0.0
-    answers: float = 0.0
+    answers: Decoding = field(default_factory=Decoding)
     alone: Targets = field(default_factory=Targets)
 
     def managed(self, at_s: float) -> Targets:
@@ -102,7 +102,7 @@ def fared(
     """
     demand = measured_demand(traffic)
     if demand is None:
-        return (replace(fleet, prompts=0.0, answers=0.0) if traffic.requests == 0 else fleet), None
+        return (replace(fleet, prompts=0.0, answers=Decoding()) if traffic.requests == 0 else fleet), None
     steady = SteadyState(service, replace(demand, burstiness=1.0))
     flow = _Flow(fleet, Work(steady, targets))
     arrivals = traffic.arrivals or (demand.requests_per_s * traffic.interval_s,)
@@ -119,7 +119,7 @@ class _Flow:
         self.fleet = fleet
         self._work = work
         self._prompts_per_s, self._room_s = work.prompts_per_s, work.room_s
-        self._requests = self._late = self._long = self._waited_s = 0.0
+        self._requests = self._judged = self._late = self._long = self._waited_s = 0.0
 
     def pull(self, arrived: float, pull_s: float, serving: Targets) -> None:
         """Let the arrivals of one pull come."""
@@ -132,18 +132,21 @@ class _Flow:
             waited_s = (fleet.prompts + prompts) / 2 / per_s
         out = fleet.prompts + arrived - prompts
         busy = out / pull_s / per_s if is_aggregated and computing else 0.0
-        answers, long = fleet.answers + out, 1.0
         if serving.decode:
             answers, long = decoded(fleet.answers, out, pull_s, serving.decode, self._work, busy)
+        else:
+            answers, long = waiting(fleet.answers, out), out
         self.fleet = replace(fleet, prompts=prompts, answers=answers)
         self._requests += arrived
-        self._late, self._long = self._late + late * arrived, self._long + long * arrived
+        self._judged += fleet.answers.unjudged + out - answers.unjudged
+        self._late, self._long = self._late + late * arrived, self._long + long
         self._waited_s += waited_s * arrived
 
     def fares(self, serving: Targets) -> Fares:
         """Return what the requests got, with ``serving`` for the steady state."""
         state, targets, requests = self._work.state, self._work.targets, max(self._requests, 1e-9)
-        late, long, wait_ms = (each / requests for each in (self._late, self._long, 1000 * self._waited_s))
+        late, wait_ms = self._late / requests, 1000 * self._waited_s / requests
+        long = min(1.0, self._long / max(self._judged, 1e-9))
         is_served = bool(serving.decode and (state.is_aggregated or serving.prefill))
         means = state.mean_times(serving) if is_served else None
         if means:

@@ -11,23 +11,26 @@ promised. q: part of an interval's requests that missed. rate: forecast of the c
 **Balance.** For each target the budget counts the requests that could have missed it without breaking
 the promise. After an interval of t seconds in which R requests arrived,
 
-    budget <- budget exp(-t / window) + R (1 - P / 100 - q)
+    budget <- budget exp(-t / window) + R (1 - P / 100) - q R
 
 so what is one window old counts 37 %. Below 0, too many missed. It starts at 0. Fading bounds it: a steady
 rate earns up to rate x window x (1 - P / 100) without misses, and owes up to rate x window x P / 100 if all
 miss. A debt buys no stricter promise, but nothing is spent until it is paid or has faded, and meanwhile it
 holds workers.
 
-**What missed**, q. Frontends report means, and histograms too coarse for a tail. So q is the queueing
-model's chance to exceed the target at the measured demand and the uncorrected profile, with its
-distribution stretched until its mean is the measured one:
+**What missed**, q R. Frontends that know the targets count it (``Traffic.over_ttft``, ``over_itl``): at the
+first token and at the end of an answer, so it may be more than came in the interval. Others report means,
+and histograms too coarse for a tail. Then q is the queueing model's chance to exceed the target at the
+measured demand and the uncorrected profile, with its distribution stretched until its mean is the measured
+one:
 
     q = chance(time > target x expected mean / measured mean)
 
 Where the model is overloaded only the mean is known: q = 1 over the target, else exp(-target / mean), an
 exponential tail. Being modelled, q has no sampling noise, however small R. Requests without a first token
-yet are in R but in no mean: their misses count when they are answered, by that interval's mean. An interval
-without requests, lengths, a mean TTFT or a worker of each role only fades the budget; without data it stays.
+yet are in R but in no mean: their misses count when they are answered, by that interval's mean. Where
+that needs requests, lengths, a mean TTFT or a worker of each role and has none, the interval only fades the
+budget; without data it stays.
 
 **Spending.** The part of the requests that may miss a target grows from 1 - P / 100 by
 
@@ -52,7 +55,7 @@ paid or has faded, what it held leaves as any other worker.
 record of the planner before, faded by the time between (``planner/remembering.py``).
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
-was meant. q is modelled, not counted.
+was meant. What waits is in R, and missed only once it is answered.
 """
 
 from __future__ import annotations
@@ -75,13 +78,25 @@ until new workers have started. Of the 180 s worth of requests that a clean hour
 is 2 s worth at a start-up of one minute, 32 at four, and all of it at 9.5 minutes."""
 
 
-def missed_shares(
+def missed_requests(
     service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
 ) -> tuple[float, float] | None:
-    """Return the parts of an interval's requests that missed the TTFT and the ITL target; None: not known.
+    """Return the requests that missed the TTFT and the ITL target in an interval; None: not known.
 
     ``serving`` are the workers that served in the interval.
     """
+    late = dict(traffic.over_ttft).get(targets.ttft_ms)
+    long = dict(traffic.over_itl).get(targets.itl_ms)
+    if late is not None and long is not None:
+        return late, long
+    shares, requests = missed_shares(service, traffic, serving, targets), traffic.requests
+    return (requests * shares[0], requests * shares[1]) if shares and requests else None
+
+
+def missed_shares(
+    service: ServiceModel, traffic: Traffic, serving: Targets, targets: SlaTargets
+) -> tuple[float, float] | None:
+    """Estimate the parts of an interval's requests that missed either target; None: not known."""
     state = measured_steady_state(service, traffic, serving)
     if state is None or traffic.ttft_ms is None:
         return None
@@ -105,17 +120,18 @@ def _share_over_mean(mean_ms: float, limit_ms: float) -> float:
 
 def budget_after(
     budget: ErrorBudget,
-    shares: tuple[float, float] | None,
+    missed: tuple[float, float] | None,
     traffic: Traffic,
     targets: SlaTargets,
     window_s: float,
 ) -> ErrorBudget:
-    """Return the budget after an interval in which ``shares`` of the requests missed TTFT and ITL."""
+    """Return the budget after an interval in which these requests missed TTFT and ITL."""
     after = faded(budget, traffic.interval_s, window_s)
-    if not shares or not traffic.requests:
+    if not missed:
         return after
-    ttft = traffic.requests * (1 - targets.ttft_percentile / 100 - shares[0])
-    itl = traffic.requests * (1 - targets.itl_percentile / 100 - shares[1])
+    requests = traffic.requests or 0.0
+    ttft = requests * (1 - targets.ttft_percentile / 100) - missed[0]
+    itl = requests * (1 - targets.itl_percentile / 100) - missed[1]
     kept_s = after.kept_s if min(ttft, itl) >= 0 else 0.0
     return ErrorBudget(after.ttft_requests + ttft, after.itl_requests + itl, kept_s)
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from dynaplan.core.sizing.queueing.prefill_model import largest_batch
 from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.domain.planning.sizing import Decoding, SlaTargets
 
 MOST_BUSY = 0.95
 """Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
@@ -19,6 +19,9 @@ MOST_BUSY = 0.95
 
 MOST_POWER, LEAST_POWER = 700.0, 1e-6
 """Powers of e beyond which a float ends, and below which the limit of a quotient is exact enough."""
+
+MOST_STAGES = 8
+"""Stages of an answer at most: the time of each costs a decision, and with 16 the misses are the same."""
 
 HALVINGS = 20
 """Halvings of the number of requests that a worker decodes at once within the ITL target: to a millionth."""
@@ -64,6 +67,14 @@ class Work:
         """Return the ms of a step with that many requests on one worker."""
         context, batch = self.state.answers.context_tokens, max(1.0, requests)
         return self.state.service.decode.decode_ms(batch, batch * context)
+
+    @cached_property
+    def stages(self) -> int:
+        """The stages of an answer: Erlang's k = mean^2 / variance of its steps, a whole number."""
+        answers = self.state.answers
+        variance = answers.square_steps - answers.mean_steps**2
+        stages = answers.mean_steps**2 / max(variance, 1e-9)
+        return max(1, round(min(stages, MOST_STAGES)))
 
     @cached_property
     def most_in_time(self) -> float:
@@ -116,18 +127,55 @@ def late_by_chance(rate: float, per_s: float, room_s: float, unevenness: float, 
     return min(1.0, (drift / math.expm1(power) if power > LEAST_POWER else variance / 2 / room) / rate)
 
 
+def in_stages(decoding: Decoding, stages: int) -> Decoding:
+    """Return the same requests, as far on in their answers, in that many stages."""
+    known = len(decoding.requests)
+    if known == stages:
+        return decoding
+    requests, sums = [0.0] * stages, [0.0] * stages
+    for index, (number, step_ms) in enumerate(zip(decoding.requests, decoding.step_ms, strict=True)):
+        requests[index * stages // known] += number
+        sums[index * stages // known] += number * step_ms
+    means = (total / number if number else 0.0 for total, number in zip(sums, requests, strict=True))
+    return Decoding(tuple(requests), tuple(means), decoding.counted)
+
+
+def waiting(decoding: Decoding, arrived: float) -> Decoding:
+    """Return the requests after a pull in which no worker decoded: all that came miss a target."""
+    requests = decoding.requests or (0.0,)
+    now = (requests[0] + arrived, *requests[1:])
+    return Decoding(now, decoding.step_ms or (0.0,), decoding.counted + arrived)
+
+
 def decoded(
-    load: float, arrived: float, pull_s: float, workers: int, work: Work, busy: float
-) -> tuple[float, float]:
-    """Return the requests that decode after a pull, and the part of its arrivals whose ITL is too long."""
-    batch, most = load / workers, work.most_at_once
-    step_ms = work.step_ms(min(batch, most)) / (1 - min(busy, MOST_BUSY))
+    before: Decoding, arrived: float, pull_s: float, workers: int, work: Work, busy: float
+) -> tuple[Decoding, float]:
+    """Return what decodes after a pull, and the requests known in it to have too long an ITL.
+
+    An answer is as slow as its mean step, which is known when it is complete. What finds no slot or KV cache
+    waits, misses a target and is counted at once.
+    """
+    before = in_stages(before, work.stages)
+    total, most = before.total, workers * work.most_at_once
+    step_ms = work.step_ms(min(total, most) / workers) / (1 - min(busy, MOST_BUSY))
     life_s = max(work.state.answers.mean_steps * step_ms / 1000, 1e-9)
-    if batch > most:
-        return max(0.0, load + arrived - workers * most * pull_s / life_s), 1.0
-    left = math.exp(-pull_s / life_s)
-    after = load * left + arrived / pull_s * life_s * (1 - left)
-    return after, float(step_ms > work.targets.itl_ms)
+    is_full = total > most
+    passed = pull_s * work.stages / life_s * (most / total if is_full else 1.0)
+    left = math.exp(-passed)
+    requests, means, coming, coming_ms = [], [], arrived, 0.0
+    for index, (number, mean_ms) in enumerate(zip(before.requests, before.step_ms, strict=True)):
+        both = number + coming
+        stays = number * left + coming * (1 - left) / passed
+        both_ms = (number * mean_ms + coming * coming_ms) / both if both else 0.0
+        requests.append(stays)
+        means.append(both_ms)
+        coming, coming_ms = both - stays, (both_ms * index + step_ms) / (index + 1)
+    new = arrived if is_full else 0.0
+    all_counted = before.counted + new
+    gone = coming * min(1.0, all_counted / (total + arrived)) if coming else 0.0
+    is_slow = coming_ms > work.targets.itl_ms
+    long = (coming - gone) * (1.0 if is_slow else long_by_chance(min(total, most), workers, work))
+    return Decoding(tuple(requests), tuple(means), all_counted - gone), new + long
 
 
 def long_by_chance(load: float, workers: int, work: Work) -> float:

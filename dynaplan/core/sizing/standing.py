@@ -6,7 +6,7 @@ been late with that number all the time. The fewest with which no more were late
 no decision goes below it (``learnt-floor``, off unless it is switched on).
 
 **Symbols.** n workers; a arrivals in a metric pull of d seconds; q load of the n workers, carried on; T, D,
-own, F as in ``workload.py``; target and promise of each role: prefill the TTFT, decode the ITL.
+own, F, S as in ``workload.py``; target and promise of each role: prefill the TTFT, decode the ITL.
 
 **Prefill.** A fluid queue, first come first served: q <- max(0, q + a - n u d). The wait of an arrival is
 the queue before it over n u, so of the arrivals of a pull the part is late whose wait is more than the target
@@ -15,13 +15,18 @@ leaves:
     u     = B / (F + B m)             prompts/s of a worker at its largest batch (``prefill_model.py``)
     room  = target - F - m - transfer - 2.5 steps of half the ITL target, at least 0
 
-**Decode.** q requests decode at once, each for S x(q) ms, where x(q) = D(q / n, q ctx / n):
+**Decode.** q requests decode at once, a step takes x(q) = D(q / n, q ctx / n). An answer goes through k
+stages of E[S] / k steps each, as Erlang's distribution does:
 
-    q <- q exp(-d / (S x)) + a / d S x (1 - exp(-d / (S x)))
+    k     = E[S]^2 / Var[S]           a whole number from 1 to 8
+    q(1)  <- q(1) e + a (1 - e) / r,  r = d k / (E[S] x),  e = exp(-r);     what leaves goes to q(2), ...
 
 Here a are the prompts that come out of the prefill queue: of the fewest prefill workers that keep the TTFT.
-All of a pull are late while x is over the target, or while more decode than slots and KV cache hold;
-these leave at the rate of full workers.
+With one stage an answer may end as soon as it has begun; where all are equally long the number that decodes
+rises for the whole life of an answer, and its crest is half as high again. An answer is too slow when the
+mean of its steps is over the target, which is known when it leaves. Chance is added: the normal number of
+requests of ``long_by_chance``. What exceeds slots and KV cache waits: full workers go on at their rate, and
+the arrivals are late.
 
 **Aggregated** workers compute u = 1 / (F + m) prompts/s, their steps take x over the part of the time that
 prompts leave, a / (d n u) being theirs, and the larger of both numbers counts.
@@ -77,12 +82,12 @@ def tried(
     enough = _fewest(prefill, targets.ttft_rest * requests)
     decode = []
     for number, each in enumerate(_known(before.decode, most.decode), 1):
-        load, late = each.load, fade * each.late
+        late, decoding = fade * each.late, each.decoding
         for arrived in computed[number - 1 if is_aggregated else enough - 1]:
             busy = arrived / pull_s / work.prompts_per_s / number if is_aggregated else 0.0
-            load, part = decoded(load, arrived, pull_s, number, work, busy)
-            late += part * arrived
-        decode.append(StandingTrial(load, late))
+            decoding, long = decoded(decoding, arrived, pull_s, number, work, busy)
+            late += long
+        decode.append(StandingTrial(decoding.total, late, decoding))
     return Standing(requests, tuple(prefill), tuple(decode))
 
 

@@ -13,6 +13,7 @@ from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.sizing import (
     Corrections,
+    Decoding,
     ErrorBudget,
     ExpertTrial,
     Hedge,
@@ -116,7 +117,7 @@ class PlannerState:
 
 def _standing(document: Mapping[str, Any]) -> Standing:
     trials = {
-        role: tuple(StandingTrial(**each) for each in document.get(role, ()))
+        role: tuple(StandingTrial(**{**each, "decoding": _decoding(each)}) for each in document.get(role, ()))
         for role in ("prefill", "decode")
     }
     return Standing(**{**document, **trials})
@@ -124,14 +125,16 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 def _hedge(document: Mapping[str, Any]) -> Hedge:
     trials = tuple(_trial(each) for each in document.get("trials", ()))
-    followed = tuple(Targets(**each) for each in document.get("followed", ()))
+    known = {
+        name: tuple(Targets(**each) for each in document.get(name, ())) for name in ("followed", "leasts")
+    }
     trusted, lived = document.get("trusted"), document.get("lived")
     return Hedge(
         **{
             **document,
             "trials": trials,
-            "followed": followed,
-            **{name: Targets(**document.get(name, {})) for name in ("least", "most", "newest")},
+            **known,
+            **{name: Targets(**document.get(name, {})) for name in ("most", "newest")},
             "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
             "lived": Lived(**{**lived, "trial": _trial(lived["trial"])}) if lived else Lived(),
         }
@@ -140,7 +143,16 @@ def _hedge(document: Mapping[str, Any]) -> Hedge:
 
 def _trial(document: Mapping[str, Any]) -> ExpertTrial:
     missed = {name: Missed(**document[name]) for name in ("late", "long")}
-    return ExpertTrial(**{**document, "workers": Targets(**document["workers"]), **missed})
+    workers = Targets(**document["workers"])
+    return ExpertTrial(**{**document, "workers": workers, **missed, "decoding": _decoding(document)})
+
+
+def _decoding(trial: Mapping[str, Any]) -> Decoding:
+    document = trial.get("decoding")
+    if not isinstance(document, Mapping):
+        return Decoding()
+    stages = {name: tuple(document[name]) for name in ("requests", "step_ms")}
+    return Decoding(**{**document, **stages})
 
 
 @dataclass(frozen=True)

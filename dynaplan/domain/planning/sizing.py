@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynaplan.domain.planning.targets import Step, Targets
 
@@ -86,15 +86,38 @@ class ErrorBudget:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """The requests that decode in a fluid (``core/sizing/standing.py``), by the stage of their answer.
+
+    ``step_ms`` is the mean of their steps so far, by stage. ``counted`` of them missed a target already.
+    """
+
+    requests: tuple[float, ...] = ()
+    step_ms: tuple[float, ...] = ()
+    counted: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All that decode."""
+        return sum(self.requests)
+
+    @property
+    def unjudged(self) -> float:
+        """The ones of them of which it is not known yet whether their ITL is too long."""
+        return self.total - self.counted
+
+
+@dataclass(frozen=True)
 class StandingTrial:
     """One number of workers that never changes, as it would have fared (``core/sizing/standing.py``).
 
     ``load`` are the prompts that wait, or the requests that decode; ``late`` the requests that were late, the
-    past of one ``slo-window`` ago counting 37 %.
+    past of one ``slo-window`` ago counting 37 %. ``decoding`` are those that decode, by stage.
     """
 
     load: float = 0.0
     late: float = 0.0
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 @dataclass(frozen=True)
@@ -125,9 +148,9 @@ class ExpertTrial:
     """One expert on the number of workers, as it would have fared (``core/sizing/trials/experts.py``).
 
     It stands still at ``workers``, or ``follows`` the forecast and has at least these. ``queue`` are prompts
-    that wait, ``in_time`` those of them that can still be in time, ``decoding`` the requests that decode;
-    late ones have waited for ``late_s``. One that stands still has ``chased`` a burst for some seconds, 0
-    for none. ``held_gpu_s`` are the GPU-seconds that it held, faded with ``slo-window``; ``late`` are
+    that wait, ``in_time`` those of them that can still be in time; late ones have waited for ``late_s``.
+    ``decoding`` are the requests that decode. One that stands still has ``chased`` a burst for some seconds,
+    0 for none. ``held_gpu_s`` are the GPU-seconds that it held, faded with ``slo-window``; ``late`` are
     requests over the TTFT, ``long`` others over the ITL.
     """
 
@@ -136,11 +159,15 @@ class ExpertTrial:
     queue: float = 0.0
     in_time: float = 0.0
     late_s: float = 0.0
-    decoding: float = 0.0
+    decoding: Decoding = field(default_factory=Decoding)
     chased_s: float = 0.0
     held_gpu_s: float = 0.0
     late: Missed = field(default_factory=Missed)
     long: Missed = field(default_factory=Missed)
+
+    def emptied(self) -> ExpertTrial:
+        """Return the trial after an interval without requests."""
+        return replace(self, queue=0.0, in_time=0.0, decoding=Decoding())
 
 
 @dataclass(frozen=True)
@@ -161,7 +188,7 @@ class Hedge:
 
     ``followed`` are the workers that the forecast needed in the last intervals, the newest last; ``most``
     the most of what it needed before them, ``newest`` of that what it needed in the last ``newest_s``.
-    ``seconds`` were seen, in which ``requests`` came; their mean load needs the ``least`` workers.
+    ``seconds`` were seen, in which ``requests`` came; their mean load needed the ``leasts``, the newest last.
     ``trusted`` is the expert that is asked: its workers, and whether it follows; None before any was tried.
     ``lived`` are the workers that served, whatever any expert wanted.
     """
@@ -170,12 +197,17 @@ class Hedge:
     followed: tuple[Targets, ...] = ()
     seconds: float = 0.0
     requests: float = 0.0
-    least: Targets = field(default_factory=Targets)
+    leasts: tuple[Targets, ...] = ()
     most: Targets = field(default_factory=Targets)
     newest: Targets = field(default_factory=Targets)
     newest_s: float = 0.0
     trusted: tuple[Targets, bool] | None = None
     lived: Lived = field(default_factory=Lived)
+
+    @property
+    def least(self) -> Targets:
+        """The workers that the mean load needs now."""
+        return self.leasts[-1] if self.leasts else Targets()
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,12 @@ def late_by_evidence(late: float, had: Served, before: ExpertTrial, lived: Lived
 def long_by_evidence(long: float, had: Served, before: ExpertTrial, lived: Lived, came: Counted) -> float:
     """Return the other requests over the ITL, likewise."""
     long *= ratio(lived.trial.long, lived.long)
-    decoding, workers = lived.trial.decoding, came.workers
+    decoding, workers = lived.trial.decoding.total, came.workers
     is_below = had.most.decode <= workers.decode and had.fewest.prefill >= workers.prefill
     is_above = had.fewest.decode >= workers.decode and had.most.prefill <= workers.prefill
-    if is_below and before.decoding >= decoding - SAME:
+    if is_below and before.decoding.total >= decoding - SAME:
         long = max(long, came.long)
-    if is_above and before.decoding <= decoding + SAME:
+    if is_above and before.decoding.total <= decoding + SAME:
         long = min(long, came.long)
     return long
 

@@ -56,14 +56,21 @@ from dynaplan.core.sizing.fluid import (
     Work,
     decoded,
     late_by_chance,
-    long_by_chance,
     queued,
     queued_by_deadline,
 )
 from dynaplan.core.sizing.gpu_budget import at_least
 from dynaplan.core.sizing.trials.evidence import Counted, Served, late_by_evidence, long_by_evidence
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import (
+    Decoding,
+    ExpertTrial,
+    Hedge,
+    Lived,
+    Missed,
+    SlaTargets,
+    WorkerLimits,
+)
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.routing import DisaggregationSettings
 
@@ -195,7 +202,7 @@ def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets,
 def _fared(before: Hedge, came: Arrived) -> list[tuple[ExpertTrial, float, float]]:
     """Return each trial after the interval, with its requests over the TTFT, and over the ITL alone."""
     if came.work is None:
-        return [(replace(each, queue=0.0, in_time=0.0, decoding=0.0), 0.0, 0.0) for each in before.trials]
+        return [(each.emptied(), 0.0, 0.0) for each in before.trials]
     return _Interval(before, came, came.work).fared()
 
 
@@ -205,7 +212,7 @@ def _lived(before: Hedge, came: Arrived, targets: SlaTargets, fade: float) -> Li
     if not came.served.decode:
         return Lived()
     served = replace(lived.trial, workers=came.served, follows=False)
-    alone = replace(before, trials=(served,), least=Targets())
+    alone = replace(before, trials=(served,), leasts=())
     [(trial, late, long)] = _fared(alone, replace(came, counted=None))
     late, long = (late, long) if counted else (0.0, 0.0)
     return Lived(
@@ -280,7 +287,10 @@ class _Interval:
         self._trials = before.trials
         self._came = came
         self._work = work
-        self._least = before.least
+        self._least = [
+            came.serving([each.decode for each in before.leasts or (Targets(),)]),
+            came.serving([each.prefill for each in before.leasts or (Targets(),)]),
+        ]
         self._lived = before.lived
         self._prompts_per_s = work.prompts_per_s
         self._room_s = work.room_s
@@ -323,10 +333,9 @@ class _Interval:
     def _serving(self, trial: ExpertTrial, role: Role) -> list[int]:
         """Return the workers that serve in each pull; of an aggregated service the same for both roles."""
         is_prefill = role is Role.PREFILL and bool(trial.workers.prefill)
-        number, least = (each.prefill if is_prefill else each.decode for each in (trial.workers, self._least))
-        if self._has_help(trial):
-            return [max(number, each) for each in self._served[is_prefill]]
-        return [max(number, least)] * len(self._came.arrivals)
+        number = trial.workers.prefill if is_prefill else trial.workers.decode
+        served = self._served if self._has_help(trial) else self._least
+        return [max(number, each) for each in served[is_prefill]]
 
     def _has_help(self, trial: ExpertTrial) -> bool:
         """Tell whether workers serve that were added because of the forecast."""
@@ -360,11 +369,12 @@ class _Interval:
             )
         return self._by_chance[workers]
 
-    def _decoding(self, trial: ExpertTrial, came: Sequence[float]) -> tuple[float, float]:
-        decoding, long, pull_s, work = trial.decoding, 0.0, self._came.pull_s, self._work
+    def _decoding(self, trial: ExpertTrial, came: Sequence[float]) -> tuple[Decoding, float]:
+        pull_s, work = self._came.pull_s, self._work
+        decoding, long = trial.decoding, 0.0
         serving = self._serving(trial, Role.DECODE)
         for arrived, workers in zip(came, serving, strict=True):
             busy = 0.0 if trial.workers.prefill else arrived / pull_s / self._prompts_per_s / workers
-            decoding, part = decoded(decoding, arrived, pull_s, workers, work, busy)
-            long += max(part, long_by_chance(decoding, workers, work)) * arrived
+            decoding, missed = decoded(decoding, arrived, pull_s, workers, work, busy)
+            long += missed
         return decoding, long

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sizing.error_budget import missed_shares
+from dynaplan.core.sizing.error_budget import missed_requests
 from dynaplan.core.sizing.fluid import Work
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import lookahead
@@ -50,8 +50,9 @@ def hedged(
     ahead = lookahead(observation.startup_s, settings.adjustment_interval_s)
     if came and hedge.followed:
         fade = math.exp(-came.interval_s / settings.slo_window_s)
-        hedge = replace(hedge, least=_least(hedge, came, settings, panel.limits, current))
         hedge = tried(hedge, panel, came, settings.targets(), fade)
+        least = _least(hedge, came, settings, panel.limits, current)
+        hedge = replace(hedge, leasts=(*hedge.leasts, least)[-1 - ahead.intervals :])
     hedge = followed(hedge, wish, ahead.intervals, settings.adjustment_interval_s, settings.slo_window_s)
     if not hedge.seconds:
         return replace(state, hedge=hedge), sizing
@@ -71,7 +72,7 @@ def _least(
     if came.work is None:
         return hedge.least
     state = came.work.state
-    rate = (hedge.requests + came.requests) / (hedge.seconds + came.interval_s)
+    rate = hedge.requests / hedge.seconds
     demand = replace(state.demand, requests_per_s=rate, burstiness=1.0, dispersions=())
     return size_pools(state.service, demand, settings.targets(), limits, current).targets
 
@@ -123,13 +124,8 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
 
 def _counted(traffic: Traffic, service: ServiceModel, served: Targets, targets: SlaTargets) -> Counted | None:
     """Return the misses that frontends counted; else the estimate of the error budget, if it has one."""
-    requests = traffic.requests or 0.0
-    late = dict(traffic.over_ttft).get(targets.ttft_ms)
-    long = dict(traffic.over_itl).get(targets.itl_ms)
-    if late is None or long is None:
-        shares = missed_shares(service, traffic, served, targets)
-        if not shares:
-            return None
-        late, long = (each * requests for each in shares)
-    late = min(late, requests)
+    requests, missed = traffic.requests or 0.0, missed_requests(service, traffic, served, targets)
+    if not missed:
+        return None
+    late, long = min(missed[0], requests), missed[1]
     return Counted(served, late, min(long * (1 - late / requests), requests - late))

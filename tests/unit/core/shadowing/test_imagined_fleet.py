@@ -62,7 +62,7 @@ def test_a_queue_is_carried_on_until_it_is_worked_off_or_nobody_comes():
     assert second.late > rested.late
     assert second.ttft_ms > rested.ttft_ms
     empty, nothing = fared(after, Traffic(10.0, requests=0.0), 20.0, service, PROMISE)
-    assert (empty.prompts, empty.answers, nothing) == (0, 0, None)
+    assert (empty.prompts, empty.answers.total, nothing) == (0, 0, None)
 
 
 def test_what_is_not_known_leaves_the_queues_as_they_are():

@@ -15,6 +15,7 @@ from dynaplan.core.sizing.error_budget import (
     faded,
     in_words,
     is_overspent,
+    missed_requests,
     missed_shares,
     targets_with_spare,
 )
@@ -117,12 +118,30 @@ def test_an_interval_in_which_nothing_was_decoded_missed_no_itl() -> None:
     assert shares[1] == 0.0
 
 
+def test_what_frontends_count_is_what_was_missed_also_after_the_last_arrival() -> None:
+    told = replace(seen(10.0, 5000.0, 25.0), over_ttft=((500.0, 3.0),), over_itl=((20.0, 7.0),))
+    assert missed_requests(DISAGGREGATED, told, Targets(1, 1), PROMISE) == (3.0, 7.0)
+    silent = replace(told, requests=0.0)
+    assert missed_requests(DISAGGREGATED, silent, Targets(1, 1), PROMISE) == (3.0, 7.0)
+    left = budget_after(ErrorBudget(), (3.0, 7.0), silent, PROMISE, WINDOW_S)
+    assert (left.ttft_requests, left.itl_requests) == (-3.0, -7.0)
+
+
+def test_counts_of_other_targets_are_not_taken_and_an_estimate_is() -> None:
+    other = replace(seen(10.0, 5000.0, 500.0), over_ttft=((400.0, 3.0),), over_itl=((20.0, 7.0),))
+    assert other.requests
+    assert missed_requests(DISAGGREGATED, other, Targets(1, 1), PROMISE) == pytest.approx(
+        (other.requests, other.requests)
+    )
+
+
 # -- the budget ----------------------------------------------------------------------------------------------
 
 
 def after(budget: ErrorBudget, shares: tuple[float, float] | None, requests: float) -> ErrorBudget:
+    missed = (requests * shares[0], requests * shares[1]) if shares else None
     return budget_after(
-        budget, shares, replace(situations.traffic(1.0), requests=requests), PROMISE, WINDOW_S
+        budget, missed, replace(situations.traffic(1.0), requests=requests), PROMISE, WINDOW_S
     )
 
 

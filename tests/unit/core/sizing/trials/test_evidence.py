@@ -14,7 +14,7 @@ from dynaplan.core.sizing.trials.evidence import (
     ratio,
 )
 from dynaplan.core.sizing.trials.experts import ExpertPanel, tried
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, WorkerLimits
+from dynaplan.domain.planning.sizing import Decoding, ExpertTrial, Hedge, Lived, Missed, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from tests.unit.core.sizing.trials.test_experts import ALONE, PROMISE, after, came, trial
 
@@ -66,10 +66,10 @@ def test_more_workers_miss_no_more_and_fewer_no_less(
 
 
 def test_a_queue_that_an_expert_would_not_have_had_is_not_held_against_it() -> None:
-    left_over = Lived(ExpertTrial(queue=50.0, decoding=50.0))
+    left_over = Lived(ExpertTrial(queue=50.0, decoding=Decoding((50.0,), (10.0,))))
     assert late_by_evidence(0.0, having(3, 2), AT_REST, left_over, CAME) == 0
     assert long_by_evidence(0.0, having(3, 2), AT_REST, left_over, CAME) == 0
-    owing = ExpertTrial(queue=50.0, decoding=50.0)
+    owing = ExpertTrial(queue=50.0, decoding=Decoding((50.0,), (10.0,)))
     assert late_by_evidence(1000.0, having(3, 2), owing, LIVED, CAME) == 1000
     assert long_by_evidence(1000.0, having(3, 2), owing, LIVED, CAME) == 1000
 

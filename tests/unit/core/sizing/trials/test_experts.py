@@ -91,7 +91,7 @@ def test_an_expert_that_follows_wants_at_least_its_own_workers() -> None:
     still = replace(two, follows=False)
     assert wants(two, wish, known) == Targets(2, 3)
     assert wants(still, wish, known) == Targets(2, 1)
-    assert wants(still, wish, replace(known, least=Targets(3, 1))) == Targets(3, 1)
+    assert wants(still, wish, replace(known, leasts=(Targets(3, 1),))) == Targets(3, 1)
     assert wants(replace(still, chased_s=10.0), wish, known) == Targets(2, 3)
     assert wants(still, wish, Hedge(most=Targets(4, 2))) == Targets(2, 3)
 
@@ -214,7 +214,7 @@ def test_in_the_order_of_arrival_more_are_late_than_where_late_prompts_give_way(
 
 
 def test_nobody_stands_still_below_what_the_mean_load_needs() -> None:
-    calm = after([came([1.0] * 30)], hedge=Hedge(least=Targets(3, 2), most=Targets(8, 8)))
+    calm = after([came([1.0] * 30)], hedge=Hedge(leasts=(Targets(3, 2),), most=Targets(8, 8)))
     assert held(calm, ALONE) == 5 * 30
     assert held(calm, ALONE, follows=True) == 2 * 30
 
@@ -224,7 +224,7 @@ def test_an_interval_without_requests_empties_the_queues_and_costs_its_gpus() ->
     silent = tried(busy, PANEL, Arrived(30.0, 60.0), PROMISE, 0.5)
 
     assert busy.trials[0].queue > 100
-    assert {(each.queue, each.in_time, each.decoding) for each in silent.trials} == {(0.0, 0.0, 0.0)}
+    assert {(each.queue, each.in_time, each.decoding.total) for each in silent.trials} == {(0.0, 0.0, 0)}
     assert held(silent, ALONE) == pytest.approx(0.5 * held(busy, ALONE) + 60)
     assert (silent.seconds, silent.requests) == (45.0, 900.0)
 
