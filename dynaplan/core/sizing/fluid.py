@@ -77,6 +77,11 @@ class Work:
         return max(1, round(min(stages, MOST_STAGES)))
 
     @cached_property
+    def is_always_in_time(self) -> bool:
+        """Full workers keep the ITL target."""
+        return self.step_ms(self.most_at_once) <= self.targets.itl_ms
+
+    @cached_property
     def most_in_time(self) -> float:
         """The most requests that one worker decodes at once within the ITL target, at least 1."""
         low, high = 1.0, self.most_at_once
@@ -184,6 +189,8 @@ def long_by_chance(load: float, workers: int, work: Work) -> float:
     The number that decodes is Poisson, and its mean over the life of an answer has two thirds of that
     variance, or the workers' part of it where they take turns: normal from there.
     """
+    if work.is_always_in_time:
+        return 0.0
     batch = load / workers
     turns = workers if work.state.service.is_evenly_routed else 1
     deviation = math.sqrt(2 / 3 * batch / turns)

@@ -112,7 +112,7 @@ class StandingTrial:
     """One number of workers that never changes, as it would have fared (``core/sizing/standing.py``).
 
     ``load`` are the prompts that wait, or the requests that decode; ``late`` the requests that were late, the
-    past of one ``slo-window`` ago counting 37 %. ``decoding`` are those that decode, by stage.
+    past of one ``slo-window`` ago counting 37 %. ``decoding`` are the requests that decode.
     """
 
     load: float = 0.0

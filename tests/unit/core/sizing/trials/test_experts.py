@@ -219,6 +219,13 @@ def test_nobody_stands_still_below_what_the_mean_load_needs() -> None:
     assert held(calm, ALONE, follows=True) == 2 * 30
 
 
+def test_workers_that_the_mean_load_needs_serve_once_it_has_needed_them_for_the_start_up_time() -> None:
+    burst, known = came([60.0] * 30, startup_s=60.0), Hedge(most=Targets(8, 8))
+    new, old = (replace(known, leasts=(first, *[Targets(5, 2)] * 2)) for first in (ALONE, Targets(5, 2)))
+    late = [trial(after([burst], hedge=each), ALONE).late.requests for each in (new, old)]
+    assert late[0] > late[1] + 100
+
+
 def test_an_interval_without_requests_empties_the_queues_and_costs_its_gpus() -> None:
     busy = after([came([60.0] * 30)])
     silent = tried(busy, PANEL, Arrived(30.0, 60.0), PROMISE, 0.5)

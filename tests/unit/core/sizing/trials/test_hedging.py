@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.sizing.trials.hedging import hedged
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import Lived, Sizing, WorkerLimits
+from dynaplan.domain.planning.sizing import Decoding, Lived, Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -109,7 +109,9 @@ def test_a_decision_is_hedged_and_its_state_can_be_written_down() -> None:
     document = json.loads(json.dumps(asdict(state)))
     assert PlannerState.from_json(document) == state
     del document["hedge"]["lived"]
-    assert PlannerState.from_json(document).hedge.lived == Lived()
+    document["hedge"]["trials"][0]["decoding"] = 3.0
+    older = PlannerState.from_json(document).hedge
+    assert (older.lived, older.trials[0].decoding) == (Lived(), Decoding())
 
 
 def counting(late: float, long: float, came: Sequence[float] = BUSY) -> Traffic:
