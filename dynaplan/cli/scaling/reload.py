@@ -110,8 +110,9 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
     from dynaplan.domain.settings.routing import DisaggregationSettings
 
     usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
-    most = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms).most_queued
-    usual["max-prefill-queue-size"] = int(min(most, ANY_QUEUE))
+    unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
+    usual["max-prefill-queue-size"] = int(min(unsaid.most_queued, ANY_QUEUE))
+    usual["max-local-prefill-length"] = unsaid.longest_local_tokens
     live = [each for each in changes if each.taking is Taking.LIVE]
     values = {each.key: usual[each.key] if each.is_removed else each.after for each in live}
     return {LIVE_KEYS[key]: str(value) for key, value in values.items()}

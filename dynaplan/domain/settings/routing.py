@@ -11,8 +11,8 @@ ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
 """The values of ``router``; what each does is in ``core/routing/choosing.py``."""
 
 
-USUAL_QUEUE = 2
-"""``max-prefill-queue-size`` of Dynamo 0.2 to 0.3."""
+USUAL_QUEUE, USUAL_LENGTH_TOKENS = 2, 1000
+"""``max-prefill-queue-size`` and ``max-local-prefill-length`` of Dynamo 0.2 to 0.3."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -62,8 +62,11 @@ class DisaggregationSettings(Settings):
     is_conditional: bool = option(
         False, "Decide for each request whether its prefill is remote", name="conditional-disagg"
     )
-    max_local_prefill_length_tokens: int = option(
-        1000, "Tokens up to which the decode worker computes a prompt, with `conditional-disagg`", least=0
+    max_local_prefill_length_tokens: int | None = option(
+        None,
+        "Tokens up to which the decode worker computes a prompt, with `conditional-disagg`",
+        least=0,
+        shown="1000; 0 where queued prompts are dispatched by deadline",
     )
     max_prefill_queue_size: int | None = option(
         None,
@@ -84,6 +87,17 @@ class DisaggregationSettings(Settings):
         "after twice as long every second prompt that is taken is the oldest late one",
         least=0,
     )
+
+    @property
+    def longest_local_tokens(self) -> int:
+        """Tokens of the longest prompt that the decode worker computes itself, with ``is_conditional``.
+
+        By deadline none: a planner for targets counts every prompt for the prefill workers, and so it has
+        them. In the order of arrival the default is the original's.
+        """
+        if self.max_local_prefill_length_tokens is not None:
+            return self.max_local_prefill_length_tokens
+        return 0 if self.prefill_deadline_ms else USUAL_LENGTH_TOKENS
 
     @property
     def most_queued(self) -> float:

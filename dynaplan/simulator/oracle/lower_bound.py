@@ -54,7 +54,8 @@ the argument goes:
 - b may be a fraction. The formula takes whole ones, and is too high by less than d0 / b^2 ms a token.
 
 It does not hold, and none is given, where decode workers compute some prompts of a deployment with prefill
-workers (``DisaggregationSettings`` that are conditional or limit the queue): prefill workers may then have
+workers (``DisaggregationSettings`` that are conditional or limit the queue, ``prefill_wait_s`` below the TTFT
+target; what is given up later is a miss, and no more of these are left out): prefill workers may then have
 less work than is counted. With jitter of the step times it holds on average only.
 
 SHARED PREFIXES. A prompt with block hashes, where the engine that computes prompts caches prefixes, counts
@@ -86,7 +87,9 @@ def why_no_lower_bound(settings: ServiceSettings) -> str:
     """Return the reason why the bound does not hold for this service; empty when it does."""
     placing = settings.disaggregation
     is_limited = placing.is_conditional or placing.most_queued < ANY_QUEUE
-    return PREFILLED_LOCALLY if placing.is_on and is_limited else ""
+    wait_s = settings.prefill_wait_s
+    gives_up_early = wait_s is not None and 1000 * wait_s < settings.slo.ttft_ms
+    return PREFILLED_LOCALLY if placing.is_on and (is_limited or gives_up_early) else ""
 
 
 CONTEXT_BITS = 8

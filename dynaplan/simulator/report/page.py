@@ -92,7 +92,7 @@ def _local_prefill(settings: DisaggregationSettings) -> str:
     if settings.most_queued < ANY_QUEUE:
         texts.append(f"with {settings.most_queued:g} prompts in the prefill queue")
     if settings.is_conditional:
-        texts.append(f"of prompts up to {settings.max_local_prefill_length_tokens} tokens")
+        texts.append(f"of prompts up to {settings.longest_local_tokens} tokens")
     return " or ".join(texts) or "never"
 
 

@@ -26,7 +26,7 @@ def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendS
 def test_the_defaults_are_the_originals() -> None:
     settings = read()
     assert (settings.host, settings.port, settings.router) == ("127.0.0.1", 8000, "round-robin")
-    assert settings.disaggregation.max_local_prefill_length_tokens == 1000
+    assert settings.disaggregation.longest_local_tokens == 1000
     assert settings.disaggregation.most_queued == 2
     assert not settings.disaggregation.is_on
 

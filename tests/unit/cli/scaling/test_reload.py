@@ -106,15 +106,16 @@ def test_a_setting_that_is_gone_has_its_usual_value_again(served: Served) -> Non
     assert served.applied == [({"max_prefill_queue_size": "2"}, [])]
 
 
-def test_where_prompts_are_dispatched_by_deadline_a_limit_of_the_queue_that_is_gone_is_none(
-    served: Served,
+@pytest.mark.parametrize(("deadline_ms", "queue", "length"), [(500, "1000000", "0"), (0, "2", "1000")])
+def test_limits_of_remote_prefill_that_are_gone_are_the_usual_ones_of_the_order_in_which_prompts_go(
+    served: Served, deadline_ms: int, queue: str, length: str
 ) -> None:
-    by_deadline = YAML + "  prefill-deadline: 500\n"
-    served.write(by_deadline + "  max-prefill-queue-size: 5\n")
+    ordered = YAML + f"  prefill-deadline: {deadline_ms}\n"
+    served.write(ordered + "  max-prefill-queue-size: 5\n  max-local-prefill-length: 7\n")
     served.serve()
-    served.write(by_deadline)
+    served.write(ordered)
     served.typed("-y")
-    assert served.applied == [({"max_prefill_queue_size": "1000000"}, [])]
+    assert served.applied == [({"max_prefill_queue_size": queue, "max_local_prefill_length": length}, [])]
 
 
 TARGETS = YAML + "  remote-prefill: true\nPlanner: {policy: sla, profile-results-dir: h100-bf16}\n"

@@ -43,6 +43,23 @@ def test_a_full_queue_keeps_the_prefill_local_even_when_unconditional() -> None:
     assert place_prefill(ALWAYS, 5000, 0.0, 2, 1) is PrefillPlace.QUEUE_FULL
 
 
+@pytest.mark.parametrize(
+    ("deadline_ms", "set_tokens", "tokens", "place"),
+    [
+        (None, None, 1000, PrefillPlace.SHORT),
+        (None, None, 1001, PrefillPlace.REMOTE),
+        (0.0, None, 1000, PrefillPlace.SHORT),
+        (500.0, None, 1, PrefillPlace.REMOTE),
+        (500.0, 300, 300, PrefillPlace.SHORT),
+    ],
+)
+def test_by_deadline_no_prompt_is_short_unless_a_length_is_set(
+    deadline_ms: float | None, set_tokens: int | None, tokens: int, place: PrefillPlace
+) -> None:
+    conditional = DisaggregationSettings(True, True, set_tokens, prefill_deadline_ms=deadline_ms)
+    assert place_prefill(conditional, tokens, 0.0, 0, 1) is place
+
+
 def test_by_deadline_no_queue_is_full_unless_a_limit_is_set() -> None:
     by_deadline = replace(ALWAYS, prefill_deadline_ms=500.0)
     assert place_prefill(by_deadline, 5000, 0.0, 10_000, 1) is PrefillPlace.REMOTE

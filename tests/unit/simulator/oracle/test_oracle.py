@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.domain.trace import TracedRequest
+from dynaplan.simulator.oracle.lower_bound import why_no_lower_bound
 from dynaplan.simulator.oracle.oracle import Oracle, OracleOptions, find_oracle
 from dynaplan.simulator.oracle.schedule import SchedulePolicy
 from dynaplan.simulator.run import StaticPolicy, simulate
@@ -73,6 +74,12 @@ def test_a_service_whose_decode_workers_compute_prompts_has_no_lower_bound(chang
     verdict = find_oracle(step, here, OracleOptions(effort=1)).verdict
     assert verdict.lower_bound_gpu_hours is None
     assert "decode workers compute" in verdict.no_lower_bound
+
+
+def test_prompts_that_give_up_before_they_are_late_have_no_lower_bound_either() -> None:
+    promised_s = settings().slo.ttft_ms / 1000
+    assert why_no_lower_bound(replace(settings(), prefill_wait_s=promised_s)) == ""
+    assert "decode workers compute" in why_no_lower_bound(replace(settings(), prefill_wait_s=promised_s / 2))
 
 
 def test_its_schedule_gives_its_result_again() -> None:
