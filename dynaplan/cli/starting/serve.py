@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,11 +234,22 @@ def below_holder(
         raise_descriptor_limit()  # the holder's children have its limit
         link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
+        _fork_workers(link)
         return link, None
     link.arguments = arguments
+    _fork_workers(link)
     with ended_by_sigint():
         from dynaplan.supervisor.serve import serve_on
     return link, serve_on(link)
+
+
+def _fork_workers(link: HolderLink) -> None:
+    """Have workers forked by a process that imports, from now on, what they need."""
+    link.have_fork_server(
+        "dynaplan.wiring.preloading",
+        [sys.executable, "-m", "dynaplan.worker.main"],
+        ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_"),
+    )
 
 
 def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) -> tuple[str, int]:

@@ -24,6 +24,8 @@ answered at once:
 - ``("next", command, variables)``: the command to start when this program has ended, however that is, and
   what differs in its environment; answer ``("ok",)``. It is on trial until it says that it is here: when it
   ends before, or takes TRIAL_S seconds, the command of before is started again.
+- ``("fork server",)``, with a file: processes are forked from now on, as ``forking.py`` says, until another
+  program is started; answer ``("ok",)``.
 
 and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
 ``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first.
@@ -34,12 +36,12 @@ from __future__ import annotations
 # Not ``signal`` nor ``subprocess``: they would double a process that only waits. Nor ``typing``.
 import _signal  # type: ignore[import-not-found]
 import _socket
-import marshal
 import os
 import select
 import time
 
 from dynaplan.foundation.children.closing import cleans_up, remove, say
+from dynaplan.foundation.children.forking import Spawner
 from dynaplan.foundation.children.packets import PacketSocket
 from dynaplan.foundation.children.shim import descendants, parents
 from dynaplan.foundation.children.spawning import start
@@ -96,6 +98,7 @@ class Holder:
         self._ended: set[int] = set()
         self._kept: dict[str, int] = {}
         self._paths: Iterable[str] = ()
+        self._spawner = Spawner()
         self._told: list[int] = []
         self._is_first = True
         self._here_since_s: float | None = None
@@ -169,6 +172,7 @@ class Holder:
 
     def _change_program(self, now_s: float) -> None:
         """Have the next program started, or, in the place of one on trial, the one before it."""
+        self._spawner.end_fork_server()  # it is of the same version as the program
         if self._next:
             self._fallback, self._command, self._next = self._command, self._next, None
             self._away_since_s = now_s
@@ -318,6 +322,8 @@ class Holder:
                 self._here_since_s, self._fallback = time.monotonic(), None
             elif what == "next":
                 self._next = message[1], message[2]
+            elif what == "fork server":
+                self._spawner.prepare(descriptors[0])
             self._tell(("ok",))
 
     def _drop(self, name: str) -> None:
@@ -326,10 +332,7 @@ class Holder:
 
     def _spawn(self, name: str, stage: int, descriptors: list[int]) -> None:
         try:
-            with open(descriptors[0], "rb", closefd=False) as file:
-                file.seek(0)
-                argv, cwd, environment = marshal.load(file)
-            pid = start(argv, cwd, environment, descriptors[1:4])
+            pid = self._spawner.spawn(descriptors[0], descriptors[1:4])
             self._held[pid] = name, stage
             self._tell(("pid", pid))
         except OSError as error:

@@ -8,13 +8,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dynaplan
+from dynaplan.foundation.children.fork_server import FORK_SERVER
 from dynaplan.foundation.children.holder import AWAITED, HOLDER_VARIABLE
 from dynaplan.foundation.children.packets import END, PacketSocket
 from dynaplan.foundation.guard import adopt_orphans, die_with_parent
@@ -134,16 +135,25 @@ class HolderLink:
         streams: Sequence[int],
     ) -> int:
         """Have a program started as the leader of a session; return its pid. OSError when it cannot be."""
-        text = os.memfd_create("spawn", os.MFD_CLOEXEC)
-        try:
-            with open(text, "wb", closefd=False) as file:
-                marshal.dump((list(argv), cwd, dict(environment)), file)
+        with _file_of((list(argv), cwd, dict(environment))) as text:
             answer, _ = self._ask(("spawn", name, stage), (text, *streams))
-        finally:
-            os.close(text)
         if answer[0] == "error":
             raise OSError(answer[1], os.strerror(answer[1]), argv[0])
         return int(answer[1])
+
+    def have_fork_server(self, preload: str, begins: Sequence[str], differing: Sequence[str]) -> None:
+        """Have commands that begin with these words forked from now on, by a process that has run ``preload``.
+
+        They are ``[sys.executable, "-m", module]``; ``preload`` names a module with a function ``preload``.
+        Any other command is executed, and one whose environment differs from that of this process in other
+        variables than such as begin with one of ``differing``.
+        """
+        if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
+            return  # it means another directory in each working directory
+        package = str(Path(dynaplan.__file__).resolve().parent)
+        command = [sys.executable, "-c", FORK_SERVER, package, preload]
+        with _file_of((command, dict(os.environ), list(begins), list(differing))) as text:
+            self._ask(("fork server",), (text,))
 
     def keep(self, name: str, descriptor: int) -> None:
         """Have the holder keep a copy of a descriptor, in the place of one of that name."""
@@ -200,3 +210,15 @@ class HolderLink:
         _, pid, status = message
         self.on_end(pid, status)
         self._socket.ask(("noted", pid))
+
+
+@contextmanager
+def _file_of(message: tuple[object, ...]) -> Iterator[int]:
+    """Open a file in memory for what is longer than a packet may be; it is closed at the end."""
+    text = os.memfd_create("message", os.MFD_CLOEXEC)
+    try:
+        with open(text, "wb", closefd=False) as file:
+            marshal.dump(message, file)
+        yield text
+    finally:
+        os.close(text)

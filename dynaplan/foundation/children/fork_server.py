@@ -1,0 +1,155 @@
+"""The fork server: a process that has imported what workers need, and becomes one of them by a fork.
+
+Linux only. ``holding.HolderLink.have_fork_server`` has the holder start it. It is single-threaded, opens
+nothing, and knows no graph of a user's. Its standard input is a socket to the holder, which sends ``("fork",)``
+with four descriptors: a file with the marshalled ``(argv, cwd, environment)``, and the standard streams. The
+answer is ``("pid", pid)``, or ``("error", errno)``.
+
+It forks twice: so the holder, a subreaper, is the parent. The process that comes of it waits until that has
+been answered, and then is what an exec of ``argv`` would have made, for itself and for the kernel: a session of
+its own, no other descriptor than its streams, its own environment and command line in ``/proc``
+(``process_view.py``), no module in ``__main__`` but its own. It differs in what an interpreter draws at its
+start: the seed of ``hash`` for texts and the layout of its memory are those of its siblings.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import marshal
+import os
+import signal
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from dynaplan.foundation.children.forking import read_text
+from dynaplan.foundation.children.packets import PacketSocket
+from dynaplan.foundation.children.process_view import show_as
+from dynaplan.foundation.guard import die_with_parent
+
+FORK_SERVER = (
+    "import sys; sys.path[:] = sys.path[not sys.flags.safe_path:]; "
+    "from dynaplan.foundation.children.fork_server import main; "
+    "module = main(*sys.argv[1:]); "
+    "import runpy; runpy._run_module_as_main(module)"
+)
+"""The program: what it does after ``main`` is what ``python -m`` does, in a forked process."""
+
+GOES = b"g"
+
+
+def main(root: str, preload: str, holder_pid: str) -> str:
+    """Import, and fork for the holder until that ends; return in a forked process: the module to run.
+
+    ``preload`` is the module whose ``preload`` imports everything. Without an answer this process ends where
+    it is not of the package below ``root``, or cannot look as an executed one.
+    """
+    die_with_parent(int(holder_pid))
+    link = PacketSocket(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
+    if not os.path.samefile(root, os.path.dirname(sys.modules["dynaplan"].__file__ or "")):
+        sys.exit(f"the fork server of {root} has imported another dynaplan: workers start without it")
+    gc.disable()
+    import_module(preload).preload()
+    if not _is_alone():
+        os._exit(0)
+    gc.freeze()
+    while True:
+        packet = link.receive(waits=True)
+        if not packet or not packet[0]:
+            os._exit(0)
+        descriptors = packet[1]
+        argv, cwd, environment = read_text(descriptors[0])
+        if _is_child(link, cwd):
+            link.close()
+            _become(argv, environment, descriptors[1:4])
+            return str(argv[2])
+        for each in descriptors:
+            os.close(each)
+
+
+def _is_alone() -> bool:
+    """Tell whether a fork takes everything along: one thread; and whether the kernel can be shown the rest."""
+    try:
+        show_as(sys.orig_argv, os.environ)
+    except OSError:
+        return False
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _is_child(link: PacketSocket, cwd: str) -> bool:
+    """Fork a child of the holder in that directory, and answer; return True in the child."""
+    told, tell = os.pipe()
+    waits, release = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            os.chdir(cwd)
+            child = os.fork()
+        except OSError as error:
+            _say(tell, ("error", error.errno))
+            os._exit(0)
+        if child == 0:
+            os.close(release)
+            if os.read(waits, 1) != GOES:  # the fork server was killed: the holder starts another one
+                os._exit(1)
+            return True
+        _say(tell, ("pid", child))
+        os._exit(0)
+    for each in (tell, waits):
+        os.close(each)
+    os.waitpid(between, 0)
+    answer = os.read(told, 64)
+    try:
+        link.ask(marshal.loads(answer) if answer else ("error", errno.EAGAIN))
+        os.write(release, GOES)
+    except OSError:  # the holder is gone, or the child is: whose end the kernel tells
+        pass
+    for each in (told, release):
+        os.close(each)
+    return False
+
+
+def _say(descriptor: int, answer: tuple[Any, ...]) -> None:
+    try:
+        os.write(descriptor, marshal.dumps(answer))
+    except OSError:
+        return
+
+
+def _become(argv: list[str], environment: dict[str, str], streams: list[int]) -> None:
+    """Become what an exec would have made of this process."""
+    os.setsid()
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        show_as(argv, environment)
+    except OSError:
+        _execute(argv, environment)
+    _renew_interpreter(argv)
+
+
+def _execute(argv: list[str], environment: dict[str, str]) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(argv[0], argv, environment)
+
+
+def _renew_interpreter(argv: list[str]) -> None:
+    """Set what an interpreter derives from its command line, its directory and its streams at its start."""
+    sys.orig_argv[:] = argv
+    sys.argv[:] = argv[1:2] + argv[3:]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:  # PYTHONUNBUFFERED
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    module, before = ModuleType("__main__"), vars(sys.modules["__main__"])
+    vars(module).update({name: before[name] for name in ("__annotations__", "__builtins__") if name in before})
+    sys.modules["__main__"] = module
+    gc.enable()

@@ -1,0 +1,137 @@
+"""The holder's side of a fork server (``fork_server.py``): which processes are forked, and asking for one."""
+
+from __future__ import annotations
+
+# Not ``signal``: it would double a process that only waits.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+import select
+
+from dynaplan.foundation.children.packets import END, PacketSocket
+from dynaplan.foundation.children.spawning import start
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+ANSWER_S = 10.0
+"""Longest wait for a fork server: its imports come before its first answer. Then it is given up."""
+
+
+def read_text(descriptor: int) -> Any:
+    """Return what was marshalled into a file, from its beginning."""
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return marshal.load(file)
+
+
+class Spawner:
+    """Starts processes: by its fork server, where there is one and the command is one of its own, or by exec."""
+
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
+
+    def prepare(self, text: int) -> None:
+        """Start the fork server that a file describes, unless it is there. Without one nothing is forked."""
+        try:
+            about = read_text(text)
+            if self._server is None or self._server.about != about or not self._server.runs:
+                self.end_fork_server()
+                self._server = ForkServer(about)
+        except OSError:
+            return
+        finally:
+            os.close(text)
+
+    def spawn(self, text: int, streams: Sequence[int]) -> int:
+        """Start the command that a file describes; return its pid, or raise OSError when it cannot be run."""
+        argv, cwd, environment = read_text(text)
+        if self._server and self._server.may_fork(argv, environment):
+            pid = self._server.fork(text, streams)
+            if pid:
+                return pid
+            self.end_fork_server()
+        return start(argv, cwd, environment, streams)
+
+    def end_fork_server(self) -> None:
+        """End the fork server; what it has forked goes on."""
+        if self._server:
+            self._server.end()
+        self._server = None
+
+
+class ForkServer:
+    """A fork server below this process.
+
+    ``about`` is its command line, its environment, the words with which a command begins that it can become,
+    and the beginnings of the names of variables in which such a command's environment may differ from its
+    own: any other may have been read when the interpreter started, or by a module.
+    """
+
+    def __init__(self, about: tuple[list[str], dict[str, str], list[str], list[str]]) -> None:
+        self.about = about
+        command, environment, _, _ = about
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            pid = start([*command, str(os.getpid())], ".", environment, (theirs.fileno(), 1, 2))
+        finally:
+            theirs.close()
+        self._link = PacketSocket(ours.detach())
+        # It is reaped like an orphan, whenever that comes: its pid may be another's by then.
+        self._process = os.pidfd_open(pid)
+
+    @property
+    def runs(self) -> bool:
+        """True while it has not ended."""
+        return not _is_readable(self._process, 0.0)
+
+    def may_fork(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Tell whether a forked process would be as one that is executed."""
+        _, own, words, free = self.about
+        differing = [name for name in {**own, **environment} if own.get(name) != environment.get(name)]
+        return list(argv[: len(words)]) == words and all(name.startswith(tuple(free)) for name in differing)
+
+    def fork(self, text: int, streams: Sequence[int]) -> int:
+        """Return the pid of a new process, which is this one's child; 0 when there is none, and none comes.
+
+        OSError where a fork or its directory fails.
+        """
+        try:
+            self._link.ask(("fork",), (text, *streams))
+        except OSError:
+            return 0
+        if not _is_readable(self._link.fileno(), ANSWER_S):
+            self._kill()
+            if (late := self._answer()) and late[0] == "pid":
+                os.kill(late[1], _signal.SIGKILL)
+            return 0
+        answer = self._answer()
+        if answer and answer[0] == "error":
+            raise OSError(answer[1], os.strerror(answer[1]))
+        return int(answer[1]) if answer else 0
+
+    def end(self) -> None:
+        """Kill it, and let go of it."""
+        self._kill()
+        self._link.close()
+        os.close(self._process)
+
+    def _answer(self) -> tuple[Any, ...]:
+        packet = self._link.receive()
+        return packet[0] if packet else END
+
+    def _kill(self) -> None:
+        try:
+            _signal.pidfd_send_signal(self._process, _signal.SIGKILL)
+        except OSError:
+            return  # it has ended
+        _is_readable(self._process, ANSWER_S)
+
+
+def _is_readable(descriptor: int, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))

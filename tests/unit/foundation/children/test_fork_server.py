@@ -1,0 +1,212 @@
+"""A forked process is what an executed one is, for itself and for the kernel; where it could not be, it is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[4]
+
+LOOKS = """
+import atexit, ctypes, gc, json, os, signal, sys, threading
+what = sys.argv[1]
+atexit.register(print, "at the end", flush=True)
+if what == "exits":
+    sys.exit(7)
+if what == "fails":
+    raise RuntimeError("on purpose")
+if what == "ends":
+    os.kill(os.getpid(), signal.SIGTERM)
+if what == "interrupted":
+    os.kill(os.getpid(), signal.SIGINT)
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+get = ctypes.CDLL(None).getenv
+get.restype = ctypes.c_char_p
+print(json.dumps({
+    "command line": open("/proc/self/cmdline").read(),
+    "name": open("/proc/self/comm").read(),
+    "environment": open("/proc/self/environ").read(),
+    "own environment": dict(os.environ),
+    "C's environment": [str(get(name)) for name in (b"GIVEN", b"ONLY_THE_SERVERS")],
+    "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
+    "descriptors": [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+    "leads its session": os.getsid(0) == os.getpid() == os.getpgrp(),
+    "parent": os.getppid(),
+    "threads": threading.active_count(),
+    "directory": os.getcwd(),
+    "mask of files": os.umask(0),
+    "argv": sys.argv,
+    "orig_argv": sys.orig_argv,
+    "path": sys.path,
+    "flags": str(sys.flags),
+    "own module": [__name__, __spec__.name, __file__, sys.modules["__main__"].__dict__ is globals(), sorted(globals())],
+    "collects": gc.isenabled(),
+    "buffering": [sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdout.encoding, sys.stdin.encoding],
+    "reads": sys.stdin.read(),
+    "handler": str(signal.getsignal(signal.SIGINT)),
+}))
+print(json.dumps("imported" in sys.modules))
+"""
+
+DRIVER = """
+import json, marshal, os, sys
+from dynaplan.foundation.children import forking
+from dynaplan.foundation.children.fork_server import FORK_SERVER
+from dynaplan.foundation.guard import adopt_orphans
+import dynaplan
+
+own, spawner, found = sys.argv[1], forking.Spawner(), {}
+adopt_orphans()
+base = {**os.environ, "ONLY_THE_SERVERS": "1"}
+base.pop("GIVEN", None)
+
+def file_of(message):
+    text = os.memfd_create("message", os.MFD_CLOEXEC)
+    with open(text, "wb", closefd=False) as file:
+        marshal.dump(message, file)
+    return text
+
+def prepare(preload="imported"):
+    package = os.path.dirname(dynaplan.__file__)
+    command = [sys.executable, "-c", FORK_SERVER, package, preload]
+    spawner.prepare(file_of((command, base, [sys.executable, "-m", "looks"], ["GIVEN", "ONLY_THE_SERVERS"])))
+
+def spawn(name, *words, module="looks", cwd=own, **variables):
+    environment = {key: text for key, text in base.items() if key != "ONLY_THE_SERVERS"}
+    argv = [sys.executable, "-m", module, *words]
+    read, write = os.pipe()
+    given = os.memfd_create("given")
+    os.write(given, b"what it reads")
+    os.lseek(given, 0, 0)
+    try:
+        pid = spawner.spawn(file_of((argv, cwd, {**environment, **variables})), (given, write, write))
+    except OSError as error:
+        found[name] = error.errno
+        return
+    os.close(write)
+    with open(read) as file:
+        said = file.read()
+    found[name] = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said]
+
+forking.ANSWER_S = 30.0
+exec(sys.argv[2])
+found["me"] = os.getpid()
+print(json.dumps(found))
+spawner.end_fork_server()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+"""
+
+Driven = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Driven:
+    """Runs a process that starts others as a holder does; returns the exit codes and what they have printed."""
+
+    def run(code: str, imported: str = "def preload(): pass") -> dict[str, Any]:
+        (tmp_path / "looks.py").write_text(LOOKS)
+        (tmp_path / "imported.py").write_text(imported)
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [sys.executable, "-c", DRIVER, str(tmp_path), code]
+        ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 0, ended.stderr
+        found: dict[str, Any] = json.loads(ended.stdout)
+        return found
+
+    return run
+
+
+def is_forked(result: list[Any]) -> bool:
+    """Tell whether the process had the module that only the fork server imports."""
+    code, said = result
+    assert code == 0, said
+    forked: bool = json.loads(said.splitlines()[1])
+    return forked
+
+
+def test_a_forked_process_is_as_an_executed_one(driven: Driven) -> None:
+    found = driven("spawn('executed', 'x', 'ü', GIVEN='v' * 50_000); prepare(); spawn('forked', 'x', 'ü', GIVEN='v' * 50_000)")
+    assert (is_forked(found["executed"]), is_forked(found["forked"])) == (False, True)
+    executed, forked = (json.loads(found[name][1].splitlines()[0]) for name in ("executed", "forked"))
+    assert forked == executed
+    assert forked["parent"] == found["me"]
+    assert forked["leads its session"]
+    assert forked["C's environment"] == [str(b"v" * 50_000), "None"]
+
+
+def test_its_end_is_the_end_of_an_executed_one(driven: Driven) -> None:
+    ways = ("exits", "fails", "ends", "interrupted")
+    found = driven(f"for way in {ways}: spawn(way, way)\nprepare()\nfor way in {ways}: spawn('forked ' + way, way)")
+    assert [found[f"forked {way}"][0] for way in ways] == [found[way][0] for way in ways] == [7, 1, -15, -2]
+    assert found["forked exits"] == found["exits"] == [7, "at the end\n"]
+    assert found["fails"][1].splitlines()[-5:] == found["forked fails"][1].splitlines()[-5:]
+    assert "RuntimeError: on purpose" in found["fails"][1]
+
+
+def test_what_it_could_differ_in_is_executed(driven: Driven) -> None:
+    found = driven(
+        "prepare()\n"
+        "spawn('before', 'x', GIVEN='1')\n"
+        "spawn('another variable', 'x', LC_ALL='C')\n"
+        "spawn('another module', 'x', module='another')\n"
+        "spawn('nowhere', 'x', cwd='/nonexistent')\n"
+        "spawn('after', 'x')\n"
+    )
+    assert is_forked(found["before"])
+    assert not is_forked(found["another variable"])
+    assert "No module named another" in found["another module"][1]
+    assert found["nowhere"] == 2
+    assert is_forked(found["after"])
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "import nonexistent",
+        "def preload(): import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "def preload(): import os; os._exit(3)",
+    ],
+    ids=["cannot import", "has threads", "ends"],
+)
+def test_without_a_fork_server_that_answers_it_is_executed(driven: Driven, imported: str) -> None:
+    found = driven("prepare(); spawn('first', 'x'); spawn('second', 'x')", imported)
+    assert not is_forked(found["first"])
+    assert not is_forked(found["second"])
+
+
+def test_a_fork_server_that_was_killed_or_stands_still_holds_nothing_up(driven: Driven) -> None:
+    found = driven(
+        "def server_pid():\n"
+        "    text = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "    return int(text[-1])\n"
+        "prepare(); spawn('forked', 'x')\n"
+        "os.kill(server_pid(), 9); spawn('killed', 'x')\n"
+        "prepare(); spawn('again', 'x')\n"
+        "forking.ANSWER_S = 0.3\n"
+        "os.kill(server_pid(), 19); spawn('still', 'x')\n"
+        "spawn('gone', 'x')\n"
+    )
+    forked = [name for name in ("forked", "killed", "again", "still", "gone") if is_forked(found[name])]
+    assert forked == ["forked", "again"]
+
+
+def test_one_that_is_there_is_kept_and_another_takes_its_place(driven: Driven) -> None:
+    found = driven(
+        "prepare(); first = spawner._server._process; prepare()\n"
+        "found['kept'] = spawner._server._process == first\n"
+        "base['ANOTHER'] = '1'; prepare(); found['changed'] = not spawner._server.about[1].get('ANOTHER')\n"
+        "spawn('forked', 'x')"
+    )
+    assert (found["kept"], found["changed"]) == (True, False)
+    assert is_forked(found["forked"])
