@@ -1,13 +1,13 @@
-"""The fork server: a process that has imported what workers need, and becomes one of them by a fork.
+"""The fork server: a process that has imported what workers need, and is forked instead of starting one.
 
 Linux only. ``holding.HolderLink.have_fork_server`` has the holder start it. It is single-threaded, opens
-nothing, and knows no graph of a user's. Its standard input is a socket to the holder, which sends ``("fork",)``
-with four descriptors: a file with the marshalled ``(argv, cwd, environment)``, and the standard streams. The
-answer is ``("pid", pid)``, or ``("error", errno)``.
+nothing, and knows no graph of a user's. Its standard input is a socket to the holder, which sends
+``("fork",)`` with four descriptors: a file with the marshalled ``(argv, cwd, environment)``, and the standard
+streams. The answer is ``("pid", pid)``, or ``("error", errno)``.
 
 It forks twice: so the holder, a subreaper, is the parent. The process that comes of it waits until that has
-been answered, and then is what an exec of ``argv`` would have made, for itself and for the kernel: a session of
-its own, no other descriptor than its streams, its own environment and command line in ``/proc``
+been answered, and then is what an exec of ``argv`` would have made, for itself and for the kernel: a session
+of its own, no other descriptor than its streams, its own environment and command line in ``/proc``
 (``process_view.py``), no module in ``__main__`` but its own. It differs in what an interpreter draws at its
 start: the seed of ``hash`` for texts and the layout of its memory are those of its siblings.
 """
@@ -21,11 +21,12 @@ import marshal
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from dynaplan.foundation.children.forking import read_text
+from dynaplan.foundation.children.forking import is_readable, read_text
 from dynaplan.foundation.children.packets import PacketSocket
 from dynaplan.foundation.children.process_view import show_as
 from dynaplan.foundation.guard import die_with_parent
@@ -40,12 +41,15 @@ FORK_SERVER = (
 
 GOES = b"g"
 
+QUIET_S = 1.0
+"""Time after a request in which nothing is imported, in seconds: the forked process has the CPU then."""
 
-def main(root: str, preload: str, holder_pid: str) -> str:
+
+def main(root: str, modules: str, holder_pid: str) -> str:
     """Import, and fork for the holder until that ends; return in a forked process: the module to run.
 
-    ``preload`` is the module whose ``preload`` imports everything. Without an answer this process ends where
-    it is not of the package below ``root``, or cannot look as an executed one.
+    ``modules`` names one that lists others: ``FIRST``, before which nothing is forked, and ``THEN``. This
+    process ends without an answer where it is not of the package in ``root``, or a fork of it would not do.
     """
     die_with_parent(int(holder_pid))
     link = PacketSocket(os.dup(0))
@@ -53,31 +57,52 @@ def main(root: str, preload: str, holder_pid: str) -> str:
     if not os.path.samefile(root, os.path.dirname(sys.modules["dynaplan"].__file__ or "")):
         sys.exit(f"the fork server of {root} has imported another dynaplan: workers start without it")
     gc.disable()
-    import_module(preload).preload()
+    lists = import_module(modules)
+    for name in lists.FIRST:
+        _import(name)
     if not _is_alone():
         os._exit(0)
-    gc.freeze()
+    waiting, quiet_s = list(lists.THEN), 0.0
     while True:
-        packet = link.receive(waits=True)
-        if not packet or not packet[0]:
-            os._exit(0)
-        descriptors = packet[1]
-        argv, cwd, environment = read_text(descriptors[0])
-        if _is_child(link, cwd):
-            link.close()
-            _become(argv, environment, descriptors[1:4])
-            return str(argv[2])
-        for each in descriptors:
-            os.close(each)
+        if waiting and not is_readable(link.fileno(), quiet_s):
+            _import(waiting.pop(0))
+            continue
+        argv = _forked(link)
+        if argv:
+            return argv[2]
+        quiet_s = QUIET_S
+
+
+def _import(name: str) -> None:
+    """Import a module; one that cannot be is left to the process that needs it."""
+    with suppress(ImportError):
+        import_module(name)
 
 
 def _is_alone() -> bool:
-    """Tell whether a fork takes everything along: one thread; and whether the kernel can be shown the rest."""
+    """Tell whether this process has one thread, which a fork takes along, and may change its view."""
     try:
         show_as(sys.orig_argv, os.environ)
     except OSError:
         return False
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def _forked(link: PacketSocket) -> list[str]:
+    """Answer the next request; return in the process that was asked for: its command, which it is now."""
+    packet = link.receive(waits=True)
+    if not packet or not packet[0]:
+        os._exit(0)
+    descriptors = packet[1]
+    argv, cwd, environment = read_text(descriptors[0])
+    gc.freeze()
+    if _is_child(link, cwd):
+        link.close()
+        _become(argv, environment, descriptors[1:4])
+        return list(argv)
+    for each in descriptors:
+        os.close(each)
+    return []
 
 
 def _is_child(link: PacketSocket, cwd: str) -> bool:
@@ -150,6 +175,8 @@ def _renew_interpreter(argv: list[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:  # PYTHONUNBUFFERED
         sys.stdout.reconfigure(line_buffering=os.isatty(1))
     module, before = ModuleType("__main__"), vars(sys.modules["__main__"])
-    vars(module).update({name: before[name] for name in ("__annotations__", "__builtins__") if name in before})
+    vars(module).update(
+        {name: before[name] for name in ("__annotations__", "__builtins__") if name in before}
+    )
     sys.modules["__main__"] = module
     gc.enable()

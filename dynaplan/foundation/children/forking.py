@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    About = tuple[list[str], dict[str, str], list[str], list[str]]
+    """A fork server's command line and environment, the words with which a command begins that it can become,
+    and the beginnings of the names of variables in which such a command's environment may differ from its
+    own: any other may have been read when the interpreter started, or by a module."""
+
 ANSWER_S = 10.0
 """Longest wait for a fork server: its imports come before its first answer. Then it is given up."""
 
@@ -29,7 +34,7 @@ def read_text(descriptor: int) -> Any:
 
 
 class Spawner:
-    """Starts processes: by its fork server, where there is one and the command is one of its own, or by exec."""
+    """Starts processes: by its fork server, if there is one that can become the command, or by exec."""
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
@@ -49,7 +54,7 @@ class Spawner:
     def spawn(self, text: int, streams: Sequence[int]) -> int:
         """Start the command that a file describes; return its pid, or raise OSError when it cannot be run."""
         argv, cwd, environment = read_text(text)
-        if self._server and self._server.may_fork(argv, environment):
+        if self._server and may_fork(self._server.about, argv, environment):
             pid = self._server.fork(text, streams)
             if pid:
                 return pid
@@ -64,14 +69,9 @@ class Spawner:
 
 
 class ForkServer:
-    """A fork server below this process.
+    """A fork server below this process."""
 
-    ``about`` is its command line, its environment, the words with which a command begins that it can become,
-    and the beginnings of the names of variables in which such a command's environment may differ from its
-    own: any other may have been read when the interpreter started, or by a module.
-    """
-
-    def __init__(self, about: tuple[list[str], dict[str, str], list[str], list[str]]) -> None:
+    def __init__(self, about: About) -> None:
         self.about = about
         command, environment, _, _ = about
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -86,13 +86,7 @@ class ForkServer:
     @property
     def runs(self) -> bool:
         """True while it has not ended."""
-        return not _is_readable(self._process, 0.0)
-
-    def may_fork(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Tell whether a forked process would be as one that is executed."""
-        _, own, words, free = self.about
-        differing = [name for name in {**own, **environment} if own.get(name) != environment.get(name)]
-        return list(argv[: len(words)]) == words and all(name.startswith(tuple(free)) for name in differing)
+        return not is_readable(self._process, 0.0)
 
     def fork(self, text: int, streams: Sequence[int]) -> int:
         """Return the pid of a new process, which is this one's child; 0 when there is none, and none comes.
@@ -103,7 +97,7 @@ class ForkServer:
             self._link.ask(("fork",), (text, *streams))
         except OSError:
             return 0
-        if not _is_readable(self._link.fileno(), ANSWER_S):
+        if not is_readable(self._link.fileno(), ANSWER_S):
             self._kill()
             if (late := self._answer()) and late[0] == "pid":
                 os.kill(late[1], _signal.SIGKILL)
@@ -128,10 +122,18 @@ class ForkServer:
             _signal.pidfd_send_signal(self._process, _signal.SIGKILL)
         except OSError:
             return  # it has ended
-        _is_readable(self._process, ANSWER_S)
+        is_readable(self._process, ANSWER_S)
 
 
-def _is_readable(descriptor: int, within_s: float) -> bool:
+def may_fork(about: About, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Tell whether that fork server can become that command."""
+    _, own, words, free = about
+    differing = [name for name in {**own, **environment} if own.get(name) != environment.get(name)]
+    return list(argv[: len(words)]) == words and all(name.startswith(tuple(free)) for name in differing)
+
+
+def is_readable(descriptor: int, within_s: float) -> bool:
+    """Wait until there is something to read, or the end; tell whether there is."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * within_s))

@@ -141,17 +141,17 @@ class HolderLink:
             raise OSError(answer[1], os.strerror(answer[1]), argv[0])
         return int(answer[1])
 
-    def have_fork_server(self, preload: str, begins: Sequence[str], differing: Sequence[str]) -> None:
-        """Have commands that begin with these words forked from now on, by a process that has run ``preload``.
+    def have_fork_server(self, modules: str, begins: Sequence[str], differing: Sequence[str]) -> None:
+        """Have commands that begin with these words forked from now on, by a process that has imported much.
 
-        They are ``[sys.executable, "-m", module]``; ``preload`` names a module with a function ``preload``.
-        Any other command is executed, and one whose environment differs from that of this process in other
+        They are ``[sys.executable, "-m", module]``; ``modules`` names the module that lists what to import.
+        Executed is any other command, and one whose environment differs from that of this process in other
         variables than such as begin with one of ``differing``.
         """
         if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
             return  # it means another directory in each working directory
         package = str(Path(dynaplan.__file__).resolve().parent)
-        command = [sys.executable, "-c", FORK_SERVER, package, preload]
+        command = [sys.executable, "-c", FORK_SERVER, package, modules]
         with _file_of((command, dict(os.environ), list(begins), list(differing))) as text:
             self._ask(("fork server",), (text,))
 
@@ -213,7 +213,7 @@ class HolderLink:
 
 
 @contextmanager
-def _file_of(message: tuple[object, ...]) -> Iterator[int]:
+def _file_of(message: tuple[Any, ...]) -> Iterator[int]:
     """Open a file in memory for what is longer than a packet may be; it is closed at the end."""
     text = os.memfd_create("message", os.MFD_CLOEXEC)
     try:

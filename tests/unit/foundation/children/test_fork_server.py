@@ -1,7 +1,8 @@
-"""A forked process is what an executed one is, for itself and for the kernel; where it could not be, it is executed."""
+"""A forked process is what an executed one is, for itself and for the kernel, or it is executed."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -26,17 +27,24 @@ if what == "ends":
     os.kill(os.getpid(), signal.SIGTERM)
 if what == "interrupted":
     os.kill(os.getpid(), signal.SIGINT)
-status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 get = ctypes.CDLL(None).getenv
 get.restype = ctypes.c_char_p
+with open("/proc/self/status") as file:
+    status = dict(line.split(":", 1) for line in file.read().splitlines())
+def text(name):
+    with open(f"/proc/self/{name}") as file:
+        return file.read()
+def is_open(name):
+    return os.path.exists(f"/proc/self/fd/{name}")
+module = sys.modules["__main__"]
 print(json.dumps({
-    "command line": open("/proc/self/cmdline").read(),
-    "name": open("/proc/self/comm").read(),
-    "environment": open("/proc/self/environ").read(),
+    "command line": text("cmdline"),
+    "name": text("comm"),
+    "environment": text("environ"),
     "own environment": dict(os.environ),
     "C's environment": [str(get(name)) for name in (b"GIVEN", b"ONLY_THE_SERVERS")],
     "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
-    "descriptors": [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+    "descriptors": [name for name in os.listdir("/proc/self/fd") if is_open(name)],
     "leads its session": os.getsid(0) == os.getpid() == os.getpgrp(),
     "parent": os.getppid(),
     "threads": threading.active_count(),
@@ -46,13 +54,13 @@ print(json.dumps({
     "orig_argv": sys.orig_argv,
     "path": sys.path,
     "flags": str(sys.flags),
-    "own module": [__name__, __spec__.name, __file__, sys.modules["__main__"].__dict__ is globals(), sorted(globals())],
+    "own module": [__name__, __spec__.name, __file__, vars(module) is globals(), sorted(globals())],
     "collects": gc.isenabled(),
-    "buffering": [sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdout.encoding, sys.stdin.encoding],
+    "streams": [sys.stdout.line_buffering, sys.stdout.encoding, sys.stdin.encoding],
     "reads": sys.stdin.read(),
     "handler": str(signal.getsignal(signal.SIGINT)),
 }))
-print(json.dumps("imported" in sys.modules))
+print(json.dumps([name in sys.modules for name in ("early", "late")]))
 """
 
 DRIVER = """
@@ -73,9 +81,8 @@ def file_of(message):
         marshal.dump(message, file)
     return text
 
-def prepare(preload="imported"):
-    package = os.path.dirname(dynaplan.__file__)
-    command = [sys.executable, "-c", FORK_SERVER, package, preload]
+def prepare():
+    command = [sys.executable, "-c", FORK_SERVER, os.path.dirname(dynaplan.__file__), "imported"]
     spawner.prepare(file_of((command, base, [sys.executable, "-m", "looks"], ["GIVEN", "ONLY_THE_SERVERS"])))
 
 def spawn(name, *words, module="looks", cwd=own, **variables):
@@ -108,18 +115,23 @@ except ChildProcessError:
 """
 
 Driven = Callable[..., dict[str, Any]]
+FINE = 'FIRST = ("early", "nonexistent"); THEN = ("late",)'
+LATE = "from pathlib import Path; Path(__file__).with_name('is late').touch()"
 
 
 @pytest.fixture
 def driven(tmp_path: Path) -> Driven:
-    """Runs a process that starts others as a holder does; returns the exit codes and what they have printed."""
+    """Runs a process that starts others as a holder does; returns exit codes, and what they have printed."""
 
-    def run(code: str, imported: str = "def preload(): pass") -> dict[str, Any]:
-        (tmp_path / "looks.py").write_text(LOOKS)
-        (tmp_path / "imported.py").write_text(imported)
-        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1"}
+    def run(code: str, imported: str = FINE) -> dict[str, Any]:
+        modules = {"looks": LOOKS, "imported": imported, "early": "", "late": LATE}
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
         words = [sys.executable, "-c", DRIVER, str(tmp_path), code]
-        ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
         assert ended.returncode == 0, ended.stderr
         found: dict[str, Any] = json.loads(ended.stdout)
         return found
@@ -127,16 +139,27 @@ def driven(tmp_path: Path) -> Driven:
     return run
 
 
+def test_what_only_some_need_it_imports_when_nothing_is_asked_for(driven: Driven) -> None:
+    found = driven(
+        "import time\n"
+        "prepare()\n"
+        "while not os.path.exists(own + '/is late'):\n"
+        "    time.sleep(0.005)\n"
+        "spawn('forked', 'x')"
+    )
+    assert json.loads(found["forked"][1].splitlines()[1]) == [True, True]
+
+
 def is_forked(result: list[Any]) -> bool:
-    """Tell whether the process had the module that only the fork server imports."""
+    """Tell whether the process had the module that the fork server imports first."""
     code, said = result
     assert code == 0, said
-    forked: bool = json.loads(said.splitlines()[1])
-    return forked
+    return bool(json.loads(said.splitlines()[1])[0])
 
 
 def test_a_forked_process_is_as_an_executed_one(driven: Driven) -> None:
-    found = driven("spawn('executed', 'x', 'ü', GIVEN='v' * 50_000); prepare(); spawn('forked', 'x', 'ü', GIVEN='v' * 50_000)")
+    spawn = "spawn('{}', 'x', '\u00fc', GIVEN='v' * 50_000);"
+    found = driven(spawn.format("executed") + "prepare();" + spawn.format("forked"))
     assert (is_forked(found["executed"]), is_forked(found["forked"])) == (False, True)
     executed, forked = (json.loads(found[name][1].splitlines()[0]) for name in ("executed", "forked"))
     assert forked == executed
@@ -147,7 +170,9 @@ def test_a_forked_process_is_as_an_executed_one(driven: Driven) -> None:
 
 def test_its_end_is_the_end_of_an_executed_one(driven: Driven) -> None:
     ways = ("exits", "fails", "ends", "interrupted")
-    found = driven(f"for way in {ways}: spawn(way, way)\nprepare()\nfor way in {ways}: spawn('forked ' + way, way)")
+    found = driven(
+        f"for way in {ways}: spawn(way, way)\nprepare()\nfor way in {ways}: spawn('forked ' + way, way)"
+    )
     assert [found[f"forked {way}"][0] for way in ways] == [found[way][0] for way in ways] == [7, 1, -15, -2]
     assert found["forked exits"] == found["exits"] == [7, "at the end\n"]
     assert found["fails"][1].splitlines()[-5:] == found["forked fails"][1].splitlines()[-5:]
@@ -166,18 +191,18 @@ def test_what_it_could_differ_in_is_executed(driven: Driven) -> None:
     assert is_forked(found["before"])
     assert not is_forked(found["another variable"])
     assert "No module named another" in found["another module"][1]
-    assert found["nowhere"] == 2
+    assert found["nowhere"] == errno.ENOENT
     assert is_forked(found["after"])
 
 
 @pytest.mark.parametrize(
     "imported",
     [
-        "import nonexistent",
-        "def preload(): import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "def preload(): import os; os._exit(3)",
+        "FIRST = ['threads']; import threading, time, sys; sys.modules['threads'] = None\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import os; os._exit(3)",
     ],
-    ids=["cannot import", "has threads", "ends"],
+    ids=["has threads", "ends"],
 )
 def test_without_a_fork_server_that_answers_it_is_executed(driven: Driven, imported: str) -> None:
     found = driven("prepare(); spawn('first', 'x'); spawn('second', 'x')", imported)
@@ -187,14 +212,14 @@ def test_without_a_fork_server_that_answers_it_is_executed(driven: Driven, impor
 
 def test_a_fork_server_that_was_killed_or_stands_still_holds_nothing_up(driven: Driven) -> None:
     found = driven(
-        "def server_pid():\n"
-        "    text = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
-        "    return int(text[-1])\n"
+        "def kill(number):\n"
+        "    with open(f'/proc/self/task/{os.getpid()}/children') as file:\n"
+        "        os.kill(int(file.read().split()[-1]), number)\n"
         "prepare(); spawn('forked', 'x')\n"
-        "os.kill(server_pid(), 9); spawn('killed', 'x')\n"
+        "kill(9); spawn('killed', 'x')\n"
         "prepare(); spawn('again', 'x')\n"
         "forking.ANSWER_S = 0.3\n"
-        "os.kill(server_pid(), 19); spawn('still', 'x')\n"
+        "kill(19); spawn('still', 'x')\n"
         "spawn('gone', 'x')\n"
     )
     forked = [name for name in ("forked", "killed", "again", "still", "gone") if is_forked(found[name])]
@@ -203,10 +228,9 @@ def test_a_fork_server_that_was_killed_or_stands_still_holds_nothing_up(driven: 
 
 def test_one_that_is_there_is_kept_and_another_takes_its_place(driven: Driven) -> None:
     found = driven(
-        "prepare(); first = spawner._server._process; prepare()\n"
-        "found['kept'] = spawner._server._process == first\n"
-        "base['ANOTHER'] = '1'; prepare(); found['changed'] = not spawner._server.about[1].get('ANOTHER')\n"
+        "prepare(); first = spawner._server; prepare(); found['is kept'] = spawner._server is first\n"
+        "base['ANOTHER'] = '1'; prepare(); found['is another'] = spawner._server is not first\n"
         "spawn('forked', 'x')"
     )
-    assert (found["kept"], found["changed"]) == (True, False)
+    assert (found["is kept"], found["is another"]) == (True, True)
     assert is_forked(found["forked"])
