@@ -1,0 +1,100 @@
+"""The fork server below a holder outlives the program, but neither the holder nor its own version."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from dynaplan.adapters.local.processes import identify
+from dynaplan.foundation.children.shim import parents
+from tests.fakes.polling import wait_until
+
+PROGRAM = """
+import json, os, sys, time
+from dynaplan.foundation.children.holding import held, inherited_link
+own, version = sys.argv[1:]
+link = inherited_link(os.environ)
+is_first = link is None
+link = link or held([sys.executable, "-c", SELF, own, "1"], 60.0, 5.0)
+link.have_fork_server("imported", [sys.executable, "-m", "lives"], ["OWN_VERSION"])
+pids = dict(link.hello().pids)
+name = f"lives {version} {len(pids)}"
+argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
+pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
+link.tell_here()
+print(json.dumps({"me": os.getpid(), "holder": link.holder_pid, "pids": pids}), flush=True)
+if sys.stdin.readline() == "make way\\n":
+    link.make_way_for([sys.executable, "-c", SELF, own, "2"], {})
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+
+LIVES = """
+import os, sys, time
+from dynaplan.foundation.guard import die_with_parent
+_, name, holder = sys.argv
+die_with_parent(int(holder))
+with open(f"{name}.new", "w") as file:
+    file.write("forked" if "imported" in sys.modules else "executed")
+os.rename(f"{name}.new", name)
+time.sleep(600)
+"""
+
+
+def forks_below(holder: int) -> list[int]:
+    """The fork servers that are children of the holder."""
+    found = []
+    for pid, parent in parents().items():
+        if parent == holder and b"children.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found.append(pid)
+    return found
+
+
+def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_with_the_holder(
+    tmp_path: Path,
+) -> None:
+    code = f"SELF = open({str(tmp_path / 'program.py')!r}).read()\n{PROGRAM}"
+    files = {"program.py": code, "lives.py": LIVES, "imported.py": "FIRST = THEN = ()"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = [sys.executable, "-c", code, str(tmp_path), "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
+    )
+    try:
+        first = said(process)
+        (server,) = forks_below(process.pid)
+        os.kill(first["me"], signal.SIGKILL)
+        second = said(process)
+        assert forks_below(process.pid) == [server]
+        assert set(first["pids"]) < set(second["pids"])
+        assert process.stdin
+        process.stdin.write(b"make way\n")
+        process.stdin.flush()
+        third = said(process)
+        (other,) = forks_below(process.pid)
+        assert other != server
+        names = list(third["pids"])
+        assert names == ["lives 1 0", "lives 1 1", "lives 2 2"]
+        assert {parents()[pid] for pid in third["pids"].values()} == {process.pid}
+        wait_until(lambda: all((tmp_path / name).exists() for name in names))
+        assert {(tmp_path / name).read_text() for name in names} == {"forked"}
+    finally:
+        process.kill()
+        process.communicate()
+    everyone = [first["me"], second["me"], third["me"], server, other, *third["pids"].values()]
+    wait_until(lambda: not any(map(identify, everyone)))
+
+
+def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The next thing that the program says; what the holder says is passed over."""
+    assert process.stdout
+    line = next(line for line in process.stdout if line.startswith(b"{"))
+    found: dict[str, Any] = json.loads(line)
+    return found
