@@ -135,6 +135,7 @@ class ServeArbiter(Arbiter):
         )
         # The plugin is this process's own child, and ends with it.
         self.watchers[-1].env["DYNAPLAN_PARENT_PID"] = str(os.getpid())
+        self.watchers[-1].priority = -1  # started last: no request waits for it, as for the workers
 
     def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
         """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""

@@ -20,11 +20,13 @@ FIRST = (
     "dynaplan.sdk.graph",
     "dynaplan.planner.service",
     "dynaplan.serving.services",
+    "nats",
+    "dynaplan.serving.frontend.server",
 )
-"""The modules that every one of them imports: none is forked before."""
+"""The modules that every one of them imports, or a Frontend, for which the first answer waits: none is forked
+before."""
 
 THEN = (
-    "nats",
     "dynaplan.adapters.messaging.jetstream",
     "dynaplan.adapters.messaging.nats",
     "dynaplan.serving.workers.engine_worker",
@@ -35,7 +37,6 @@ THEN = (
     "dynaplan.adapters.engines.sim.endpoints",
     "dynaplan.adapters.engines.sim.profiles",
     "encodings.idna",
-    "dynaplan.serving.frontend.server",
     "dynaplan.planner.assembly",
     "dynaplan.adapters.connectors.virtual",
     "dynaplan.adapters.local.heartbeats",

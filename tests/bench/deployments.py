@@ -62,13 +62,14 @@ def run_s(pid: int) -> float:
 
 
 def name_of(process: psutil.Process) -> str:
-    """What a process of a deployment is: its service, ``fleet plugin``, ``etcd``, ``holder`` or ``serve``."""
+    """What a process of a deployment is: its service, ``fleet plugin``, ``etcd``, ``holder``, ``fork server`` or ``serve``."""
     words = process.cmdline()
     if "--service-name" in words:
         return words[words.index("--service-name") + 1]
     program = Path(words[0]).name
     if program in ("etcd", "nats-server"):
         return program
-    if any("children.holder" in word for word in words):
-        return "holder"
+    for name, module in (("holder", "children.holder"), ("fork server", "children.fork_server")):
+        if any(module in word for word in words):
+            return name
     return "fleet plugin" if any("FleetPlugin" in word for word in words) else "serve"
