@@ -62,7 +62,7 @@ def run_s(pid: int) -> float:
 
 
 def name_of(process: psutil.Process) -> str:
-    """What a process of a deployment is: its service, ``fork server``, ``fleet plugin``, ``serve`` or other."""
+    """What a process of a deployment is: its service, ``etcd``, ``fork server``, ``holder`` or ``serve``."""
     words = process.cmdline()
     if "--service-name" in words:
         return words[words.index("--service-name") + 1]
