@@ -45,3 +45,6 @@ THEN = (
     "dynaplan.adapters.recorders.tensorboard",
 )
 """The modules that some of them import, those of most first; one that is wanted earlier imports the rest."""
+
+AFTERWARDS = "dynaplan.supervisor.held.afterwards"
+"""The module that clears up when the holder was killed."""

@@ -213,16 +213,15 @@ def test_a_serve_that_never_comes_back_lets_requests_finish_and_leaves_nothing(
 def test_kill_9_of_the_holder_and_of_both_leaves_nothing(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
     assert deployment.process
-    for _ in range(2):
+    for with_serve in (False, False, True):
         children = deployment.children()
+        if with_serve:
+            serve = serve_of(deployment)
+            assert serve
+            serve.kill()
         deployment.process.kill()
         deployment.process.wait()
-        wait_until(lambda left=children: not any(each.is_running() for each in left), 5)
-        deployment.start()
-    serve = serve_of(deployment)
-    assert serve
-    serve.kill()
-    children = deployment.children()
-    deployment.process.kill()
-    deployment.process.wait()
-    wait_until(lambda: not any(each.is_running() for each in children), 5)
+        if not with_serve:
+            deployment.start()  # at once: it waits for what is cleared up
+        wait_until(lambda left=children: not any(each.is_running() for each in left), 10)
+    assert [each for each in files_of(deployment) if "/node/" not in each] == []

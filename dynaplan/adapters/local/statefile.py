@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from dynaplan.adapters.local.processes import identify
 from dynaplan.core.fleet.statefile import Document, from_json, to_json
 from dynaplan.domain.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 from dynaplan.foundation.signals import signals_held
+
+CLEARED_WITHIN_S = 5.0
+"""Longest time in which another process clears up what a killed ``serve`` has left (``afterwards.py``)."""
+
+_POLL_S = 0.02
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
@@ -140,10 +147,13 @@ class NamespaceLock:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take it; raises DeploymentError, naming the holder, or StatefileUnwritable without access."""
+        """Take it; raises DeploymentError, naming the holder, or StatefileUnwritable without access.
+
+        While a holder that has ended is cleared up after it waits for that.
+        """
         try:
             _make_private(self.path.parent)
-            fd = _open_locked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = self._locked()
         except BlockingIOError:
             namespace = self.path.name.removesuffix(".serve.lock")
             raise DeploymentError(
@@ -159,6 +169,17 @@ class NamespaceLock:
         except OSError as error:
             self.release()
             raise self._unusable(error) from error
+
+    def _locked(self) -> int:
+        until_s = time.monotonic() + CLEARED_WITHIN_S
+        while True:
+            try:
+                return _open_locked(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = self.holder()
+                if not holder or identify(holder) is not None or time.monotonic() >= until_s:
+                    raise
+            time.sleep(_POLL_S)
 
     def _unusable(self, error: OSError) -> StatefileUnwritable:
         return StatefileUnwritable(

@@ -3,7 +3,8 @@
 Linux only. ``holding.HolderLink.have_fork_server`` has the holder start it. It is single-threaded, opens
 nothing, and knows no graph of a user's. Its standard input is a socket to the holder, which sends
 ``("fork",)`` with four descriptors: a file with the marshalled ``(argv, cwd, environment)``, and the standard
-streams. The answer is ``("pid", pid)``, or ``("error", errno)``.
+streams. The answer is ``("pid", pid)``, or ``("error", errno)``. ``("left", paths)``, which is not answered,
+names what is left when the holder is killed: this process sees that, clears it up, and ends.
 
 It forks twice: so the holder, a subreaper, is the parent. The process that comes of it waits until that has
 been answered, and then is what an exec of ``argv`` would have made, for itself and for the kernel: a session
@@ -27,9 +28,8 @@ from types import ModuleType
 from typing import Any
 
 from dynaplan.foundation.children.forking import is_readable, read_text
-from dynaplan.foundation.children.packets import PacketSocket
+from dynaplan.foundation.children.packets import END, PacketSocket
 from dynaplan.foundation.children.process_view import show_as
-from dynaplan.foundation.guard import die_with_parent
 
 FORK_SERVER = (
     "import sys; sys.path[:] = sys.path[not sys.flags.safe_path:]; "
@@ -48,10 +48,12 @@ QUIET_S = 1.0
 def main(root: str, modules: str, holder_pid: str) -> str:
     """Import, and fork for the holder until that ends; return in a forked process: the module to run.
 
-    ``modules`` names one that lists others: ``FIRST``, before which nothing is forked, and ``THEN``. This
-    process ends without an answer where it is not of the package in ``root``, or a fork of it would not do.
+    ``modules`` names one that lists others: ``FIRST``, before which nothing is forked, ``THEN``, and the one
+    that is ``AFTERWARDS`` told what the killed holder has left. This process ends without an answer where it
+    is not of the package in ``root``, or a fork of it would not do.
     """
-    die_with_parent(int(holder_pid))
+    if os.getppid() != int(holder_pid):
+        os._exit(0)
     link = PacketSocket(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
     if not os.path.samefile(root, os.path.dirname(sys.modules["dynaplan"].__file__ or "")):
@@ -63,14 +65,20 @@ def main(root: str, modules: str, holder_pid: str) -> str:
     if not _is_alone():
         os._exit(0)
     waiting, quiet_s = list(lists.THEN), 0.0
+    left: list[str] = []
     while True:
         if waiting and not is_readable(link.fileno(), quiet_s):
             _import(waiting.pop(0))
             continue
-        argv = _forked(link)
-        if argv:
+        message, descriptors = link.receive(waits=True) or (END, [])
+        if not message:
+            _clear_up(lists.AFTERWARDS, left, int(holder_pid))
+        elif message[0] == "left":
+            left = message[1]
+        elif argv := _forked(link, descriptors):
             return argv[2]
-        quiet_s = QUIET_S
+        else:
+            quiet_s = QUIET_S
 
 
 def _import(name: str) -> None:
@@ -88,12 +96,17 @@ def _is_alone() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _forked(link: PacketSocket) -> list[str]:
-    """Answer the next request; return in the process that was asked for: its command, which it is now."""
-    packet = link.receive(waits=True)
-    if not packet or not packet[0]:
+def _clear_up(module: str, left: list[str], holder_pid: int) -> None:
+    """Clear up what the killed holder has left, and end."""
+    try:
+        if left:
+            import_module(module).clear_up(left, holder_pid)
+    finally:
         os._exit(0)
-    descriptors = packet[1]
+
+
+def _forked(link: PacketSocket, descriptors: list[int]) -> list[str]:
+    """Answer a request; return in the process that was asked for: its command, which it is now."""
     argv, cwd, environment = read_text(descriptors[0])
     gc.freeze()
     if _is_child(link, cwd):

@@ -38,6 +38,13 @@ class Spawner:
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
+        self._paths: Sequence[str] = ()
+
+    def leave(self, paths: Sequence[str]) -> None:
+        """Name what the fork server is to clear up when this process has been killed."""
+        self._paths = paths
+        if self._server:
+            self._server.leave(paths)
 
     def prepare(self, text: int) -> None:
         """Start the fork server that a file describes, unless it is there. Without one nothing is forked."""
@@ -46,6 +53,7 @@ class Spawner:
             if self._server is None or self._server.about != about or not self._server.runs:
                 self.end_fork_server()
                 self._server = ForkServer(about)
+                self._server.leave(self._paths)
         except OSError:
             return
         finally:
@@ -106,6 +114,10 @@ class ForkServer:
         if answer and answer[0] == "error":
             raise OSError(answer[1], os.strerror(answer[1]))
         return int(answer[1]) if answer else 0
+
+    def leave(self, paths: Sequence[str]) -> None:
+        """Name the files that are left when this process is killed."""
+        self._link.tell(("left", list(paths)))
 
     def end(self) -> None:
         """Kill it, and let go of it."""

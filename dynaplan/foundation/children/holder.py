@@ -9,7 +9,8 @@ its end of a socket what it had started and what it had given to keep.
 - SIGINT and SIGTERM are passed on. SIGHUP does nothing.
 - A program that has not come back for GRACE_S seconds, or was killed after it was told to end: the holder
   ends everything in order, in DRAIN_S seconds at most, and removes the files that it was told of.
-- The holder is killed: its children end by the parent-death signals that they have asked for.
+- The holder is killed: its children end by the parent-death signals that they have asked for, but for the
+  fork server, which removes those files then.
 
 Messages are marshalled tuples, one a packet; file descriptors travel beside them. The program asks, and is
 answered at once:
@@ -97,7 +98,7 @@ class Holder:
         self._held: dict[int, tuple[str, int]] = {}
         self._ended: set[int] = set()
         self._kept: dict[str, int] = {}
-        self._paths: Iterable[str] = ()
+        self._paths: Sequence[str] = ()
         self._spawner = Spawner()
         self._told: list[int] = []
         self._is_first = True
@@ -318,6 +319,7 @@ class Holder:
                 self._drop(message[1])
             elif what == "remove":
                 self._paths = message[1]
+                self._spawner.leave(message[1])
             elif what == "here":
                 self._here_since_s, self._fallback = time.monotonic(), None
             elif what == "next":

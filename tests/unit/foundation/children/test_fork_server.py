@@ -115,7 +115,7 @@ except ChildProcessError:
 """
 
 Driven = Callable[..., dict[str, Any]]
-FINE = 'FIRST = ("early", "nonexistent"); THEN = ("late",)'
+FINE = 'FIRST = ("early", "nonexistent"); THEN = ("late",); AFTERWARDS = ""'
 LATE = "from pathlib import Path; Path(__file__).with_name('is late').touch()"
 
 

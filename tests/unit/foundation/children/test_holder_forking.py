@@ -1,4 +1,4 @@
-"""The fork server below a holder outlives the program, but neither the holder nor its own version."""
+"""The fork server below a holder: it outlives the program, and clears up after a killed holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynaplan.foundation.children.shim import parents
 from tests.fakes.polling import wait_until
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, pathlib, sys, time
 from dynaplan.foundation.children.holding import held, inherited_link
 own, version = sys.argv[1:]
 link = inherited_link(os.environ)
@@ -26,6 +26,7 @@ pids = dict(link.hello().pids)
 name = f"lives {version} {len(pids)}"
 argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
+link.remove_at_the_end([pathlib.Path(own, "left")])
 link.tell_here()
 print(json.dumps({"me": os.getpid(), "holder": link.holder_pid, "pids": pids}), flush=True)
 if sys.stdin.readline() == "make way\\n":
@@ -45,6 +46,21 @@ os.rename(f"{name}.new", name)
 time.sleep(600)
 """
 
+IMPORTED = """
+FIRST = THEN = ()
+AFTERWARDS = "imported"
+
+def clear_up(paths, holder_pid):
+    with open(paths[0], "w") as file:
+        file.write(str(holder_pid))
+"""
+
+
+def fork_server_below(holder: int) -> int:
+    """The fork server that is a child of the holder; what it forks looks like it for a moment."""
+    wait_until(lambda: len(forks_below(holder)) == 1)
+    return forks_below(holder)[0]
+
 
 def forks_below(holder: int) -> list[int]:
     """The fork servers that are children of the holder."""
@@ -59,7 +75,7 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
     tmp_path: Path,
 ) -> None:
     code = f"SELF = open({str(tmp_path / 'program.py')!r}).read()\n{PROGRAM}"
-    files = {"program.py": code, "lives.py": LIVES, "imported.py": "FIRST = THEN = ()"}
+    files = {"program.py": code, "lives.py": LIVES, "imported.py": IMPORTED}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     words = [sys.executable, "-c", code, str(tmp_path), "1"]
@@ -69,16 +85,16 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
     )
     try:
         first = said(process)
-        (server,) = forks_below(process.pid)
+        server = fork_server_below(process.pid)
         os.kill(first["me"], signal.SIGKILL)
         second = said(process)
-        assert forks_below(process.pid) == [server]
+        assert fork_server_below(process.pid) == server
         assert set(first["pids"]) < set(second["pids"])
         assert process.stdin
         process.stdin.write(b"make way\n")
         process.stdin.flush()
         third = said(process)
-        (other,) = forks_below(process.pid)
+        other = fork_server_below(process.pid)
         assert other != server
         names = list(third["pids"])
         assert names == ["lives 1 0", "lives 1 1", "lives 2 2"]
@@ -90,6 +106,7 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
         process.communicate()
     everyone = [first["me"], second["me"], third["me"], server, other, *third["pids"].values()]
     wait_until(lambda: not any(map(identify, everyone)))
+    assert (tmp_path / "left").read_text() == str(process.pid)
 
 
 def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
