@@ -76,12 +76,17 @@ class Interruption:
 
     def __init__(self) -> None:
         self._has_come = False
+        self._is_raised = True
 
     def handle_signals(self) -> None:
         """Have the two signals raise KeyboardInterrupt from now on; SIGINT not where it is ignored."""
         signal.signal(signal.SIGTERM, self._interrupt)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
+
+    def leave_to_check(self) -> None:
+        """Have a signal raise nothing any more but by ``check``, as while an event loop is made."""
+        self._is_raised = False
 
     def check(self) -> None:
         """Raise KeyboardInterrupt when a signal has come."""
@@ -90,7 +95,8 @@ class Interruption:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._has_come = True
-        raise KeyboardInterrupt
+        if self._is_raised:
+            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -75,8 +75,8 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: HolderL
     with ExitStack() as stack:
         try:
             prepared = prepare(graph, config, options, stack, link)
-            interruption.check()
             leave_to_the_next(prepared, options.exit_on_failure)
+            interruption.leave_to_check()
             return asyncio.run(Serving(prepared, interruption, options.exit_on_failure, notices).run())
         finally:
             _clear_up_in_peace()
@@ -90,6 +90,7 @@ def serve_on(link: HolderLink) -> int | None:
         found = adopted(link, stack)
         if found is None:
             return None
+        interruption.leave_to_check()
         serving = Serving(found[0], interruption, found[1], ServiceNotices.taken_from(environment))
         return asyncio.run(serving.run())
     finally:

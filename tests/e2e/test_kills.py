@@ -94,7 +94,7 @@ async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deplo
 
 
 @in_torture
-@pytest.mark.timeout(120 + 20 * KILLS)
+@pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize("frontends", [1, 2])
 async def test_no_connection_is_refused_while_frontends_are_killed(
     deploy: Callable[..., Deployment], frontends: int
@@ -133,7 +133,7 @@ def back(deployment: Deployment, old: int) -> bool:
 
 
 @in_torture
-@pytest.mark.timeout(120 + 20 * KILLS)
+@pytest.mark.timeout(120 + 60 * KILLS)
 async def test_a_frontend_is_restarted_under_load_and_no_request_is_lost(
     deploy: Callable[..., Deployment],
 ) -> None:

@@ -91,12 +91,10 @@ class Process:
 
     def _unfinished(self) -> set[asyncio.Task[Any]]:
         """Its tasks that are not done; from Python 3.12 on aiohttp begins some eagerly, past the loop."""
-        eager = {
-            task
-            for task in asyncio.all_tasks()
-            if hasattr(task, "get_context") and task.get_context().get(PROCESS) is self
-        }
-        return eager | {task for task in self.tasks if not task.done()}
+        owned = {task for task in self.tasks if not task.done()}
+        if not hasattr(asyncio.Task, "get_context"):  # Python 3.11, where none is eager
+            return owned
+        return owned | {task for task in asyncio.all_tasks() if task.get_context().get(PROCESS) is self}
 
 
 class _NoFiles(selectors.SelectSelector):

@@ -106,3 +106,13 @@ def test_an_ignored_sigint_stays_ignored_and_sigterm_interrupts() -> None:
     interruption.check()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_interruption_that_is_left_to_the_check_is_raised_by_it_alone() -> None:
+    interruption = Interruption()
+    interruption.handle_signals()
+    interruption.leave_to_check()
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interruption.check()

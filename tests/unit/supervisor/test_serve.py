@@ -35,5 +35,6 @@ def test_a_signal_that_python_loses_before_serving_ends_it_before_anything_has_b
     interruption = Interruption()
     interruption.handle_signals()
     EndedInDestructor()
+    interruption.leave_to_check()
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(Serving(prepared, interruption).run())
