@@ -29,7 +29,7 @@ from typing import Any
 
 from dynaplan.foundation.children.forking import is_readable, read_text
 from dynaplan.foundation.children.packets import END, PacketSocket
-from dynaplan.foundation.children.process_view import show_as
+from dynaplan.foundation.children.process_view import is_shown, show_as
 
 FORK_SERVER = (
     "import sys; sys.path[:] = sys.path[not sys.flags.safe_path:]; "
@@ -109,7 +109,7 @@ def _forked(link: PacketSocket, descriptors: list[int]) -> list[str]:
     """Answer a request; return in the process that was asked for: its command, which it is now."""
     argv, cwd, environment = read_text(descriptors[0])
     gc.freeze()
-    if _is_child(link, cwd):
+    if _is_child(link, argv, cwd, environment):
         link.close()
         _become(argv, environment, descriptors[1:4])
         return list(argv)
@@ -118,25 +118,27 @@ def _forked(link: PacketSocket, descriptors: list[int]) -> list[str]:
     return []
 
 
-def _is_child(link: PacketSocket, cwd: str) -> bool:
-    """Fork a child of the holder in that directory, and answer; return True in the child."""
+def _is_child(link: PacketSocket, argv: list[str], cwd: str, environment: dict[str, str]) -> bool:
+    """Fork a child of the holder, and answer when it looks as an executed one; return True in the child."""
     told, tell = os.pipe()
     waits, release = os.pipe()
     between = os.fork()
     if between == 0:
         try:
             os.chdir(cwd)
-            child = os.fork()
+            if os.fork():
+                os._exit(0)
         except OSError as error:
             _say(tell, ("error", error.errno))
             os._exit(0)
-        if child == 0:
-            os.close(release)
-            if os.read(waits, 1) != GOES:  # the fork server was killed: the holder starts another one
-                os._exit(1)
-            return True
-        _say(tell, ("pid", child))
-        os._exit(0)
+        os.close(release)
+        os.setsid()
+        with suppress(OSError):  # then it is executed, below
+            show_as(argv, environment)
+        _say(tell, ("pid", os.getpid()))
+        if os.read(waits, 1) != GOES:  # the fork server was killed: the holder starts another one
+            os._exit(1)
+        return True
     for each in (tell, waits):
         os.close(each)
     os.waitpid(between, 0)
@@ -160,15 +162,12 @@ def _say(descriptor: int, answer: tuple[Any, ...]) -> None:
 
 def _become(argv: list[str], environment: dict[str, str], streams: list[int]) -> None:
     """Become what an exec would have made of this process."""
-    os.setsid()
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(environment)
-    try:
-        show_as(argv, environment)
-    except OSError:
+    if not is_shown(argv):
         _execute(argv, environment)
     _renew_interpreter(argv)
 

@@ -67,3 +67,9 @@ def show_as(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     _shown[:] = [memory]
+
+
+def is_shown(argv: Sequence[str]) -> bool:
+    """Tell whether the kernel shows that command line."""
+    with open("/proc/self/cmdline", "rb") as file:
+        return file.read() == b"".join(os.fsencode(word) + b"\0" for word in argv)

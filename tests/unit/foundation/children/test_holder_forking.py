@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,10 @@ def fork_server_below(holder: int) -> int:
 def forks_below(holder: int) -> list[int]:
     """The fork servers that are children of the holder."""
     found = []
-    for pid, parent in parents().items():
-        if parent == holder and b"children.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            found.append(pid)
+    for pid in [pid for pid, parent in parents().items() if parent == holder]:
+        with suppress(OSError):  # one that has ended meanwhile
+            if b"children.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
