@@ -67,11 +67,15 @@ def commands_of(launch: Launch) -> dict[str, str]:
 
 
 class Statefile:
-    """The document whose only writer this process is; unknown fields in it are kept."""
+    """The document whose only writer this process is; unknown fields in it are kept.
 
-    def __init__(self, store: DocumentStore, document: Document) -> None:
+    ``is_written``: its workers are those in the file.
+    """
+
+    def __init__(self, store: DocumentStore, document: Document, *, is_written: bool) -> None:
         self._store = store
         self._document = document
+        self.is_written = is_written
 
     @classmethod
     async def open(
@@ -86,9 +90,10 @@ class Statefile:
         except StatefileCorrupt as error:
             log.error("the statefile is lost, writing it anew: %s", error)
             document = None
+        is_written = document is not None
         if document is None:
             document = with_fleet(new_document(launch), await running_workers(launch, circus, processes))
-        return cls(store, with_commands(document, commands_of(launch)))
+        return cls(store, with_commands(document, commands_of(launch)), is_written=is_written)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -122,7 +127,7 @@ class Statefile:
 
     def _replace(self, document: Document) -> None:
         self._store.write(document)
-        self._document = document
+        self._document, self.is_written = document, True
 
 
 async def running_workers(launch: Launch, circus: CircusClient, processes: Processes) -> tuple[Worker, ...]:

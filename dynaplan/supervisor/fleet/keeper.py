@@ -63,7 +63,8 @@ AFTER_FAULT_S = 0.2
 class FleetKeeper:
     """The reconciler of one deployment.
 
-    ``record(workers)`` writes the statefile, ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
+    ``record(workers)`` writes the statefile, in which ``written`` are (None: it has to be made anew),
+    ``say(line)`` tells the user, ``learn(key, seconds)`` remembers
     the duration of a start, ``beat()`` says that passes go on, ``kept()`` returns the
     planner's keys that the statefile remembers. A pass begins at once when ``wake`` is set.
     """
@@ -72,6 +73,7 @@ class FleetKeeper:
         self,
         launch: Launch,
         workers: Iterable[Worker],
+        written: Iterable[Worker] | None,
         *,
         circus: CircusClient,
         processes: Processes,
@@ -88,6 +90,7 @@ class FleetKeeper:
     ) -> None:
         self._launches = CurrentLaunch(launch)
         self._workers = {worker.name: worker for worker in workers}
+        self._written = None if written is None else {worker.name: worker for worker in written}
         self._circus = circus
         self._processes = processes
         self._clock = clock
@@ -106,7 +109,7 @@ class FleetKeeper:
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id: int | None = None
-        self._is_written = True
+        self._is_writable = True
         self._is_carried_out_elsewhere = launch.is_carried_out_elsewhere
 
     @property
@@ -302,20 +305,20 @@ class FleetKeeper:
 
     def _keep(self, workers: Mapping[str, Worker]) -> bool:
         """Have these workers from now on; return True when that is written down."""
-        if workers == self._workers and self._is_written:
-            return True
         self._workers = dict(workers)
-        was_written = self._is_written
+        if self._workers == self._written:
+            return True
+        was_writable = self._is_writable
         try:
             self._record(tuple(self._workers.values()))
-            self._is_written = True
+            self._written, self._is_writable = self._workers, True
         except StatefileUnwritable as error:
-            self._is_written = False
-            if was_written:
+            self._is_writable = False
+            if was_writable:
                 self._say(f"The statefile cannot be written; serving goes on, scaling up waits. {error}")
-        if self._is_written and not was_written:
+        if self._is_writable and not was_writable:
             self._say("The statefile can be written again.")
-        return self._is_written
+        return self._is_writable
 
     def _tell_store(self) -> None:
         link, graph = self._link, self._launch.graph

@@ -101,6 +101,7 @@ async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -
     keeper = FleetKeeper(
         launch,
         await present(statefile.workers, circus, processes),
+        statefile.workers if statefile.is_written else None,
         circus=circus,
         processes=processes,
         clock=clock,

@@ -73,10 +73,11 @@ class Box:
         self.sharing: GpuSharing | None = None
         self.keeper = self.new_keeper()
 
-    def new_keeper(self) -> FleetKeeper:
-        """A keeper that knows what was written down, and nothing else."""
+    def new_keeper(self, found: Sequence[Worker] | None = None) -> FleetKeeper:
+        """A keeper that knows what was written down, and what it ``found`` where that is something else."""
         self.keeper = FleetKeeper(
             self.launch,
+            self.written if found is None else found,
             self.written,
             circus=cast(Any, self.circus),
             processes=self.processes,

@@ -185,6 +185,19 @@ async def test_while_the_disk_is_full_nothing_new_starts_but_crashed_workers_do(
     assert {worker.name for worker in box.written} == set(box.keeper.workers)
 
 
+async def test_what_a_new_keeper_finds_is_written_as_soon_as_the_disk_has_room(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.is_disk_full = True
+    gone = box.written[-1]
+    box.new_keeper([replace(each, pid=each.pid + 1) if each == gone else each for each in box.written])
+    await box.settle()
+    assert gone in box.written
+    box.is_disk_full = False
+    await box.settle()
+    assert {worker.pid for worker in box.written} == {worker.pid for worker in box.keeper.workers.values()}
+    assert gone not in box.written
+
+
 async def test_gpus_of_others_are_never_given_out(tmp_path: Path) -> None:
     box = await Box(tmp_path, foreign=["GPU-SIM-0", "GPU-SIM-2"]).started(decode=2)
     assert box.keeper.workers["ns_VllmWorker"].gpus == (1,)
