@@ -21,7 +21,7 @@ MOST_POWER, LEAST_POWER = 700.0, 1e-6
 """Powers of e beyond which a float ends, and below which the limit of a quotient is exact enough."""
 
 MOST_STAGES = 8
-"""Stages of an answer at most: the time of each costs a decision, and with 16 the misses are the same."""
+"""Stages of an answer at most: each costs time of a decision, and more only sharpen the end of an answer."""
 
 HALVINGS = 20
 """Halvings of the number of requests that a worker decodes at once within the ITL target: to a millionth."""
