@@ -306,6 +306,24 @@ def test_a_tracker_that_does_not_end_is_killed_in_a_later_look_and_holds_nobody_
         holder.kill()
 
 
+def test_a_tracker_is_known_though_it_was_looked_at_in_the_midst_of_its_exec(
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has dropped the old command line then, and not set the new one yet."""
+    process = spawn("sleep", "600")
+    directory = tmp_path / str(process.pid)
+    directory.mkdir()
+    shutil.copyfile(f"/proc/{process.pid}/stat", directory / "stat")
+    (directory / "cmdline").touch()
+    written = (directory / "cmdline").write_bytes
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    monkeypatch.setattr(
+        processes.time, "sleep", lambda s: written(b"python\0-c\0from multiprocessing.resource_tracker")
+    )
+    assert processes.kill_but_self_ending([process.pid]) == {process.pid}
+    assert process.poll() is None
+
+
 @pytest.mark.parametrize("waits_s", [0.0, TRACKERS_WITHIN_S])
 def test_shared_memory_of_a_killed_engine_is_removed(spawn: Spawn, waits_s: float) -> None:
     leader = spawn(sys.executable, "-c", SHARER, stdout=subprocess.PIPE)

@@ -19,6 +19,9 @@ _WORKER_MARK = "DYNAPLAN_WORKER_NAME"
 TRACKERS_WITHIN_S = 3.0
 """Longest time for Python's resource trackers to remove the shared memory of killed processes."""
 
+EXEC_WITHIN_S = 0.2
+"""Longest wait for the command line of a process that is becoming another program, on a busy machine."""
+
 _POLL_S = 0.01
 _alone_since_s: dict[tuple[int, int], float] = {}
 """The moment since which only what ends by itself was left of a session, by its leader's pid and start."""
@@ -200,8 +203,14 @@ def _ends_by_itself(pid: int) -> bool:
 
 
 def _command_line(pid: int) -> bytes:
+    """Return the process's command line, which one that is in the midst of an exec has after a moment."""
+    give_up_s = time.monotonic() + EXEC_WITHIN_S
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes()
+        while not (line := (_PROC / str(pid) / "cmdline").read_bytes()):
+            if identify(pid) is None or time.monotonic() >= give_up_s:
+                break
+            time.sleep(_POLL_S)
+        return line
     except OSError:
         return b""
 

@@ -22,13 +22,16 @@ def say(line: str) -> None:
 
 
 def cleans_up(pid: int) -> bool:
-    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone."""
+    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone.
+
+    One without a command line, in the midst of an exec, may become such a one.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             line = file.read()
     except OSError:
         return False
-    return b"/children/shim.py" in line or b"multiprocessing.resource_tracker" in line
+    return not line or b"/children/shim.py" in line or b"multiprocessing.resource_tracker" in line
 
 
 def remove(paths: Iterable[str]) -> None:

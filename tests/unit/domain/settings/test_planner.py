@@ -12,6 +12,7 @@ DOCUMENTED = {
     "environment": "local",
     "no-operation": False,
     "adjustment-interval": 30,
+    "adaptive-interval": False,
     "metric-pulling-interval": 1,
     "max-gpu-budget": 8,
     "min-gpu-budget": 1,

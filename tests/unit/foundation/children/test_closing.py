@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from dynaplan.foundation.children.closing import cleans_up, remove
+from tests.fakes.polling import wait_until
 
 
 def test_files_links_and_directories_go_and_what_a_link_leads_to_stays(tmp_path: Path) -> None:
@@ -33,3 +36,11 @@ def test_a_directory_with_a_slash_goes_only_if_it_is_empty(tmp_path: Path) -> No
 def test_a_process_that_is_gone_or_another_program_does_not_clean_up() -> None:
     assert not cleans_up(os.getpid())
     assert not cleans_up(2**22 + 1)
+
+
+def test_a_process_without_a_command_line_is_spared_as_it_may_become_one_that_cleans_up() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # like one in the midst of an exec it has none
+    try:
+        wait_until(lambda: cleans_up(ended.pid))
+    finally:
+        ended.wait()
