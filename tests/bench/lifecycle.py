@@ -21,7 +21,7 @@ from tests.fakes.load import stream_one
 
 def rows(repeats: int) -> Iterator[Row]:
     """Every row of this group."""
-    yield Row("start to first answer", "s", [start_tofirst_answer() for _ in range(repeats)], aim=2.0)
+    yield Row("start to first answer", "s", [start_tofirst_answer() for _ in range(repeats)], aim=1.5)
     yield Row("worker kill -9 to routable again", "s", [kill_to_routable() for _ in range(repeats)], aim=1.5)
     with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
         ups, downs = asyncio.run(scale_up_and_down(deployment, repeats))
