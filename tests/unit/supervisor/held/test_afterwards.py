@@ -58,12 +58,17 @@ def test_a_serve_that_starts_meanwhile_waits_until_it_is_cleared_up(
     holder: ProcessIdentity, tmp_path: Path
 ) -> None:
     store, _ = left_by(holder, tmp_path)
-    clearing = NamespaceLock(store.path, holder.pid)
+    clearing, cleared = NamespaceLock(store.path, holder.pid), threading.Event()
     clearing.acquire()
-    timer = threading.Timer(0.2, clearing.release)
+
+    def clear() -> None:
+        cleared.set()
+        clearing.release()
+
+    timer = threading.Timer(0.2, clear)
     timer.start()
     try:
         with NamespaceLock(store.path):
-            assert clearing._fd is None
+            assert cleared.is_set()
     finally:
         timer.join()
