@@ -178,8 +178,7 @@ def command(
     """
     # ``served`` are the options that ServeOptions has by the same names.
     started_in, link = Path.cwd(), None
-    is_held = supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS
-    if is_held and not (dry_run or detach):
+    if supervise and orphan_grace and ctx.find_root().obj == OWN_PROCESS and not (dry_run or detach):
         link, code = below_holder(ctx.meta[ARGUMENTS], orphan_grace, served["drain_timeout_s"])
         if code is not None:
             return code

@@ -125,6 +125,9 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 def _hedge(document: Mapping[str, Any]) -> Hedge:
     trials = tuple(_trial(each) for each in document.get("trials", ()))
+    document = dict(document)
+    if least := document.pop("least", None):  # as earlier versions wrote it
+        document.setdefault("leasts", (least,))
     known = {
         name: tuple(Targets(**each) for each in document.get(name, ())) for name in ("followed", "leasts")
     }

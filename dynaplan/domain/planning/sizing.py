@@ -98,12 +98,12 @@ class Decoding:
 
     @property
     def total(self) -> float:
-        """All that decode."""
+        """The number of requests that decode, in every stage."""
         return sum(self.requests)
 
     @property
     def unjudged(self) -> float:
-        """The ones of them of which it is not known yet whether their ITL is too long."""
+        """The number of requests that decode and have missed no target so far."""
         return self.total - self.counted
 
 
