@@ -350,6 +350,31 @@ async def test_when_messages_cannot_be_had_again_no_block_is_said_to_be_cached_t
     assert set(follower.cache.snapshot(7).hashes) <= set(expected().snapshot(7).hashes)
 
 
+async def test_what_was_heard_before_a_replay_that_begins_later_is_applied_in_its_order(
+    engine: Make,
+) -> None:
+    published, follower = await engine(kept=10)
+    published._serving.cancel()
+    for frames in recorded()[:102]:
+        published.publish(frames, is_lost=True)
+
+    def is_heard() -> bool:
+        published._events.send_multipart(recorded()[101])
+        return 101 in follower.events._waiting
+
+    await eventually(is_heard)
+    for frames in recorded()[102:200]:
+        published.publish(frames)
+    await eventually(lambda: len(follower.events._waiting) == 99)
+    published._serving = asyncio.create_task(published._serve())
+    await follower.has(200)
+    for frames in recorded()[200:]:
+        published.publish(frames)
+    await follower.has(400)
+    assert follower.lost == 101
+    assert set(follower.cache.snapshot(7).hashes) <= set(expected().snapshot(7).hashes)
+
+
 async def test_an_engine_that_sends_nothing_again_is_followed_from_where_it_is_heard(
     engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

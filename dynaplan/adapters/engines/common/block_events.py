@@ -144,23 +144,32 @@ class BlockEvents:
             self._go_on()
         else:
             self._wait_for_replay()
-            sequence = int.from_bytes(number, "big")
-            if sequence > self._next:
-                self._skip_to(sequence)
-            self._take(sequence, frames[-1])
+            self._take_old(int.from_bytes(number, "big"), frames[-1])
+
+    def _take_old(self, sequence: int, payload: bytes) -> None:
+        """Apply a message of a replay: of those before it none comes any more but the ones that wait."""
+        if sequence >= self._next:
+            self._waiting[sequence] = payload
+        while self._next <= sequence:
+            self._skip_to(min(self._waiting))
+            self._apply_waiting()
 
     def _take(self, sequence: int, payload: bytes) -> None:
         """Apply the message if it is the next one; one that is too early waits for those before it."""
         if sequence < self._next:
             return
         self._waiting[sequence] = payload
-        while (ready := self._waiting.pop(self._next, None)) is not None:
-            self._next += 1
-            self._apply(ready)
+        self._apply_waiting()
         if self._waiting and not self._is_replaying:
             self._ask()
         if len(self._waiting) > MOST_WAITING:
             self._give_up()
+
+    def _apply_waiting(self) -> None:
+        """Apply the next message, and those that follow it, if it is there: then none waits that is older."""
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            self._apply(ready)
 
     def _apply(self, payload: bytes) -> None:
         self._messages += 1
@@ -207,6 +216,8 @@ class BlockEvents:
 
     def _skip_to(self, sequence: int) -> None:
         """Give up the messages before: which blocks are cached is not known, so none is said to be."""
+        if sequence == self._next:
+            return
         self._lost += sequence - self._next
         log.warning("%d messages about KV blocks are lost: cached prefixes are forgotten", self._lost)
         self._next = sequence
