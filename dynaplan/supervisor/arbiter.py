@@ -32,6 +32,7 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.supervisor.fleet import PROGRAM
 from dynaplan.supervisor.held.making_way import MAKE_WAY
 from dynaplan.supervisor.held.processes import HeldFleet
 from dynaplan.supervisor.watchers import WatcherSpec, service_of
@@ -95,7 +96,7 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``held`` a holder starts all processes but the fleet plugin's. ``make_way`` has this process end for
+    ``held`` a holder starts all processes. ``make_way`` has this process end for
     another version, and returns why it does not.
     """
 
@@ -133,9 +134,7 @@ class ServeArbiter(Arbiter):
             loglevel="warning",
             logoutput=shlex.quote(log_file),
         )
-        # The plugin is this process's own child, and ends with it.
-        self.watchers[-1].env["DYNAPLAN_PARENT_PID"] = str(os.getpid())
-        self.watchers[-1].priority = -1  # started last: no request waits for it, as for the workers
+        self._prepare_plugin(self.watchers[-1])
 
     def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
         """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""
@@ -147,6 +146,14 @@ class ServeArbiter(Arbiter):
         if self._held:
             self._held.attach(watcher)
         self._let_listen(watcher)
+
+    def _prepare_plugin(self, watcher: Any) -> None:
+        """Have the fleet plugin started last, as no request waits for it, and in a way that can be forked."""
+        watcher.cmd = shlex.join([*PROGRAM, *shlex.split(watcher.cmd)[3:]])  # circus has ``python -c CODE``
+        watcher.env = dict(os.environ)  # without circus' PYTHONPATH
+        watcher.priority = -1
+        if self._held:
+            self._held.attach(watcher, ends_with_serve=True)
 
     def _let_listen(self, watcher: Any) -> None:
         """Have the watcher's process find the public socket at descriptor 0, if its service listens.

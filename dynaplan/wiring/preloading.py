@@ -43,8 +43,22 @@ THEN = (
     "dynaplan.adapters.metrics.http",
     "dynaplan.adapters.recorders.jsonl",
     "dynaplan.adapters.recorders.tensorboard",
+    "psutil",
+    "zmq",
+    "zmq.asyncio",
+    "tornado.ioloop",
+    "circus.process",
+    "circus.watcher",
+    "circus.arbiter",
+    "circus.plugins",
+    "dynaplan.supervisor.fleet.plugin",
+    "dynaplan.supervisor.upkeep.vigil",
+    "dynaplan.supervisor.serve",
+    "dynaplan.cli.main",
+    "dynaplan.cli.starting.serve",
 )
-"""The modules that some of them import, those of most first; one that is wanted earlier imports the rest."""
+"""The modules that some of them import, those of most first; the fleet plugin's and those of ``serve``, which
+comes back, last. One that is wanted earlier imports the rest."""
 
 AFTERWARDS = "dynaplan.supervisor.held.afterwards"
 """The module that clears up when the holder was killed."""

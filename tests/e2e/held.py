@@ -14,7 +14,9 @@ def serve_of(deployment: Deployment) -> psutil.Process | None:
     assert deployment.process
     try:
         below = psutil.Process(deployment.process.pid).children()
-        return next(each for each in below if "serve" in each.cmdline() and each.children())
+        lines = {each: each.cmdline() for each in below}
+        next(line for line in lines.values() if any("FleetPlugin" in word for word in line))
+        return next(each for each, line in lines.items() if "serve" in line)
     except (StopIteration, psutil.Error):
         return None
 

@@ -62,7 +62,7 @@ def test_a_held_number_outlives_kills_of_planner_plugin_and_etcd_until_it_is_rel
     assert "held: decode is held at 2 by " in why
     assert ", instead of 1" in why
 
-    for victim in ("--service-name Planner", "plugins.main"):
+    for victim in ("--service-name Planner", "FleetPlugin"):
         process_of(deployment, victim).kill()
         kept_for_some_decisions(deployment)
 

@@ -44,8 +44,7 @@ def owners(deployment: Deployment) -> dict[str, set[str]]:
 
 async def killed(deployment: Deployment) -> float:
     """Kill ``serve``; return, when the next one is ready, after which seconds it had adopted what runs."""
-    old, adoptions = serve_of(deployment), deployment.text.count("Adopted")
-    assert old
+    old, adoptions = await eventually(lambda: serve_of(deployment)), deployment.text.count("Adopted")
     begun_s = time.monotonic()
     old.kill()
     await eventually(lambda: deployment.text.count("Adopted") > adoptions, interval_s=0.01)

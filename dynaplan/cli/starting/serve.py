@@ -233,20 +233,26 @@ def below_holder(
         raise_descriptor_limit()  # the holder's children have its limit
         link = held([*PROGRAM, *arguments], grace_s, drain_timeout_s)
         link.arguments = arguments
-        _fork_workers(link)
+        _have_fork_server(link)
         return link, None
     link.arguments = arguments
-    _fork_workers(link)
+    _have_fork_server(link)
     with ended_by_sigint():
         from dynaplan.supervisor.serve import serve_on
     return link, serve_on(link)
 
 
-def _fork_workers(link: HolderLink) -> None:
-    """Have workers forked by a process that imports, from now on, what they need."""
+def _have_fork_server(link: HolderLink) -> None:
+    """Have processes of ours forked by one that imports, from now on, what they need.
+
+    They are workers, the fleet plugin, and ``serve`` itself when it comes back.
+    """
+    from dynaplan.cli.starting.detaching import PROGRAM
+    from dynaplan.supervisor import fleet
+
     link.have_fork_server(
         "dynaplan.wiring.preloading",
-        [sys.executable, "-m", "dynaplan.worker.main"],
+        [[sys.executable, "-m", "dynaplan.worker.main"], PROGRAM, fleet.PROGRAM],
         ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_"),
     )
 

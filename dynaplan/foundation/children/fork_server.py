@@ -2,13 +2,14 @@
 
 Linux only. ``holding.HolderLink.have_fork_server`` has the holder start it. It is single-threaded, opens
 nothing, and knows no graph of a user's. Its standard input is a socket to the holder, which sends
-``("fork",)`` with four descriptors: a file with the marshalled ``(argv, cwd, environment)``, and the standard
-streams. The answer is ``("pid", pid)``, or ``("error", errno)``. ``("left", paths)``, which is not answered,
-names what is left when the holder is killed: this process sees that, clears it up, and ends.
+``("fork",)`` with descriptors: a file with the marshalled ``(argv, cwd, environment)``, the standard streams,
+and for the holder's program its link. The answer is ``("pid", pid)``, or ``("error", errno)``.
+``("left", paths)``, which is not answered, names what is left when the holder is killed: this process sees
+that, clears it up, and ends.
 
 It forks twice: so the holder, a subreaper, is the parent. The process that comes of it waits until that has
 been answered, and then is what an exec of ``argv`` would have made, for itself and for the kernel: a session
-of its own, no other descriptor than its streams, its own environment and command line in ``/proc``
+of its own, no descriptors but its streams and its link, its own environment and command line in ``/proc``
 (``process_view.py``), no module in ``__main__`` but its own. It differs in what an interpreter draws at its
 start: the seed of ``hash`` for texts and the layout of its memory are those of its siblings.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import logging
 import marshal
 import os
 import signal
@@ -76,7 +78,7 @@ def main(root: str, modules: str, holder_pid: str) -> str:
         elif message[0] == "left":
             left = message[1]
         elif argv := _forked(link, descriptors):
-            return argv[2]
+            return argv[_module_at(argv)]
         else:
             quiet_s = QUIET_S
 
@@ -111,7 +113,7 @@ def _forked(link: PacketSocket, descriptors: list[int]) -> list[str]:
     gc.freeze()
     if _is_child(link, argv, cwd, environment):
         link.close()
-        _become(argv, environment, descriptors[1:4])
+        _become(argv, environment, descriptors[1:])
         return list(argv)
     for each in descriptors:
         os.close(each)
@@ -164,7 +166,8 @@ def _become(argv: list[str], environment: dict[str, str], streams: list[int]) ->
     """Become what an exec would have made of this process."""
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.set_inheritable(target, True)
+    os.closerange(len(streams), os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(environment)
     if not is_shown(argv):
@@ -181,14 +184,21 @@ def _execute(argv: list[str], environment: dict[str, str]) -> None:
 def _renew_interpreter(argv: list[str]) -> None:
     """Set what an interpreter derives from its command line, its directory and its streams at its start."""
     sys.orig_argv[:] = argv
-    sys.argv[:] = argv[1:2] + argv[3:]
-    if not sys.flags.safe_path:
+    at = _module_at(argv)
+    sys.argv[:] = ["-m", *argv[at + 1 :]]
+    if not sys.flags.safe_path and "-P" not in argv[:at]:
         sys.path.insert(0, os.getcwd())
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:  # PYTHONUNBUFFERED
         sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    logging.root.handlers.clear()  # as ``import circus`` has added
     module, before = ModuleType("__main__"), vars(sys.modules["__main__"])
     vars(module).update(
         {name: before[name] for name in ("__annotations__", "__builtins__") if name in before}
     )
     sys.modules["__main__"] = module
     gc.enable()
+
+
+def _module_at(argv: list[str]) -> int:
+    """Return where the module of a command line stands that an interpreter runs as its program."""
+    return argv.index("-m") + 1

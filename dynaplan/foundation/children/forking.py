@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    About = tuple[list[str], dict[str, str], list[str], list[str]]
-    """A fork server's command line and environment, the words with which a command begins that it can become,
+    About = tuple[list[str], dict[str, str], list[list[str]], list[str]]
+    """A fork server's command line and environment, the words with which commands begin that it can become,
     and the beginnings of the names of variables in which such a command's environment may differ from its
     own: any other may have been read when the interpreter started, or by a module."""
+
+LINK = 3
+"""The descriptor at which a program that is started again finds its link to the holder."""
 
 ANSWER_S = 10.0
 """Longest wait for a fork server: its imports come before its first answer. Then it is given up."""
@@ -62,12 +65,29 @@ class Spawner:
     def spawn(self, text: int, streams: Sequence[int]) -> int:
         """Start the command that a file describes; return its pid, or raise OSError when it cannot be run."""
         argv, cwd, environment = read_text(text)
-        if self._server and may_fork(self._server.about, argv, environment):
-            pid = self._server.fork(text, streams)
-            if pid:
-                return pid
+        pid = self._forked(argv, environment, text, streams)
+        return pid or start(argv, cwd, environment, streams)
+
+    def spawn_linked(self, argv: Sequence[str], environment: Mapping[str, str], link: int) -> int:
+        """Start a command here, with this process's streams and a link, its descriptor LINK; as ``spawn``."""
+        text = os.memfd_create("command", os.MFD_CLOEXEC)
+        try:
+            os.write(text, marshal.dumps((list(argv), ".", dict(environment))))
+            pid = self._forked(argv, environment, text, (0, 1, 2, link))
+        finally:
+            os.close(text)
+        return pid or start(argv, ".", environment, (0, 1, 2, link))
+
+    def _forked(
+        self, argv: Sequence[str], environment: Mapping[str, str], text: int, streams: Sequence[int]
+    ) -> int:
+        """Return the pid of a forked process; 0 when there is no fork server that can become it."""
+        if not self._server or not may_fork(self._server.about, argv, environment):
+            return 0
+        pid = self._server.fork(text, streams)
+        if not pid:
             self.end_fork_server()
-        return start(argv, cwd, environment, streams)
+        return pid
 
     def end_fork_server(self) -> None:
         """End the fork server; what it has forked goes on."""
@@ -139,9 +159,10 @@ class ForkServer:
 
 def may_fork(about: About, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Tell whether that fork server can become that command."""
-    _, own, words, free = about
+    _, own, beginnings, free = about
     differing = [name for name in {**own, **environment} if own.get(name) != environment.get(name)]
-    return list(argv[: len(words)]) == words and all(name.startswith(tuple(free)) for name in differing)
+    is_known = any(list(argv[: len(words)]) == words for words in beginnings)
+    return is_known and all(name.startswith(tuple(free)) for name in differing)
 
 
 def is_readable(descriptor: int, within_s: float) -> bool:

@@ -25,11 +25,12 @@ answered at once:
 - ``("next", command, variables)``: the command to start when this program has ended, however that is, and
   what differs in its environment; answer ``("ok",)``. It is on trial until it says that it is here: when it
   ends before, or takes TRIAL_S seconds, the command of before is started again.
-- ``("fork server",)``, with a file: processes are forked from now on, as ``forking.py`` says, until another
-  program is started; answer ``("ok",)``.
+- ``("fork server",)``, with a file: processes are forked from now on, as ``forking.py`` says, the program
+  itself when it comes back among them, until another program is started; answer ``("ok",)``.
 
 and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
-``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first.
+``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first; those of the
+stage OF_THE_PROGRAM end with each program.
 """
 
 from __future__ import annotations
@@ -41,11 +42,9 @@ import os
 import select
 import time
 
-from dynaplan.foundation.children.closing import cleans_up, remove, say
-from dynaplan.foundation.children.forking import Spawner
+from dynaplan.foundation.children.closing import end_everything_below, remove, say
+from dynaplan.foundation.children.forking import LINK, Spawner
 from dynaplan.foundation.children.packets import PacketSocket
-from dynaplan.foundation.children.shim import descendants, parents
-from dynaplan.foundation.children.spawning import start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,15 +60,15 @@ STEADY_S = 1.0
 RESERVED_S = 2.0
 """Time before the deadline at which the next stage is told to end; as in ``supervisor/shutdown.py``."""
 
-AFTER_KILL_S, SPARED_S = 5.0, 3.0
-"""Time to wait for killed processes, and the first part of it, in which those are spared that clean up."""
-
 TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
 POLL_S = 0.02
 DRAINED = (0, 1)
 """The stages whose processes are told to end; those of later ones are killed when the others are gone."""
+
+OF_THE_PROGRAM = -1
+"""The stage of processes that are killed whenever the program has ended."""
 
 TOLD = (_signal.SIGINT, _signal.SIGTERM)
 AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
@@ -147,6 +146,8 @@ class Holder:
         was_here_s = None if self._here_since_s is None else now_s - self._here_since_s
         self._program = 0
         self._disconnect()
+        for pid in self._of(OF_THE_PROGRAM):
+            os.kill(pid, _signal.SIGKILL)
         if self._next or self._fallback:
             self._change_program(now_s)
             return False
@@ -191,11 +192,10 @@ class Holder:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         command, variables = self._command
         trial = ":trial" if self._fallback else ""
-        link = {HOLDER_VARIABLE: f"{theirs.fileno()}:{os.getpid()}{trial}"}
+        link = {HOLDER_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
         try:
-            self._program = start(
-                command, ".", {**os.environ, **variables, **link}, (0, 1, 2), theirs.fileno()
-            )
+            environment = {**os.environ, **variables, **link}
+            self._program = self._spawner.spawn_linked(command, environment, theirs.fileno())
         except OSError as error:
             say(f"serve cannot be started again: {error.strerror}")
             if self._fallback:
@@ -370,21 +370,7 @@ class Holder:
         """Kill whatever is below this process, until nothing is."""
         for number in (*TOLD, _signal.SIGHUP):
             _signal.signal(number, _signal.SIG_IGN)  # nothing is started any more that would inherit that
-        begun_s, pause_s = time.monotonic(), 0.001
-        while (since_s := time.monotonic() - begun_s) < AFTER_KILL_S:
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    continue
-            except ChildProcessError:
-                return
-            for pid in descendants(os.getpid(), parents()):
-                if since_s > SPARED_S or not cleans_up(pid):
-                    try:
-                        os.kill(pid, _signal.SIGKILL)
-                    except OSError:
-                        continue
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, POLL_S)
+        end_everything_below()
 
 
 def main(arguments: list[str]) -> int:

@@ -141,18 +141,20 @@ class HolderLink:
             raise OSError(answer[1], os.strerror(answer[1]), argv[0])
         return int(answer[1])
 
-    def have_fork_server(self, modules: str, begins: Sequence[str], differing: Sequence[str]) -> None:
-        """Have commands that begin with these words forked from now on, by a process that has imported much.
+    def have_fork_server(
+        self, modules: str, beginnings: Sequence[Sequence[str]], differing: Sequence[str]
+    ) -> None:
+        """Have commands that begin with such words forked from now on, by a process that has imported much.
 
-        They are ``[sys.executable, "-m", module]``; ``modules`` names the module that lists what to import.
-        Executed is any other command, and one whose environment differs from that of this process in other
-        variables than such as begin with one of ``differing``.
+        They are ``[sys.executable, "-m", module]``, or have ``-P`` in between; ``modules`` names the module
+        that lists what to import. Executed is any other command, and one whose environment differs from that
+        of this process in other variables than such as begin with one of ``differing``.
         """
         if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
             return  # it means another directory in each working directory
         package = str(Path(dynaplan.__file__).resolve().parent)
         command = [sys.executable, "-c", FORK_SERVER, package, modules]
-        with _file_of((command, dict(os.environ), list(begins), list(differing))) as text:
+        with _file_of((command, dict(os.environ), [*map(list, beginnings)], list(differing))) as text:
             self._ask(("fork server",), (text,))
 
     def keep(self, name: str, descriptor: int) -> None:

@@ -15,24 +15,19 @@ def start(
     cwd: str,
     environment: Mapping[str, str],
     streams: Sequence[int],
-    passed: int = -1,
 ) -> int:
-    """Start a program and return its pid; OSError when it cannot be run.
+    """Start a program that leads a session, and return its pid; OSError when it cannot be run.
 
-    It leads a session; with ``passed``, a descriptor that it keeps, only a group of the same session.
+    It keeps no descriptor but ``streams``, which are its first ones.
     """
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            if passed < 0:
-                os.setsid()
-            else:
-                os.setpgid(0, 0)
-                os.set_inheritable(passed, True)
-                _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
+            os.setsid()
             for target, stream in enumerate(streams):
                 os.dup2(stream, target)
+                os.set_inheritable(target, True)
             for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them
                 _signal.signal(number, _signal.SIG_DFL)
             os.chdir(cwd)

@@ -14,6 +14,7 @@ import psutil
 from circus.process import DEAD_OR_ZOMBIE, RUNNING, Process
 from circus.watcher import Watcher
 
+from dynaplan.foundation.children.holder import OF_THE_PROGRAM
 from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.supervisor.watchers import service_of
 
@@ -89,6 +90,7 @@ class HeldWatcher(Watcher):
     """A watcher whose process the holder starts."""
 
     held_fleet: HeldFleet
+    ends_with_serve: bool
 
     @property
     def _process_class(self) -> type[Process]:
@@ -115,13 +117,16 @@ class HeldFleet:
         self._wake = wake
         loop.add_reader(self.link.fileno(), self.link.look)
 
-    def attach(self, watcher: Any) -> None:
-        """Have a watcher that circus has made start its process here."""
+    def attach(self, watcher: Any, *, ends_with_serve: bool = False) -> None:
+        """Have a watcher of circus start its process here: one to be adopted, or to end with ``serve``."""
         watcher.__class__ = HeldWatcher
         watcher.held_fleet = self
+        watcher.ends_with_serve = ends_with_serve
 
-    def stage_of(self, watcher: Watcher) -> int:
+    def stage_of(self, watcher: HeldWatcher) -> int:
         """Return when the process of a watcher is ended, compared with others."""
+        if watcher.ends_with_serve:
+            return OF_THE_PROGRAM
         service = service_of(watcher.args)
         if not service:
             return SERVERS

@@ -147,7 +147,7 @@ class BlockEvents:
             self._take_old(int.from_bytes(number, "big"), frames[-1])
 
     def _take_old(self, sequence: int, payload: bytes) -> None:
-        """Apply a message of a replay: of those before it none comes any more but the ones that wait."""
+        """Apply a message of a replay, and before it all earlier ones that wait: no other comes any more."""
         if sequence >= self._next:
             self._waiting[sequence] = payload
         while self._next <= sequence:
@@ -166,7 +166,7 @@ class BlockEvents:
             self._give_up()
 
     def _apply_waiting(self) -> None:
-        """Apply the next message, and those that follow it, if it is there: then none waits that is older."""
+        """Apply the next message and its successors, if it is there: then no older one waits."""
         while (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
             self._apply(ready)

@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[4]
 
 LOOKS = """
-import atexit, ctypes, gc, json, os, signal, sys, threading
+import atexit, ctypes, gc, json, logging, os, signal, sys, threading
 what = sys.argv[1]
 atexit.register(print, "at the end", flush=True)
 if what == "exits":
@@ -58,6 +58,7 @@ print(json.dumps({
     "collects": gc.isenabled(),
     "streams": [sys.stdout.line_buffering, sys.stdout.encoding, sys.stdin.encoding],
     "reads": sys.stdin.read(),
+    "logs to": str(logging.root.handlers),
     "handler": str(signal.getsignal(signal.SIGINT)),
 }))
 print(json.dumps([name in sys.modules for name in ("early", "late")]))
@@ -83,7 +84,8 @@ def file_of(message):
 
 def prepare():
     command = [sys.executable, "-c", FORK_SERVER, os.path.dirname(dynaplan.__file__), "imported"]
-    spawner.prepare(file_of((command, base, [sys.executable, "-m", "looks"], ["GIVEN", "ONLY_THE_SERVERS"])))
+    beginnings = [[sys.executable, "-m", "looks"], [sys.executable, "-P", "-m", "looks"]]
+    spawner.prepare(file_of((command, base, beginnings, ["GIVEN", "ONLY_THE_SERVERS"])))
 
 def spawn(name, *words, module="looks", cwd=own, **variables):
     environment = {key: text for key, text in base.items() if key != "ONLY_THE_SERVERS"}
@@ -98,6 +100,20 @@ def spawn(name, *words, module="looks", cwd=own, **variables):
         found[name] = error.errno
         return
     os.close(write)
+    ended(name, pid, read)
+
+def spawn_linked(name):
+    argv = [sys.executable, "-P", "-m", "looks", "x"]
+    read, write = os.pipe()
+    link, own_output = os.memfd_create("link"), os.dup(1)
+    os.dup2(write, 1)
+    pid = spawner.spawn_linked(argv, base, link)
+    os.dup2(own_output, 1)
+    for each in (write, link, own_output):
+        os.close(each)
+    ended(name, pid, read)
+
+def ended(name, pid, read):
     with open(read) as file:
         said = file.read()
     found[name] = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said]
@@ -116,6 +132,7 @@ except ChildProcessError:
 
 Driven = Callable[..., dict[str, Any]]
 FINE = 'FIRST = ("early", "nonexistent"); THEN = ("late",); AFTERWARDS = ""'
+EARLY = "import logging; logging.basicConfig()"
 LATE = "from pathlib import Path; Path(__file__).with_name('is late').touch()"
 
 
@@ -124,13 +141,19 @@ def driven(tmp_path: Path) -> Driven:
     """Runs a process that starts others as a holder does; returns exit codes, and what they have printed."""
 
     def run(code: str, imported: str = FINE) -> dict[str, Any]:
-        modules = {"looks": LOOKS, "imported": imported, "early": "", "late": LATE}
+        modules = {"looks": LOOKS, "imported": imported, "early": EARLY, "late": LATE}
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
         words = [sys.executable, "-c", DRIVER, str(tmp_path), code]
         ended = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=60, check=False
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert ended.returncode == 0, ended.stderr
         found: dict[str, Any] = json.loads(ended.stdout)
@@ -166,6 +189,16 @@ def test_a_forked_process_is_as_an_executed_one(driven: Driven) -> None:
     assert forked["parent"] == found["me"]
     assert forked["leads its session"]
     assert forked["C's environment"] == [str(b"v" * 50_000), "None"]
+
+
+def test_a_forked_program_has_its_link_and_with_p_no_directory_among_its_modules(driven: Driven) -> None:
+    found = driven("spawn_linked('executed'); prepare(); spawn_linked('forked')")
+    assert (is_forked(found["executed"]), is_forked(found["forked"])) == (False, True)
+    executed, forked = (json.loads(found[name][1].splitlines()[0]) for name in ("executed", "forked"))
+    assert "safe_path=True" in executed.pop("flags")
+    assert "safe_path=False" in forked.pop("flags")
+    assert forked == executed
+    assert forked["descriptors"] == ["0", "1", "2", "3"]
 
 
 def test_its_end_is_the_end_of_an_executed_one(driven: Driven) -> None:

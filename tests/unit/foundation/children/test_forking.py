@@ -26,4 +26,4 @@ WORDS = ["python", "-m", "worker"]
 def test_the_command_and_the_environment_decide(
     argv: list[str], environment: dict[str, str], is_forked: bool
 ) -> None:
-    assert may_fork(([], OWN, WORDS, ["DYN"]), argv, environment) is is_forked
+    assert may_fork(([], OWN, [["other"], WORDS], ["DYN"]), argv, environment) is is_forked

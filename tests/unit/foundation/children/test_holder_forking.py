@@ -17,21 +17,28 @@ from tests.fakes.polling import wait_until
 
 PROGRAM = """
 import json, os, pathlib, sys, time
+from dynaplan.foundation.children.holder import OF_THE_PROGRAM
 from dynaplan.foundation.children.holding import held, inherited_link
+from dynaplan.foundation.guard import guarded
 own, version = sys.argv[1:]
 link = inherited_link(os.environ)
-is_first = link is None
-link = link or held([sys.executable, "-c", SELF, own, "1"], 60.0, 5.0)
-link.have_fork_server("imported", [sys.executable, "-m", "lives"], ["OWN_VERSION"])
-pids = dict(link.hello().pids)
+command = [sys.executable, "-m", "program", own]
+link = link or held([*command, "1"], 60.0, 5.0)
+forked = [[sys.executable, "-m", "lives"], command[:3]]
+link.have_fork_server("imported", forked, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
+pids = {name: pid for name, pid in link.hello().pids.items() if name != "own"}
 name = f"lives {version} {len(pids)}"
 argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
+sleep = guarded(["sleep", "600"], link.holder_pid)
+own_pid = link.spawn("own", OF_THE_PROGRAM, sleep, own, dict(os.environ), (0, 1, 2))
 link.remove_at_the_end([pathlib.Path(own, "left")])
 link.tell_here()
-print(json.dumps({"me": os.getpid(), "holder": link.holder_pid, "pids": pids}), flush=True)
+how = "forked" if "imported" in sys.modules else "executed"
+say = {"me": os.getpid(), "how": how, "holder": link.holder_pid, "pids": pids, "own": own_pid}
+print(json.dumps(say), flush=True)
 if sys.stdin.readline() == "make way\\n":
-    link.make_way_for([sys.executable, "-c", SELF, own, "2"], {})
+    link.make_way_for([*command, "2"], {})
     os.kill(os.getpid(), 9)
 time.sleep(600)
 """
@@ -73,14 +80,13 @@ def forks_below(holder: int) -> list[int]:
     return found
 
 
-def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_with_the_holder(
+def test_it_outlives_the_program_which_it_forks_and_is_another_for_another_version_and_ends_with_the_holder(
     tmp_path: Path,
 ) -> None:
-    code = f"SELF = open({str(tmp_path / 'program.py')!r}).read()\n{PROGRAM}"
-    files = {"program.py": code, "lives.py": LIVES, "imported.py": IMPORTED}
+    files = {"program.py": PROGRAM, "lives.py": LIVES, "imported.py": IMPORTED}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    words = [sys.executable, "-c", code, str(tmp_path), "1"]
+    words = [sys.executable, "-m", "program", str(tmp_path), "1"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}
     process = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
@@ -92,12 +98,15 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
         second = said(process)
         assert fork_server_below(process.pid) == server
         assert set(first["pids"]) < set(second["pids"])
+        wait_until(lambda: identify(first["own"]) is None)
         assert process.stdin
         process.stdin.write(b"make way\n")
         process.stdin.flush()
         third = said(process)
         other = fork_server_below(process.pid)
         assert other != server
+        assert [each["how"] for each in (first, second, third)] == ["executed", "forked", "executed"]
+        wait_until(lambda: identify(second["own"]) is None)
         names = list(third["pids"])
         assert names == ["lives 1 0", "lives 1 1", "lives 2 2"]
         assert {parents()[pid] for pid in third["pids"].values()} == {process.pid}
@@ -106,7 +115,7 @@ def test_it_outlives_the_program_and_is_another_for_another_version_and_ends_wit
     finally:
         process.kill()
         process.communicate()
-    everyone = [first["me"], second["me"], third["me"], server, other, *third["pids"].values()]
+    everyone = [first["me"], second["me"], third["me"], server, other, third["own"], *third["pids"].values()]
     wait_until(lambda: not any(map(identify, everyone)))
     assert (tmp_path / "left").read_text() == str(process.pid)
 
