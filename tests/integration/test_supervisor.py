@@ -308,11 +308,10 @@ async def test_a_killed_serve_below_a_holder_is_back_and_goes_on_with_what_runs(
     assert document["arbiter"]["pid"] == plain.process.pid
     decision = await decide(plain, decode=2)
     wait_until(lambda: plain.states("VllmWorker") != ["ready"], interval_s=0.001)
-    plugin = plain.child("FleetPlugin")
-    serve = plugin.parent()
-    assert serve and serve.pid != plain.process.pid
+    plugin, serve = plain.child("FleetPlugin"), plain.child("tests.fakes.serve_plain")
     serve.kill()
     await eventually(lambda: "Adopted" in plain.text)
+    await eventually(lambda: not plugin.is_running())
     await eventually(lambda: carried_out(plain, decision))
     assert {name: pid for name, pid in plain.pids().items() if name in pids} == pids
     assert plain.gpus() == [0, 1, 2]
