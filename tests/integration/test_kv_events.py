@@ -305,6 +305,16 @@ async def engine(runtime_dir: Path, stack: AsyncExitStack) -> Make:
     return make
 
 
+async def heard(published: FakeEngine, follower: Follower, number: int) -> None:
+    """Publish a message until it is heard: what is published before a subscriber is connected nobody gets."""
+
+    def is_heard() -> bool:
+        published._events.send_multipart(recorded()[number])
+        return follower.events._next > number or number in follower.events._waiting
+
+    await eventually(is_heard)
+
+
 def expected() -> CachedBlocks:
     """What the whole recording leaves, message by message."""
     from dynaplan.core.events.engine_batches import read_engine_events
@@ -357,12 +367,7 @@ async def test_what_was_heard_before_a_replay_that_begins_later_is_applied_in_it
     published._serving.cancel()
     for frames in recorded()[:102]:
         published.publish(frames, is_lost=True)
-
-    def is_heard() -> bool:
-        published._events.send_multipart(recorded()[101])
-        return 101 in follower.events._waiting
-
-    await eventually(is_heard)
+    await heard(published, follower, 101)
     for frames in recorded()[102:200]:
         published.publish(frames)
     await eventually(lambda: len(follower.events._waiting) == 99)
@@ -381,7 +386,8 @@ async def test_an_engine_that_sends_nothing_again_is_followed_from_where_it_is_h
     monkeypatch.setattr(block_events, "REPLAY_S", 0.1)
     published, follower = await engine(before=30)
     published._serving.cancel()
-    for frames in recorded()[30:]:
+    await heard(published, follower, 30)
+    for frames in recorded()[31:]:
         published.publish(frames)
     await follower.has(400)
     assert set(follower.cache.snapshot(7).hashes) <= set(expected().snapshot(7).hashes)
