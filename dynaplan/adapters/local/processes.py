@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -35,17 +36,25 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    """Read /proc/<pid>/stat. The command's name, in parentheses, may hold spaces and parentheses."""
+    """Read /proc/<pid>/stat. The command's name, in parentheses, may hold spaces and parentheses.
+
+    OSError where this process may open no file more: it does not know whether that one runs.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return None
     fields = text[text.rindex(")") + 2 :].split()
     return _Stat(fields[0] in "ZX", int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def identify(pid: int) -> int | None:
-    """Return the process's start, in clock ticks since boot; None without a process, or for a zombie."""
+    """Return the process's start, in clock ticks since boot; None without a process, or for a zombie.
+
+    OSError where this process may open no file more.
+    """
     stat = _stat(pid) if pid > 0 else None
     return None if stat is None or stat.is_gone else stat.started_at
 

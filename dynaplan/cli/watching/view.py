@@ -103,7 +103,8 @@ def _places(document: Document) -> str:
 
 
 def _present(document: Document, role: str) -> int:
-    return sum(row["role"] == role and row["state"] == "ready" for row in document["workers"])
+    ready = (row for row in document["workers"] if row["state"] == "ready" and row["is_alive"] is not False)
+    return sum(row["role"] == role for row in ready)
 
 
 def _load(document: Document) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dynaplan.core.fleet.restarting import after_exit, exit_reason
+from dynaplan.core.fleet.restarting import after_exit, exit_reason, without_process
 from dynaplan.domain.graph import GraphSpec, ServiceSpec
 from dynaplan.domain.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.domain.planning.observation import WorkerCounts
@@ -35,12 +35,14 @@ class Exit:
 class World:
     """The world at one moment: the exits, and the registrations of the processes that run now.
 
-    ``instances`` is None until the registrations are known.
+    ``instances`` is None until the registrations are known. ``gone`` are the workers whose process has ended,
+    and whose exit is still waited for.
     """
 
     now_s: float
     exits: Mapping[str, Exit] = field(default_factory=dict)
     instances: Mapping[str, Instance] | None = None
+    gone: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,11 @@ def observe(workers: Workers, world: World) -> Observed:
     news: list[str] = []
     for name, worker in workers.items():
         exit_ = world.exits.get(name)
-        after[name] = _registered(worker, world) if exit_ is None else _ended(worker, exit_, world.now_s)
-        if exit_ is not None:
+        if exit_ is None:
+            is_gone = name in world.gone
+            after[name] = without_process(worker, world.now_s) if is_gone else _registered(worker, world)
+        else:
+            after[name] = _ended(worker, exit_, world.now_s)
             leases += [worker.instance_id] if worker.instance_id else []
             news += _news_of(after[name], exit_, world.now_s, _count(workers, worker.component))
     started_s = {

@@ -97,6 +97,19 @@ def after_exit(
     return waiting.moved(WorkerState.BACKOFF, now_s, reason)
 
 
+def without_process(worker: Worker, now_s: float, policy: RestartPolicy = DEFAULT_POLICY) -> Worker:
+    """Return a worker whose process has ended, while its exit code and the end of its session are waited for.
+
+    It is ready no more, and has no address. One that was stable for long enough begins anew, as after
+    ``after_exit``, which follows.
+    """
+    if worker.state is not WorkerState.READY:
+        return replace(worker, url="") if worker.state is WorkerState.STARTING else worker
+    if now_s - worker.since_s >= policy.stable_s:
+        worker = replace(worker, restarts_s=(), failures=0)
+    return replace(worker, url="").moved(WorkerState.STARTING, now_s, "its process has ended")
+
+
 def forgiven(worker: Worker, crash_s: float, now_s: float) -> Worker:
     """Return the worker as if its crash at ``crash_s`` had not been: a request has caused it.
 

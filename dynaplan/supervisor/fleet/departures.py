@@ -90,9 +90,9 @@ class Departures:
         return self._launches.now
 
     @property
-    def is_going(self) -> bool:
-        """True while a process is gone whose session or exit code is still waited for."""
-        return any(departure.gone_since_s is not None for departure in self._departures.values())
+    def gone(self) -> frozenset[str]:
+        """The workers whose process is gone, and whose session or exit code is still waited for."""
+        return frozenset(name for name, each in self._departures.items() if each.gone_since_s is not None)
 
     def note_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped."""
@@ -109,9 +109,12 @@ class Departures:
         out_of_memory_words = out_of_memory(kills - self._known_oom_kills, where)
         exits: dict[str, Exit] = {}
         for worker in workers:
-            if not worker.pid or self._runs(worker):
+            if not worker.pid:
                 continue
             departure = self._departures[worker.name]
+            if self._runs(worker):
+                departure.gone_since_s = None
+                continue
             if departure.gone_since_s is None:
                 departure.gone_since_s = now_s
             is_late = now_s - departure.gone_since_s > EXIT_CODE_WITHIN_S
@@ -122,7 +125,7 @@ class Departures:
                 exits[worker.name] = Exit(code, self._last_lines(worker), killer)
                 del self._departures[worker.name]
                 remove_files_of(worker.name, self._launch.scratch_dir)
-        if not self.is_going:
+        if not self.gone:
             self._known_oom_kills = kills
         return exits
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from dynaplan.core.fleet.restarting import without_process
 from dynaplan.core.fleet.statefile import (
     Deployment,
     Document,
@@ -22,7 +23,7 @@ from dynaplan.core.fleet.statefile import (
     with_live_settings,
     with_planner_keys,
 )
-from dynaplan.domain.errors import DynaplanError, StatefileCorrupt
+from dynaplan.domain.errors import DynaplanError, StatefileCorrupt, StatefileUnwritable
 from dynaplan.domain.graph import ServiceSpec
 from dynaplan.domain.lifecycle import Worker, WorkerState
 from dynaplan.domain.settings.servers import server_addresses
@@ -107,6 +108,20 @@ class Statefile:
         """
         document = self._document if reloaded is None else with_config(self._document, reloaded)
         self._replace(with_fleet(document, workers))
+
+    def note_gone(self, processes: Processes, now_s: float) -> None:
+        """Write down that workers whose processes are gone are not ready, unless the disk forbids it."""
+        workers = tuple(
+            without_process(each, now_s)
+            if each.pid and processes.identify(each.pid) != each.started_at
+            else each
+            for each in self.workers
+        )
+        if workers != self.workers:
+            try:
+                self.record(workers)
+            except StatefileUnwritable as error:
+                log.warning("the ends of workers are not in the statefile yet: %s", error)
 
     @property
     def planner_keys(self) -> dict[str, str]:

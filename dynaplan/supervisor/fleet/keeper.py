@@ -13,7 +13,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from dynaplan.core.fleet import hopeless
@@ -134,7 +135,8 @@ class FleetKeeper:
 
     async def run(self) -> None:
         """Pass after pass, for ever. A pass that fails is logged, and the next one comes."""
-        await self._sweep_watchers()
+        async with self._looking_on():
+            await self._sweep_watchers()
         while True:
             self._beat()
             try:
@@ -155,6 +157,12 @@ class FleetKeeper:
     async def one_pass(self) -> float:
         """Look and act once; return the time until the next pass is due, in seconds."""
         self._see()
+        async with self._looking_on():
+            await self._act()
+        self._tell_store()
+        return self._next_look_s()
+
+    async def _act(self) -> None:
         for name in self._decide().removed:
             self._departures.forget(name)
             await self._circus.remove(name)
@@ -164,8 +172,6 @@ class FleetKeeper:
         for worker in list(self._workers.values()):
             if worker.state is WorkerState.DRAINING:
                 await (self._departures.press(worker) if worker.pid else self._ensure_process(worker))
-        self._tell_store()
-        return self._next_look_s()
 
     # -- look ------------------------------------------------------------------------------------
 
@@ -174,7 +180,7 @@ class FleetKeeper:
         instances = None if known is None else own_instances(self._workers, known)
         now_s = self._clock.now_s()
         exits = self._departures.exits(self._workers.values())
-        seen = observe(self._workers, World(now_s, exits, instances))
+        seen = observe(self._workers, World(now_s, exits, instances, self._departures.gone))
         self._crashes.note(self._workers, seen.workers)
         forgiven = self._crashes.forgiven(seen.workers, self._link.forgiven, now_s)
         self._keep({**seen.workers, **forgiven})
@@ -190,6 +196,25 @@ class FleetKeeper:
             if key := startup_key(worker, self._launch.settings_of(worker.component)):
                 self._learn(key, seconds)
         self._departures.kill_hung(self._workers)
+
+    @asynccontextmanager
+    async def _looking_on(self) -> AsyncIterator[None]:
+        """Look as often as ever while circus is waited for: a command may take seconds, and many follow."""
+
+        async def look_on() -> None:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                self._beat()
+                try:
+                    self._see()
+                except Exception:
+                    log.exception("this look failed")
+
+        task = asyncio.create_task(look_on(), name="looks during a pass")
+        try:
+            yield
+        finally:
+            task.cancel()
 
     # -- decide ----------------------------------------------------------------------------------
 
@@ -273,6 +298,7 @@ class FleetKeeper:
         if not pid and worker.name in self._waits.reasons:
             return
         pid = pid or await self._circus.add(watcher.name, watcher.cmd, watcher.args, watcher.options)
+        worker = self._workers[worker.name]  # a look may have come meanwhile
         if pid:
             self._keep_one(replace(worker, pid=pid, started_at=self._processes.identify(pid) or 0))
         else:
@@ -348,7 +374,7 @@ class FleetKeeper:
             worker.state is WorkerState.STARTING and not worker.pid and worker.name not in self._waits.reasons
             for worker in self._workers.values()
         )
-        if self._departures.is_going or is_coming:
+        if self._departures.gone or is_coming:
             return LOOK_SOON_S
         now_s = self._clock.now_s()
         due_s = [now_s + (LOOK_WAITING_S if self._waits.reasons else LOOK_EVERY_S)]

@@ -20,6 +20,7 @@ from typing import Any
 from circus.plugins import CircusPlugin
 
 from dynaplan import wiring
+from dynaplan.domain.lifecycle import Worker
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.foundation.tasks import BackgroundTasks
@@ -85,6 +86,7 @@ async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -
     """Go on with the fleet that the statefile describes; a pass begins at once when ``wake`` is set."""
     circus, processes, clock = around.circus, around.processes, around.clock
     statefile = await Statefile.open(around.statefile, launch, circus, processes)
+    found = await _found(statefile, circus, processes, clock)
     link = StoreLink(around.store, launch.namespace, wake)
     link.start()
     departures = Departures(
@@ -100,7 +102,7 @@ async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -
     )
     keeper = FleetKeeper(
         launch,
-        await present(statefile.workers, circus, processes),
+        found,
         statefile.workers if statefile.is_written else None,
         circus=circus,
         processes=processes,
@@ -116,6 +118,17 @@ async def open_fleet(launch: Launch, around: AroundFleet, wake: asyncio.Event) -
         wake=wake,
     )
     return KeptFleet(keeper, KeyKeeper(link, statefile, around.say, around.wall_s), link)
+
+
+async def _found(
+    statefile: Statefile, circus: CircusClient, processes: Processes, clock: Clock
+) -> tuple[Worker, ...]:
+    """Return the workers as circus has them; what has ended is written down before it has answered."""
+    statefile.note_gone(processes, clock.now_s())
+    asking = asyncio.create_task(present(statefile.workers, circus, processes), name="asks circus")
+    while not (await asyncio.wait({asking}, timeout=LOOK_EVERY_S))[0]:
+        statefile.note_gone(processes, clock.now_s())
+    return asking.result()
 
 
 class FleetPlugin(CircusPlugin):

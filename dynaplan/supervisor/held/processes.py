@@ -35,10 +35,14 @@ class HeldProcess(Process):
     wait_status: int | None = None
 
     def spawn(self) -> None:
-        """Adopt the process of this name, or have a new one started; OSError when it cannot be."""
+        """Adopt the process of this name, or have a new one started; OSError when it cannot be.
+
+        A worker that ended before it was adopted is the fleet plugin's to start again: ProcessLookupError.
+        """
         fleet: HeldFleet = self.watcher.held_fleet
         pid = fleet.adoptable.pop(self.name, 0)
         if not pid:
+            fleet.check_not_lost(self.name, self.watcher)
             pid = self._started(fleet)
         # A process's end is told, and its pid is its own until that is noted: so it is there, maybe a zombie.
         worker: Any = psutil.Process(pid)
@@ -108,6 +112,7 @@ class HeldFleet:
         self.adoptable = dict(adoptable)
         self.processes: dict[int, HeldProcess] = {}
         self._takers = takers
+        self._lost: set[str] = set()
         self._ended: list[HeldProcess] = []
         self._wake: Callable[[], None] = lambda: None
         link.on_end = self._note_end
@@ -132,6 +137,13 @@ class HeldFleet:
             return SERVERS
         return FIRST if service in self._takers else WORKERS
 
+    def check_not_lost(self, name: str, watcher: Watcher) -> None:
+        """Raise ProcessLookupError, once, for a worker whose process ended before it was adopted."""
+        is_lost = name in self._lost
+        self._lost.discard(name)
+        if is_lost and service_of(watcher.args):
+            raise ProcessLookupError(f"{name} ended before it was adopted")
+
     def reap(self) -> None:
         """Tell circus of the processes that have ended, as its own reaping does."""
         self.link.look()
@@ -144,6 +156,8 @@ class HeldFleet:
     def _note_end(self, pid: int, wait_status: int) -> None:
         process = self.processes.pop(pid, None)
         if process is None:
+            self._lost |= {name for name, each in self.adoptable.items() if each == pid}
+            self.adoptable = {name: each for name, each in self.adoptable.items() if each != pid}
             return
         process.wait_status = wait_status
         self._ended.append(process)

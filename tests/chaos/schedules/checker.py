@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dynaplan.core.fleet.statefile import fleet_of
 from dynaplan.domain.lifecycle import WorkerState
+from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S
 from tests.chaos.schedules.machine import Machine
 
 LEASE_S = 10.0
-NOTICED_S = 6.0
-"""Seconds in which the plugin sees an end and writes it down: its slowest look, and circus' commands."""
+NOTICED_S = 2 * LOOK_EVERY_S + 0.5
+"""Seconds in which the plugin sees an end and writes it down, whether circus answers or not: a look as long
+after a pass as that may be, and that pass."""
 
 
 class Checker:
@@ -26,7 +28,7 @@ class Checker:
         machine = self.machine
         now_s = machine.loop.time()
         plugin = machine.plugin.process
-        if plugin.is_dead or plugin.is_frozen or machine.statefile.is_full or machine.plugin.keeper is None:
+        if plugin.is_dead or plugin.is_frozen or machine.statefile.is_full:
             self.blind_s = now_s
         if not machine.store.is_there or machine.is_lagging:
             self.without_store_s = now_s

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from functools import partial
 from random import Random
 from signal import SIGTERM
 from typing import Any
 
 from dynaplan.adapters.messaging.memory import MemoryMessenger
-from dynaplan.domain.errors import StatefileUnwritable
+from dynaplan.domain.errors import ArbiterBusy, StatefileUnwritable
 from dynaplan.domain.identity import ProcessIdentity
 from tests.chaos.judging import Judge
 from tests.chaos.schedules.lines import StoreServer
@@ -20,6 +21,8 @@ from tests.fakes.clock import LoopClock
 
 Main = Callable[[Process], Coroutine[Any, Any, None]]
 KILLED = -9
+CIRCUS_ANSWERS_S = 10.0
+"""As long ``CircusClient`` waits for an answer."""
 
 
 class Machine:
@@ -128,19 +131,26 @@ class Machine:
 
 
 class MemoryCircus(FakeCircus):
-    """circus, whose watchers start simulated processes; every command takes its time."""
+    """circus, whose watchers start simulated processes; every command takes its time.
+
+    Of the real one, and its client, is copied: while the arbiter stands still, commands wait, and those whose
+    sender has given up are carried out too; commands to a ``serve`` that is killed are lost.
+    """
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self._machine = machine
         self.start: Callable[[str, str, dict[str, str]], Process] | None = None
+        self.is_silent = False
+        self._waiting: list[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = []
 
     async def pid(self, name: str) -> int:
-        await self._wait()
-        return await super().pid(name)
+        return int(await self._answered(partial(super().pid, name)))
 
     async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
-        await self._wait()
+        return int(await self._answered(partial(self._add, name, cmd, args, options)))
+
+    async def _add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
         if name not in self.pids and self.start and self.can_start:
             service = args[args.index("--service-name") + 1]
             process = self.start(name, service, options["env"])
@@ -150,21 +160,30 @@ class MemoryCircus(FakeCircus):
         return await super().add(name, cmd, args, options)
 
     async def remove(self, name: str) -> None:
-        await self._wait()
+        await self._answered(partial(self._remove, name))
+
+    async def _remove(self, name: str) -> None:
         if self.pids.get(name) in self._machine.processes:
             self._machine.wrong.append(f"the watcher {name} is removed while its process runs")
         await super().remove(name)
 
     async def signal(self, name: str, signal_number: int) -> None:
-        await self._wait()
+        await self._answered(partial(self._signal, name, signal_number))
+
+    async def _signal(self, name: str, signal_number: int) -> None:
         await super().signal(name, signal_number)
         worker = self._machine.workers.get(self.pids.get(name, 0))
         if worker and signal_number == SIGTERM:
             worker.process.post(worker.leave, "SIGTERM arrived")
 
+    async def statuses(self) -> dict[str, str]:
+        return dict(await self._answered(super().statuses))
+
     async def call(self, command: str, **properties: Any) -> dict[str, Any]:
-        await self._wait()
-        return {"options": {"env": self.environments.get(properties["name"], {}), "args": []}}
+        return dict(await self._answered(partial(self._call, properties["name"])))
+
+    async def _call(self, name: str) -> dict[str, Any]:
+        return {"options": {"env": self.environments.get(name, {}), "args": []}}
 
     def ended(self, process: Process) -> None:
         """Its process is gone: the watcher stays, without one."""
@@ -172,8 +191,38 @@ class MemoryCircus(FakeCircus):
             if pid == process.pid:
                 self.pids[name] = 0
 
-    async def _wait(self) -> None:
+    async def speak(self) -> None:
+        """Carry out what waits, in its order, and answer at once from now on."""
+        while self._waiting:
+            command, answer = self._waiting.pop(0)
+            result = await asyncio.gather(command(), return_exceptions=True)
+            if answer.done():
+                continue
+            if isinstance(result[0], BaseException):
+                answer.set_exception(result[0])
+            else:
+                answer.set_result(result[0])
+        self.is_silent = False
+
+    def begin_anew(self, names: Collection[str]) -> None:
+        """Be that of a new ``serve``, which adopts the processes of these names, and ends the others."""
+        self.is_silent, self._waiting = False, []
+        for name, pid in self.pids.items():
+            if name not in names and (process := self._machine.processes.get(pid)):
+                self._machine.kill(process)
+        self.pids = {name: pid for name, pid in self.pids.items() if pid}
+
+    async def _answered(self, command: Callable[[], Awaitable[Any]]) -> Any:
         await asyncio.sleep(self._machine.dice.uniform(0.001, 0.05))
+        if not self.is_silent:
+            return await command()
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((command, answer))
+        try:
+            async with asyncio.timeout(CIRCUS_ANSWERS_S):
+                return await answer
+        except TimeoutError:
+            raise ArbiterBusy("circus did not answer") from None
 
 
 class MemoryStatefile:

@@ -68,8 +68,13 @@ class Process:
     def _run_parked(self) -> None:
         parked, self._parked = self._parked, []
         for handle, callback, arguments, context in parked:
-            if not handle[0].cancelled():
-                self._loop.call_soon(callback, *arguments, context=context)
+            self._loop.call_soon(self._run_late, handle, callback, arguments, context=context)
+
+    @staticmethod
+    def _run_late(handle: list[Any], callback: Callable[..., Any], arguments: Any) -> None:
+        """Run what was parked, unless it was cancelled since, by what was parked before it maybe."""
+        if not handle[0].cancelled():
+            callback(*arguments)
 
     def end(self) -> None:
         """It is gone, by kill -9 or by its own exit; the second time nothing happens."""

@@ -19,6 +19,12 @@ def test_the_head_says_what_is_served_how_and_where() -> None:
     assert view.places == "metrics http://127.0.0.1:8000/metrics  logs ~/logs"
 
 
+def test_a_worker_whose_process_is_gone_is_not_counted_as_ready() -> None:
+    rows = worker_document(), worker_document("dynamo_VllmWorker_1", is_alive=False)
+    assert "ready decode 1 of 2" in view_of(document(*rows), 0.0).service
+    assert "dead" in view_of(document(*rows), 0.0).workers[2]
+
+
 def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
     of_store = document(serve_pid=None, models=[])
     for key in ("policy", "desired", "metrics_url", "gpus", "free_gpus"):

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from dynaplan.core.fleet.statefile import Deployment, Document, fleet_of, initial, with_fleet
+from dynaplan.domain.errors import StatefileUnwritable
+from dynaplan.domain.gpus import Gpu
+from dynaplan.domain.identity import ProcessIdentity
 from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.supervisor.fleet.document import present
+from dynaplan.supervisor.fleet.document import Statefile, present
 from tests.fakes.circus import FakeCircus, FakeProcesses
+from tests.unit.supervisor.fleet.box import GRAPH
 
 
 def worker(pid: int, state: WorkerState = WorkerState.READY) -> Worker:
@@ -36,3 +41,45 @@ async def test_a_worker_that_runs_or_is_gone_is_as_it_was_written() -> None:
     assert await taken_over(worker(0, WorkerState.BACKOFF), ns_VllmWorker=105) == worker(
         0, WorkerState.BACKOFF
     )
+
+
+GPUS = tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(4))
+DEPLOYMENT = Deployment(GRAPH, GPUS, ProcessIdentity(1, 1, "boot"), "ipc:///none", {}, {}, {})
+
+
+class Kept:
+    """A statefile in memory; the disk can be full."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.document = with_fleet(initial(DEPLOYMENT), workers)
+        self.is_full = False
+
+    def read(self) -> Document:
+        return self.document
+
+    def write(self, document: Document) -> None:
+        if self.is_full:
+            raise StatefileUnwritable("no space left on device")
+        self.document = document
+
+    def remove(self) -> None:
+        raise AssertionError
+
+
+def test_who_has_ended_is_written_down_as_not_ready_before_anybody_is_asked() -> None:
+    circus = FakeCircus()
+    circus.pids = {"ns_VllmWorker_1": 102}
+    alive = replace(worker(102), name="ns_VllmWorker_1", gpus=(2,))
+    kept = Kept(worker(101), alive)
+    statefile = Statefile(kept, kept.document, is_written=True)
+    kept.is_full = True
+    statefile.note_gone(FakeProcesses(circus), 50.0)
+    assert fleet_of(kept.document) == statefile.workers == (worker(101), alive)
+    kept.is_full = False
+    statefile.note_gone(FakeProcesses(circus), 51.0)
+    gone, still = fleet_of(kept.document)
+    assert (gone.state, gone.pid, gone.gpus, gone.since_s) == (WorkerState.STARTING, 101, (1,), 51.0)
+    assert still == alive
+    before = kept.document
+    statefile.note_gone(FakeProcesses(circus), 52.0)
+    assert kept.document is before

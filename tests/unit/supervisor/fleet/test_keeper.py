@@ -244,7 +244,7 @@ async def test_an_exit_whose_code_nobody_saw_is_a_crash(tmp_path: Path) -> None:
     box = await Box(tmp_path).started()
     box.circus.end("ns_VllmWorker")
     assert await box.keeper.one_pass() <= 0.05
-    assert box.states()["ns_VllmWorker"] == "ready"
+    assert box.states()["ns_VllmWorker"] == "starting"
     box.now += 1
     await box.settle()
     assert box.keeper.workers["ns_VllmWorker"].restarts_s != ()
