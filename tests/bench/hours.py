@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.simulator.options import SimulateOptions
-from tests.bench.bursts import HOUR, RULES
+from tests.bench.bursts import RULES
+from tests.bench.cases import HOUR
 from tests.bench.standing import dominating, fared
 from tests.bench.table import Row
 

@@ -18,7 +18,7 @@ from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.router import SimulatedRouting
 from dynaplan.simulator.service import ServiceSettings
 from dynaplan.simulator.shell.simulation import service_settings
-from tests.bench.bursts import HOUR, SLOW
+from tests.bench.cases import HOUR, SLOW
 from tests.bench.kv_routing import LONG, MOONCAKE
 from tests.bench.table import Row
 from tests.unit.simulator.oracle.changes import cheaper

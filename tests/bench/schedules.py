@@ -1,0 +1,64 @@
+"""The oracle's schedules of the first seed's hours: found once, each in minutes of CPU, and kept in a file.
+
+``python -m tests.bench.schedules`` finds those that ``schedules.json`` does not have, and writes each down as
+soon as it is found; ``bursts`` simulates them. One is kept by its case and its trace, so that it is never
+taken for that of another trace. Its 95 per cent are those of the whole hour, the first quarter included.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dynaplan import wiring
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.oracle.oracle import find_oracle
+from dynaplan.simulator.oracle.schedule import SchedulePolicy
+from dynaplan.simulator.run import simulate
+from dynaplan.simulator.shell.simulation import service_settings
+from tests.bench.cases import CASES, TRACES, hour_of
+from tests.bench.standing import Fared, judged
+
+FILE = Path(__file__).parent / "schedules.json"
+
+UNMET = "oracle, the SLO is not met"
+"""The name of the oracle where none of its schedules meets the SLO: then this is the one that met most."""
+
+
+def oracle_fared(case: str, hour: SimulateOptions) -> Fared | None:
+    """Simulate the oracle's schedule of that hour; None where none was kept."""
+    found = _kept().get(_name(case, hour))
+    if found is None:
+        return None
+    entries = [(at_s, Targets(prefill, decode)) for at_s, prefill, decode in found["schedule"]]
+    trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    result = simulate(trace, service_settings(hour), entries[0][1], SchedulePolicy("oracle", entries))
+    return judged(result, "oracle" if found["is_slo_met"] else UNMET)
+
+
+def find(case: str, hour: SimulateOptions) -> None:
+    """Find the schedule of that hour, and write it down."""
+    trace = list(wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed))
+    oracle = find_oracle(lambda: trace, service_settings(hour))
+    entries = [[at_s, targets.prefill, targets.decode] for at_s, targets in oracle.schedule]
+    found = {"is_slo_met": oracle.verdict.is_slo_met, "schedule": entries}
+    kept = {**_kept(), _name(case, hour): found}
+    lines = [f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _kept() -> dict[str, Any]:
+    return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def _name(case: str, hour: SimulateOptions) -> str:
+    return f"{case}: {hour.trace}"
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        for hour in (hour_of(case, name) for name in TRACES):
+            if _name(case, hour) not in _kept():
+                find(case, hour)
