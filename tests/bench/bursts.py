@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.bench.cases import CASES, FIRST_CASE, FIRST_SEED, LONG_START, SMOOTH, TRACES, hour_of
-from tests.bench.schedules import oracle_fared
-from tests.bench.standing import Fared, best_standing, dominating, fared
+from tests.bench.schedules import run_oracle
+from tests.bench.standing import Fared, best_standing, dominating, fared, judged
 from tests.bench.table import Row
 
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -41,7 +41,8 @@ def rows(repeats: int) -> Iterator[Row]:
 def _hour(case: str, name: str, seed: int) -> Iterator[Row]:
     """Yield the rows of one hour: each rule, and beside it what stands still and the oracle."""
     hour = hour_of(case, name, seed)
-    oracle = oracle_fared(case, hour)
+    ran = run_oracle(case, hour)
+    oracle = judged(ran, ran.policy) if ran else None
     title = f"{case}: {name} {seed}"
     if oracle:
         yield from fared_rows(f"{title}, {oracle.policy}", oracle)

@@ -1,12 +1,14 @@
 """The hours of traffic that policies are measured on: made-up bursts and smooth load, in four cases.
 
-Engines at a quarter of their speed and targets four times as long, so that an hour takes seconds.
+Engines at a quarter of their speed and targets four times as long, so that an hour takes seconds. Beside
+them the public Azure hour, whose engines have their own speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from dynaplan.simulator.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulator.outcome import Slo
@@ -50,6 +52,20 @@ SMOOTH = {
 TRACES: Mapping[str, str] = {**FAMILIES, **SMOOTH}
 FIRST_SEED = 11
 """Seeds up to 10 were looked at while the policy was written."""
+
+AZURE_TRACE = Path(__file__).parent.parent / "fixtures" / "traces" / "azure_conv.csv"
+AZURE_HOUR = SimulateOptions(
+    str(AZURE_TRACE),
+    rate_scale=8.0,
+    slo=Slo(500.0, 20.0),
+    disaggregation=replace(EVERY_PROMPT_REMOTE, prefill_deadline_ms=500.0),
+)
+AZURE_LONG_START = "Azure, start-up 240 s"
+AZURE: Mapping[str, SimulateOptions] = {
+    "Azure": AZURE_HOUR,
+    AZURE_LONG_START: replace(AZURE_HOUR, startup_time_s=240.0),
+}
+"""The conversation trace of 2023 at 8 times its rate, for 4 to 6 GPUs."""
 
 
 def hour_of(case: str, name: str, seed: int = FIRST_SEED) -> SimulateOptions:

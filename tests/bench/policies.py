@@ -15,7 +15,7 @@ from dataclasses import replace
 from time import process_time
 
 from dynaplan.domain.planning.targets import Targets
-from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulator.outcome import Slo
 from dynaplan.simulator.run import Result
 from dynaplan.simulator.shell.simulation import run_simulations
@@ -45,7 +45,12 @@ AGAINST_ORACLE = {
     "steady": "poisson:rate=30,duration=600,isl=3000,osl=150",
 }
 RIVALS = ("formula", "hpa", "kpa")
-SMALL = SimulateOptions("poisson:rate=10,duration=500,isl=3000,osl=150", ("sla",), slo=Slo(500.0, 20.0))
+SMALL = SimulateOptions(
+    "poisson:rate=10,duration=500,isl=3000,osl=150",
+    ("sla",),
+    slo=Slo(500.0, 20.0),
+    disaggregation=replace(EVERY_PROMPT_REMOTE, prefill_deadline_ms=500.0),
+)
 
 
 def rows(repeats: int) -> Iterator[Row]:

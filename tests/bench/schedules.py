@@ -1,8 +1,8 @@
-"""The oracle's schedules of the first seed's hours: found once, each in minutes of CPU, and kept in a file.
+"""The oracle's schedules of hours of traffic: found once, each in minutes of CPU, and kept in a file.
 
 ``python -m tests.bench.schedules`` finds those that ``schedules.json`` does not have, and writes each down as
-soon as it is found; ``bursts`` simulates them. One is kept by its case and its trace, so that it is never
-taken for that of another trace. Its 95 per cent are those of the whole hour, the first quarter included.
+soon as it is found; ``bursts`` and ``azure`` simulate them. One is kept by its case and its trace, so that it
+is never taken for that of another trace. Its 95 per cent are those of the whole hour.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from dynaplan.domain.planning.targets import Targets
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.oracle.oracle import find_oracle
 from dynaplan.simulator.oracle.schedule import SchedulePolicy
-from dynaplan.simulator.run import simulate
+from dynaplan.simulator.run import Result, simulate
 from dynaplan.simulator.shell.simulation import service_settings
-from tests.bench.cases import CASES, TRACES, hour_of
-from tests.bench.standing import Fared, judged
+from tests.bench.cases import AZURE, CASES, TRACES, hour_of
 
 FILE = Path(__file__).parent / "schedules.json"
 
@@ -27,15 +26,15 @@ UNMET = "oracle, the SLO is not met"
 """The name of the oracle where none of its schedules meets the SLO: then this is the one that met most."""
 
 
-def oracle_fared(case: str, hour: SimulateOptions) -> Fared | None:
-    """Simulate the oracle's schedule of that hour; None where none was kept."""
+def run_oracle(case: str, hour: SimulateOptions) -> Result | None:
+    """Simulate the oracle's schedule of that hour; None where none is kept."""
     found = _kept().get(_name(case, hour))
     if found is None:
         return None
     entries = [(at_s, Targets(prefill, decode)) for at_s, prefill, decode in found["schedule"]]
     trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
-    result = simulate(trace, service_settings(hour), entries[0][1], SchedulePolicy("oracle", entries))
-    return judged(result, "oracle" if found["is_slo_met"] else UNMET)
+    policy = SchedulePolicy("oracle" if found["is_slo_met"] else UNMET, entries)
+    return simulate(trace, service_settings(hour), entries[0][1], policy)
 
 
 def find(case: str, hour: SimulateOptions) -> None:
@@ -54,11 +53,11 @@ def _kept() -> dict[str, Any]:
 
 
 def _name(case: str, hour: SimulateOptions) -> str:
-    return f"{case}: {hour.trace}"
+    return f"{case}: {Path(hour.trace).name}"
 
 
 if __name__ == "__main__":
-    for case in CASES:
-        for hour in (hour_of(case, name) for name in TRACES):
-            if _name(case, hour) not in _kept():
-                find(case, hour)
+    hours = [(case, hour_of(case, name)) for case in CASES for name in TRACES]
+    for case, hour in [*hours, *AZURE.items()]:
+        if _name(case, hour) not in _kept():
+            find(case, hour)
