@@ -45,11 +45,11 @@ def _hour(case: str, name: str, seed: int) -> Iterator[Row]:
     oracle = judged(ran, ran.policy) if ran else None
     title = f"{case}: {name} {seed}"
     if oracle:
-        yield from fared_rows(f"{title}, {oracle.policy}", oracle)
+        yield from _fared(f"{title}, {oracle.policy}", oracle)
     for rule, planner in RULES.items():
         options = replace(hour, planner=planner)
         ours = fared(options, "sla")
-        yield from fared_rows(f"{title}, {rule}", ours)
+        yield from _fared(f"{title}, {rule}", ours)
         better, best = dominating(options, ours), best_standing(options, ours.gpus)
         by = better.policy if better else "none"
         yield Row(f"{title}, {rule}: dominated by {by}", "", [float(better is not None)], 0.0)
@@ -63,7 +63,7 @@ def _hour(case: str, name: str, seed: int) -> Iterator[Row]:
             yield Row(f"{title}, {rule}: GPUs over the oracle's", "x", [gpus], most)
 
 
-def fared_rows(name: str, ours: Fared) -> Iterator[Row]:
+def _fared(name: str, ours: Fared) -> Iterator[Row]:
     """Yield how somebody fared, a row for each figure."""
     yield Row(f"{name}: within both targets", "", [ours.met], more_is_better=True)
     yield Row(f"{name}: mean GPUs", "", [ours.gpus])

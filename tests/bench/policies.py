@@ -76,6 +76,8 @@ def _against_oracle(name: str, trace: str) -> Iterator[Row]:
     options = replace(SMALL, trace=trace, policies=("oracle:4",))
     [oracle] = run_simulations(options)
     first = oracle.fleet[0].serving
+    within = oracle.outcome.attainment(oracle.outcome.both_met)
+    yield Row(f"{name}, oracle: within both targets", "", [within], more_is_better=True)
     for policy in ("sla", *RIVALS):
         [result] = run_simulations(replace(options, policies=(policy,), first=first))
         met, hours = _beside(result, oracle)

@@ -18,8 +18,9 @@ from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.rivals import HpaPolicy
 from dynaplan.simulator.run import simulate
 from dynaplan.simulator.shell.simulation import service_settings
-from tests.bench.bursts import RULES, fared_rows
-from tests.bench.cases import FIRST_CASE, TRACES, hour_of
+from tests.bench.bursts import LEAST_OF_ORACLE, MOST_GPUS, MOST_GPUS_FORETOLD, RULES
+from tests.bench.cases import FIRST_CASE, SMOOTH, TRACES, hour_of
+from tests.bench.schedules import run_oracle
 from tests.bench.standing import Fared, fared, judged
 from tests.bench.table import Row
 
@@ -42,22 +43,39 @@ def rows(_: int) -> Iterator[Row]:
 def _beside_rivals(name: str, hour: SimulateOptions) -> Iterator[Row]:
     rivals = [*(fared(hour, rival) for rival in RIVALS), tuned_hpa(hour)]
     for rival in rivals:
-        yield from fared_rows(f"{name}, {rival.policy}", rival)
+        yield _fared(f"{name}, {rival.policy}", rival)
     for rule in ("sla", "sla, hedge"):
         swept = [promised(hour, rule, percent) for percent in PROMISES]
         for percent, ours in zip(PROMISES, swept, strict=True):
-            yield from fared_rows(f"{name}, {rule}, {percent:g} % promised", ours)
+            yield _fared(f"{name}, {rule}, {percent:g} % promised", ours)
         for rival in rivals:
             is_dominated = float(rival.dominates(swept[PROMISES.index(95.0)]))
             yield Row(f"{name}, {rule}: dominated by {rival.policy}", "", [is_dominated], 0.0)
             yield from _beside(f"{name}, {rule} beside {rival.policy}", swept, rival)
+        if ran := run_oracle(FIRST_CASE, hour):
+            most = MOST_GPUS_FORETOLD if name in SMOOTH else MOST_GPUS
+            oracle = judged(ran, ran.policy)
+            over = most_at(swept, most * oracle.gpus) / oracle.met
+            title = f"{name}, {rule}: attainment at {most:g} times the oracle's GPUs, over its own"
+            yield Row(title, "x", [over], LEAST_OF_ORACLE, True)
+
+
+def _fared(name: str, ours: Fared) -> Row:
+    return Row(
+        f"{name}: within both targets", "", [ours.met], more_is_better=True, note=f"{ours.gpus:.2f} GPUs"
+    )
 
 
 def _beside(name: str, swept: Sequence[Fared], rival: Fared) -> Iterator[Row]:
     gpus = min((ours.gpus for ours in swept if ours.met >= rival.met), default=float("inf"))
-    met = max((ours.met for ours in swept if ours.gpus <= rival.gpus), default=0.0)
+    more = most_at(swept, rival.gpus) - rival.met
     yield Row(f"{name}: GPUs at its attainment over its own", "x", [gpus / rival.gpus], 1.0)
-    yield Row(f"{name}: attainment at its GPUs less its own", "", [met - rival.met], 0.0, True)
+    yield Row(f"{name}: attainment at its GPUs less its own", "", [more], 0.0, True)
+
+
+def most_at(swept: Sequence[Fared], gpus: float) -> float:
+    """Return the most within both targets of those that took no more GPUs; 0 where all took more."""
+    return max((ours.met for ours in swept if ours.gpus <= gpus + 1e-6), default=0.0)
 
 
 def promised(hour: SimulateOptions, rule: str, percent: float) -> Fared:
