@@ -1,7 +1,7 @@
 """Random hours of bursts, and the ones on which a number that stands still dominates the policy.
 
 The goal is that there are none (``standing.py`` says what dominates). What there are, and why, stands in
-docs/benchmarks.md. ``python -m tests.bench hours`` takes a quarter of an hour of CPU.
+docs/benchmarks.md. ``python -m tests.bench hours`` takes four minutes of CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.bench.table import Row
 
 HOURS = 20
 MOST_DOMINATED = 10
-"""Of ``HOURS``, with the hedge: a third, as on the nine that were measured, and 1.5 standard deviations."""
+"""Of ``HOURS``, with the hedge: the 6 of the first twenty, and two standard deviations."""
 
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "bursts": {"high": (4, 16), "on": (20, 180), "off": (60, 360)},

@@ -2,7 +2,7 @@
 
 The percentile that is promised of both targets goes through ``PROMISES``. Of what comes of it, the cheapest
 that meets at least as much as the rival is set beside the rival's GPUs, and the one that meets most with no
-more GPUs than the rival's beside its attainment. Nothing is interpolated.
+more GPUs than the rival's beside its attainment. Nothing is interpolated. Six minutes of CPU.
 """
 
 from __future__ import annotations
