@@ -82,7 +82,7 @@ def choice_of_method(
     if not is_count:
         return choose(made, series, steps)
     early = series[: chosen_from(series, steps)]  # later ones are never looked at, and trend is slow
-    return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)))
+    return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)), is_count=True)
 
 
 def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:

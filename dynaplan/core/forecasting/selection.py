@@ -5,9 +5,9 @@ comparisons on, another method takes over when its sum is below (1 - 0.1 - 1/n) 
 use, n being the number of comparisons: reluctantly, and more so while little is known. Until then the
 ``beginning`` is used.
 
-**After a surprise.** A load more than 3 times the usual error above its forecast is news, not noise. It is
-then the least that is forecast: learned patterns do not hold any more, and learning anew takes several
-intervals.
+**After a surprise.** A load more than 3 times the usual error above its forecast is news, not noise, unless
+chance makes such a number of independent requests (``chance.py``). It is then the least that is forecast:
+learned patterns do not hold any more, and learning anew takes several intervals.
 
 Nothing is remembered between two calls: for every interval of the series the choice is worked out as it
 would have been then. So the choice, reluctance included, follows from the series alone, and the forecasts
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dynaplan.core.forecasting.backtest import DISCOUNT, loss
+from dynaplan.core.forecasting.chance import is_news
 from dynaplan.core.forecasting.series import Series
 
 RELUCTANCE = 0.1
@@ -65,12 +66,14 @@ def choose(
     series: Series,
     steps: int,
     beginning: tuple[str, Sequence[float]] | None = None,
+    *,
+    is_count: bool = False,
 ) -> Choice:
     """Choose among methods, from the forecasts of each for every interval of the series.
 
     ``beginning`` (a name and its forecasts, of the intervals before ``chosen_from``) is used until
     ``FEWEST_COMPARED`` outcomes are known, by default the first method; of equally good methods the one that
-    comes first is chosen.
+    comes first is chosen. ``is_count``: the values are numbers of requests.
     """
     method = next(iter(forecasts_by_method))
     begins, early = beginning or (method, forecasts_by_method[method])
@@ -82,7 +85,8 @@ def choose(
         least = 0.0
         if came is not None and now >= steps:
             surprise = came - forecasts[now - steps]
-            if compared >= FEWEST_COMPARED and surprise > SURPRISE * error / weight:
+            may_be_news = not is_count or is_news(came, forecasts[now - steps])
+            if compared >= FEWEST_COMPARED and may_be_news and surprise > SURPRISE * error / weight:
                 least = came
             error = DISCOUNT * error + abs(surprise)
             compared += 1

@@ -2,8 +2,9 @@
 
 The queueing model describes a steady state; a queue that a surge left behind is not in it. So what will
 wait for prefill when a worker that is asked for now could serve is added to the largest demand. With L the
-start-up time and T the adjustment interval (seconds), r the soonest demand (requests/s, no less than the
-measured one) and u the rate that one prefill worker computes (requests/s):
+start-up time and T the adjustment interval (seconds), r the soonest demand (requests/s; the measured
+one where that is more than chance makes of it, ``core/forecasting/chance.py``) and u the rate that one
+prefill worker computes (requests/s):
 
     computed = u (ready + (starting + restarting) / 2)      starting workers are ready half of that time
     backlog  = waiting now + (r - computed) L               requests, when a new worker could serve
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynaplan.core.forecasting.chance import is_news
 from dynaplan.core.sizing.look_ahead import lookahead
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.domain.planning.observation import Observation
@@ -41,7 +43,9 @@ def with_backlog(
     ``demands`` are the forecast ones, the soonest first; ``now`` is the demand of the interval that is
     over.
     """
-    soonest = max(demands[0], now or demands[0], key=lambda demand: demand.requests_per_s)
+    soonest = demands[0]
+    if now and is_news(now.requests_per_s * interval_s, soonest.requests_per_s * interval_s):
+        soonest = now
     state = SteadyState(service, soonest)
     if state.is_aggregated or not soonest.requests_per_s:
         return None

@@ -10,6 +10,10 @@ the standard error is s / sqrt(R), and the mean that is used is
     M + sign(v - M) max(0, |v - M| - s / sqrt(R))
 
 soft thresholding: a difference within one standard error counts as none.
+
+**So are numbers of requests,** but all or nothing, for a load that rises must not be followed late: a
+forecast within a standard deviation of the recent mean, which independent clients make by chance
+(``core/forecasting/chance.py``), is that mean. A forecast from a few intervals goes up and down with them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from dynaplan.core.forecasting.chance import is_near
 from dynaplan.core.forecasting.lengths import points_of
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.sizing.look_ahead import lookahead
@@ -56,7 +61,14 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
     osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
     expected = tuple(
-        Expected(_value(answer), isl, osl, ahead=asked.ahead, doubt=answer.typical_error, why=answer.why)
+        Expected(
+            _requests(answer, history),
+            isl,
+            osl,
+            ahead=asked.ahead,
+            doubt=answer.typical_error,
+            why=answer.why,
+        )
         for asked, answer in answers.items()
         if asked.is_count
     )
@@ -69,6 +81,14 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
         history.prefix_hit_rate,
         history.dispersions,
     )
+
+
+def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:
+    """Return the forecast number of requests, or the recent mean where chance alone may part them."""
+    value, mean = _value(forecast), history.requests
+    if value is None or mean is None:
+        return value
+    return mean if is_near(value, mean) else value
 
 
 def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:

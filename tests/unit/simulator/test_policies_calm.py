@@ -81,6 +81,46 @@ def changes(policy: str, requests_per_s: float, first: Targets) -> list[str]:
     return late
 
 
+LARGE = {**ENGINE, "profile": "h100_sxm-Llama-3.3-70B-Instruct-FP8-tp2", "tensor-parallel-size": 2}
+LARGE_SLO = Slo(ttft_ms=2000.0 * SLOWNESS, itl_ms=40.0 * SLOWNESS)
+FEW, LONG_S, KNOWN_S = 1.5, 2400.0, 600.0
+"""Requests/s of independent clients, at a size's edge: 45 in an interval, give or take 7."""
+
+
+def independent(seed: int) -> Iterator[TracedRequest]:
+    """Requests of clients that know nothing of each other."""
+    draws, at_s = random.Random(seed), 0.0
+    while (at_s := at_s + draws.expovariate(FEW)) < LONG_S:
+        yield TracedRequest(at_s, 3000, 150)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(each, marks=in_torture) for each in range(4, 20))])
+def test_what_chance_makes_of_a_constant_load_lets_no_worker_of_two_gpus_come_and_go(seed: int) -> None:
+    """At the edge of a size one may come, or leave when the error budget has been earned: once."""
+    late: list[str] = []
+
+    def decided(_: PlannerState, seen: Observation, decision: Decision, __: PlannerState) -> None:
+        if decision.is_change and seen.at_s > KNOWN_S:
+            late.append(f"{seen.at_s:g} s: {decision.current} -> {decision.desired}: {decision.reason}")
+
+    sizes = {f"{role}-engine-num-gpu": 2 for role in ("prefill", "decode")}
+    settings = settings_of(
+        {
+            "policy": "sla",
+            "profile-results-dir": LARGE["profile"],
+            "max-gpu-budget": GPUS,
+            "ttft": LARGE_SLO.ttft_ms,
+            "itl": LARGE_SLO.itl_ms,
+            **sizes,
+        }
+    )
+    options = SimulateOptions("", gpus=GPUS, startup_time_s=60.0, slo=LARGE_SLO, engine=LARGE)
+    model = wiring.planning.sla_model(settings, LARGE)
+    planner = PlannerPolicy("sla", settings, model, on_decision=decided)
+    simulate(independent(seed), service_settings(options), Targets(1, 1), planner)
+    assert len(late) <= 1, late
+
+
 @pytest.mark.parametrize("first", [Targets(0, 1), Targets(1, 1)], ids=["aggregated", "disaggregated"])
 @pytest.mark.parametrize(
     "workers", [1, 2, 5, 8, *(pytest.param(each, marks=in_torture) for each in (3, 4, 6, 7))]

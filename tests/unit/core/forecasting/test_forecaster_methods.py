@@ -183,3 +183,12 @@ def test_a_challenger_must_be_clearly_better() -> None:
 def test_of_equals_the_first_one_is_chosen() -> None:
     told = {"bad": [0.0] * 20, "one": [10.0] * 20, "other": [10.0] * 20}
     assert choose(told, [10.0] * 20, 1).methods[-1] == "one"
+
+
+@pytest.mark.parametrize(("came", "is_news"), [(71.0, False), (73.0, True)])
+def test_a_number_of_requests_that_chance_may_make_is_no_news(came: float, is_news: bool) -> None:
+    """Of a mean of 45 independent requests 72 are four standard deviations more."""
+    series = [*[45.0] * 20, came]
+    told = {"mean": [45.0] * 21}
+    assert (choose(told, series, 1, is_count=True).forecasts[-1] == came) is is_news
+    assert choose(told, series, 1).forecasts[-1] == came

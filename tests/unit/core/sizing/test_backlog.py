@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -69,12 +70,16 @@ def test_until_new_workers_serve_the_queue_grows_by_what_is_more_than_those_ther
     assert rate == pytest.approx(1.5 * PER_WORKER + waiting / 40.0)
 
 
-def test_the_queue_grows_by_no_less_than_what_comes_now_whatever_is_foretold() -> None:
+def test_the_queue_grows_by_what_comes_now_where_that_is_more_than_chance_makes_of_the_forecast() -> None:
     alone = WorkerCounts(ready=1)
     foretold = (PER_WORKER / 2,)
     waiting = 0.5 * PER_WORKER * 30.0
     rate = rate_with(0.0, alone, 30.0, foretold, now=1.5 * PER_WORKER)
     assert rate == pytest.approx(PER_WORKER / 2 + waiting / 40.0)
+    foreseen = rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,))
+    by_chance, news = (PER_WORKER + each * math.sqrt(PER_WORKER / INTERVAL_S) for each in (3.9, 4.1))
+    assert rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,), now=by_chance) == foreseen
+    assert rate_with(HELD + 60.0, alone, 1.0, (PER_WORKER,), now=news) != foreseen
     assert rate_with(0.0, alone, 30.0, foretold, now=0.0) == rate_with(0.0, alone, 30.0, foretold)
 
 
