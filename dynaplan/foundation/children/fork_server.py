@@ -43,6 +43,9 @@ FORK_SERVER = (
 
 GOES = b"g"
 
+ENDED_WITHIN_S = 10.0
+"""Longest wait for the end of a killed holder: its socket is closed before, when it seems to run still."""
+
 QUIET_S = 1.0
 """Time after a request in which nothing is imported, in seconds: the forked process has the CPU then."""
 
@@ -54,8 +57,7 @@ def main(root: str, modules: str, holder_pid: str) -> str:
     that is ``AFTERWARDS`` told what the killed holder has left. This process ends without an answer where it
     is not of the package in ``root``, or a fork of it would not do.
     """
-    if os.getppid() != int(holder_pid):
-        os._exit(0)
+    holder = _opened(int(holder_pid))
     link = PacketSocket(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
     if not os.path.samefile(root, os.path.dirname(sys.modules["dynaplan"].__file__ or "")):
@@ -74,6 +76,7 @@ def main(root: str, modules: str, holder_pid: str) -> str:
             continue
         message, descriptors = link.receive(waits=True) or (END, [])
         if not message:
+            is_readable(holder, ENDED_WITHIN_S)
             _clear_up(lists.AFTERWARDS, left, int(holder_pid))
         elif message[0] == "left":
             left = message[1]
@@ -81,6 +84,17 @@ def main(root: str, modules: str, holder_pid: str) -> str:
             return argv[_module_at(argv)]
         else:
             quiet_s = QUIET_S
+
+
+def _opened(holder_pid: int) -> int:
+    """Return a descriptor that can be read when the holder has ended; end with it when it has already."""
+    try:
+        holder = os.pidfd_open(holder_pid)
+    except ProcessLookupError:
+        os._exit(0)
+    if os.getppid() != holder_pid:
+        os._exit(0)
+    return holder
 
 
 def _import(name: str) -> None:

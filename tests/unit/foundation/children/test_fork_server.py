@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.polling import wait_until
+
 REPOSITORY = Path(__file__).parents[4]
 
 LOOKS = """
@@ -128,6 +130,31 @@ try:
         os.wait()
 except ChildProcessError:
     pass
+"""
+
+HOLDER = """
+import os, socket, subprocess, sys, time
+import dynaplan
+from dynaplan.foundation.children.fork_server import FORK_SERVER
+from dynaplan.foundation.children.packets import PacketSocket
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+root, own = os.path.dirname(dynaplan.__file__), str(os.getpid())
+subprocess.Popen([sys.executable, "-c", FORK_SERVER, root, "imported", own], stdin=theirs)
+theirs.close()
+link = PacketSocket(ours.detach())
+link.ask(("left", [sys.argv[1]]))
+link.close()
+time.sleep(1)
+"""
+
+CLEARS_UP = """
+from pathlib import Path
+from dynaplan.adapters.local.processes import identify
+FIRST = THEN = ()
+AFTERWARDS = "imported"
+def clear_up(paths, holder_pid):
+    Path(paths[0] + ".new").write_text(str(identify(holder_pid)))
+    Path(paths[0] + ".new").rename(paths[0])
 """
 
 Driven = Callable[..., dict[str, Any]]
@@ -267,3 +294,13 @@ def test_one_that_is_there_is_kept_and_another_takes_its_place(driven: Driven) -
     )
     assert (found["is kept"], found["is another"]) == (True, True)
     assert is_forked(found["forked"])
+
+
+def test_it_clears_up_when_the_holder_has_ended_and_not_when_its_socket_is_closed(tmp_path: Path) -> None:
+    """The kernel closes the files of a killed process before that counts as gone."""
+    (tmp_path / "imported.py").write_text(CLEARS_UP)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    seen = tmp_path / "seen"
+    subprocess.run([sys.executable, "-c", HOLDER, str(seen)], env=environment, timeout=60, check=True)
+    wait_until(seen.exists)
+    assert seen.read_text() == "None"
