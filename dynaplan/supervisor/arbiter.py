@@ -96,8 +96,8 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``held`` a holder starts all processes. ``make_way`` has this process end for
-    another version, and returns why it does not.
+    ``held`` a holder starts all processes. ``make_way`` has this process end for another version, and
+    returns why it does not.
     """
 
     def __init__(
