@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from io import TextIOBase
 from typing import TextIO
 
 from dynaplan.foundation.durations import clock
@@ -29,7 +30,7 @@ class ProgressLine:
 
     def __init__(
         self,
-        stream: TextIO | None = None,
+        stream: TextIO | TextIOBase | None = None,
         every_s: float = EVERY_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:

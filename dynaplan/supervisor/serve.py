@@ -24,7 +24,7 @@ from dynaplan.domain.errors import ConfigError, StatefileCorrupt
 from dynaplan.domain.graph import GraphSpec
 from dynaplan.domain.lifecycle import EXIT_NEVER, Role, Worker, WorkerState
 from dynaplan.domain.settings.servers import unusual_store
-from dynaplan.foundation import screen
+from dynaplan.foundation import screen, terminal
 from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.foundation.descriptors import raise_descriptor_limit
 from dynaplan.foundation.guard import adopt_orphans, guarded
@@ -375,8 +375,6 @@ class Serving:
 
 
 def say(line: str) -> None:
-    """Print a line for the user; a terminal that is gone is no reason to end."""
-    try:
-        click.echo(line, color=screen.colours_wanted())
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Print a line for the user; a terminal that is gone, or that nobody reads, holds up nothing."""
+    wanted = screen.colours_wanted()
+    terminal.say(line if wanted or (wanted is None and sys.stdout.isatty()) else click.unstyle(line))

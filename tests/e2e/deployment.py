@@ -53,6 +53,8 @@ class Deployment:
         command = [dynaplan(), "serve", graph, "--port", "0", "--namespace", namespace, *options]
         self.command = [*command, "-f", config] if config else command
         self.process: subprocess.Popen[bytes] | None = None
+        self.prints_to: int | None = None
+        """The descriptor of a terminal or a pipe that it prints to instead of ``output``."""
 
     def start(self) -> Deployment:
         """Start it; return when every worker of the graph is ready."""
@@ -63,7 +65,11 @@ class Deployment:
     def spawn(self) -> None:
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.command, cwd=REPOSITORY, env=self.environment, stdout=output, stderr=subprocess.STDOUT
+                self.command,
+                cwd=REPOSITORY,
+                env=self.environment,
+                stdout=output if self.prints_to is None else self.prints_to,
+                stderr=subprocess.STDOUT,
             )
 
     def wait_ready(self, timeout_s: float = 2 * PATIENCE_S) -> None:

@@ -1,4 +1,4 @@
-"""The last things that a holder does by itself: telling the user, ending what is left, removing files.
+"""The last things that a holder does by itself: ending what is left, removing files.
 
 It may run for months, and its files may be gone by then, as after an upgrade: nothing is imported any more
 when it comes to its end.
@@ -22,14 +22,6 @@ AFTER_KILL_S, SPARED_S = 5.0, 3.0
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 """Time between two looks at processes that were killed."""
-
-
-def say(line: str) -> None:
-    """Tell the user; a terminal that is gone is no reason to end."""
-    try:
-        os.write(1, f"{line}\n".encode())
-    except OSError:
-        return
 
 
 def cleans_up(pid: int) -> bool:

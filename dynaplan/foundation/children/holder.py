@@ -42,9 +42,10 @@ import os
 import select
 import time
 
-from dynaplan.foundation.children.closing import end_everything_below, remove, say
+from dynaplan.foundation.children.closing import end_everything_below, remove
 from dynaplan.foundation.children.forking import LINK, Spawner
 from dynaplan.foundation.children.packets import PacketSocket
+from dynaplan.foundation.terminal import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

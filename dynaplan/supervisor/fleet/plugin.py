@@ -22,6 +22,7 @@ from circus.plugins import CircusPlugin
 from dynaplan import wiring
 from dynaplan.domain.lifecycle import Worker
 from dynaplan.domain.wire.pulse import PLUGIN_PULSE
+from dynaplan.foundation import terminal
 from dynaplan.foundation.guard import die_with_parent
 from dynaplan.foundation.tasks import BackgroundTasks
 from dynaplan.ports.box import Clock, DocumentStore, Processes
@@ -231,10 +232,8 @@ class Terminal:
         configure_logging()
 
     def say(self, line: str) -> None:
-        """Write to the terminal, if there is still one, and to the log."""
+        """Write to the terminal, if it is read, and to the log."""
         log.info("%s", line)
         self._log_file.turn_over_if_full()
-        try:
-            os.write(self._descriptor, f"{line}\n".encode())
-        except OSError:
-            log.debug("the terminal is gone")
+        if not terminal.say(line, self._descriptor):
+            log.debug("the terminal is gone, or nobody reads it")

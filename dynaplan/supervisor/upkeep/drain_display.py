@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from dynaplan.foundation.durations import clock
 from dynaplan.foundation.probe import whole_answer
 from dynaplan.foundation.progress import ProgressLine
+from dynaplan.foundation.terminal import offer
 
 LOOK_EVERY_S = 0.5
 """Seconds between two looks."""
@@ -20,13 +23,26 @@ EVERY_S = 5.0
 _IN_FLIGHT = re.compile(rb"^dynamo_component_inflight_requests\{[^}]*\} ([0-9.e+]+)$", re.M)
 
 
+class StandardError(io.TextIOBase):
+    """Standard error, which drops a text that nobody reads: the end of ``serve`` does not wait for it."""
+
+    def isatty(self) -> bool:
+        """Tell whether it is a terminal."""
+        return os.isatty(2)
+
+    def write(self, text: str) -> int:
+        """Write it, if it is taken at once; return its length."""
+        offer(text, 2)
+        return len(text)
+
+
 async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine | None = None) -> None:
     """Show it until cancelled; ``urls`` are the processes that take requests, drained within ``timeout_s``.
 
     Shows nothing while none of them answers.
     """
     deadline_s = time.monotonic() + timeout_s
-    with line or ProgressLine(every_s=EVERY_S) as shown:
+    with line or ProgressLine(StandardError(), EVERY_S) as shown:
         while True:
             requests = await requests_in_flight(urls)
             if requests:
