@@ -32,6 +32,7 @@ from tornado.ioloop import IOLoop
 from dynaplan.core.fleet.operator_commands import CommandAnswer, answer
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field
 from dynaplan.supervisor.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.supervisor.enduring import EnduringWatcher
 from dynaplan.supervisor.fleet import PROGRAM
 from dynaplan.supervisor.held.making_way import MAKE_WAY
 from dynaplan.supervisor.held.processes import HeldFleet
@@ -117,7 +118,7 @@ class ServeArbiter(Arbiter):
         self._public_socket = public_socket
         self._listeners = listeners
         self._held = held
-        watchers = [Watcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        watchers = [EnduringWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
         for watcher in watchers:
             self._prepare(watcher)
         self._on_quit = on_quit
@@ -152,6 +153,7 @@ class ServeArbiter(Arbiter):
         watcher.cmd = shlex.join([*PROGRAM, *shlex.split(watcher.cmd)[3:]])  # circus has ``python -c CODE``
         watcher.env = dict(os.environ)  # without circus' PYTHONPATH
         watcher.priority = -1
+        watcher.__class__ = EnduringWatcher
         if self._held:
             self._held.attach(watcher, ends_with_serve=True)
 

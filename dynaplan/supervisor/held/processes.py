@@ -16,6 +16,7 @@ from circus.watcher import Watcher
 
 from dynaplan.foundation.children.holder import OF_THE_PROGRAM
 from dynaplan.foundation.children.holding import HolderLink
+from dynaplan.supervisor.enduring import EnduringWatcher
 from dynaplan.supervisor.watchers import service_of
 
 FIRST, WORKERS, SERVERS = 0, 1, 2
@@ -90,7 +91,7 @@ def _is_running(process: Any) -> bool:
         return False
 
 
-class HeldWatcher(Watcher):
+class HeldWatcher(EnduringWatcher):
     """A watcher whose process the holder starts."""
 
     held_fleet: HeldFleet
