@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from circus.client import CircusClient
 
 from tests.e2e.deployment import MODEL, Deployment
-from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.held import serve_of
+from tests.e2e.test_kills import is_whole, pids_of, process_of
 from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
@@ -20,6 +23,9 @@ from tests.fakes.polling import eventually
 QUIET = ("--Planner.no-operation=true",)
 LONG_NAME = "a_name_with_which_the_path_is_too_long_for_any_socket"
 """So a link leads to the runtime directory."""
+
+NO_DESCRIPTORS = 3
+"""A limit below which all descriptors are taken: nothing more can be opened."""
 
 
 def link_of(deployment: Deployment) -> Path:
@@ -72,3 +78,26 @@ def remove(directory: Path) -> None:
         if not gone.exists():
             return
     raise AssertionError(f"{gone} cannot be removed")
+
+
+@pytest.mark.parametrize("options", [(), ("--no-supervise",)], ids=["supervised", "alone"])
+async def test_a_server_and_the_fleet_plugin_come_back_after_their_starts_were_refused(
+    deploy: Callable[..., Deployment], options: tuple[str, ...]
+) -> None:
+    """Out of descriptors, as on a full machine, ``serve`` can start nothing for a while."""
+    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, *options)
+    assert deployment.process
+    serve = serve_of(deployment) if not options else psutil.Process(deployment.process.pid)
+    assert serve
+    soft, hard = serve.rlimit(resource.RLIMIT_NOFILE)
+    serve.rlimit(resource.RLIMIT_NOFILE, (NO_DESCRIPTORS, hard))
+    circus_log = next(deployment.directory.glob("**/circus.log"))
+    try:
+        for words in ("nats-server", "FleetPlugin"):
+            for pid in pids_of(deployment, words):
+                os.kill(pid, 9)
+        await eventually(lambda: circus_log.read_text().count("it is tried again") >= 2, 20)
+    finally:
+        serve.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await eventually(lambda: is_whole(deployment) and pids_of(deployment, "nats-server"), 30)
+    await asyncio.to_thread(deployment.scale, decode=2)
