@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -80,6 +83,24 @@ class Request:
             self.roles += "role" in delta
             self.text += choice.get("text") or delta.get("content") or ""
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+
+def told(history: Sequence[Request]) -> str:
+    """Count the requests that are not whole by what their clients were told, with when that was.
+
+    The last column is in how many different seconds: clients that are refused ask again at once.
+    """
+    kinds: dict[str, list[Request]] = defaultdict(list)
+    for request in history:
+        if not request.is_whole:
+            words = f"{request.status} {request.error or request.broken.partition('(')[0]}"
+            kinds[re.sub(r"[0-9][0-9.]*", "N", words)[:100]].append(request)
+    lines = [
+        f"{len(each):6} {kind}: {each[0].ended_s:.1f} to {each[-1].ended_s:.1f}, "
+        f"{len({int(request.ended_s) for request in each})} s"
+        for kind, each in sorted(kinds.items(), key=lambda item: -len(item[1]))
+    ]
+    return "\n".join(lines)
 
 
 def drawn(dice: Random, number: int, now_s: float, model: str, prompt: str, tokens: int) -> Request:

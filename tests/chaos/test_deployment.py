@@ -21,7 +21,7 @@ import pytest
 from dynaplan.adapters.messaging.nats import NatsMessenger
 from dynaplan.domain.wire.prefill import prefill_stream
 from tests.chaos.deployment_faults import VICTIMS, Chaos
-from tests.chaos.history import Request, drawn
+from tests.chaos.history import Request, drawn, told
 from tests.chaos.judging import Judge
 from tests.chaos.preloading import Preloaded, preloaded
 from tests.chaos.witness import Witness
@@ -125,6 +125,7 @@ async def test_whatever_dies_the_service_is_whole_in_the_end_and_no_request_is_l
     await ends_well(deployment, witness, story)
     failed = sum(not request.is_whole for request in clients.history)
     print(f"{story}\n{len(clients.history)} requests, {failed} not whole, {witness.samples} looks")
+    print(told(clients.history))
 
 
 async def ends_well(deployment: Deployment, witness: Witness, story: str) -> None:
