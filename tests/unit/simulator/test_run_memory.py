@@ -17,6 +17,7 @@ from dynaplan.simulator.shell.simulation import service_settings
 from tests.unit.simulator.services import workers
 
 SECONDS = 60
+RUNS = 3
 FEW, MANY = 150, 1500
 BYTES_PER_REQUEST = 16
 """Less than one number costs that is remembered of a request."""
@@ -30,8 +31,15 @@ def planned(policy: str) -> PlannerPolicy:
     return PlannerPolicy(policy, planner, model)
 
 
-def peak_bytes(policy: Policy, requests: int) -> int:
-    """The most that a simulation of so many requests, within the same time, has held at once."""
+def peak_bytes(policy: Callable[[], Policy], requests: int) -> int:
+    """The most that a simulation of so many requests, within the same time, has held at once.
+
+    The least of several runs: other threads, as that of pytest-xdist, allocate when they like.
+    """
+    return min(one_peak_bytes(policy(), requests) for _ in range(RUNS))
+
+
+def one_peak_bytes(policy: Policy, requests: int) -> int:
     settings = replace(service_settings(SimulateOptions("")), gpus=4)
     load = f"constant:rate={requests / SECONDS},duration={SECONDS},isl=20,osl=2,noise=0"
     trace = wiring.planning.read_requests(load, 1.0, 1)
@@ -48,7 +56,7 @@ def peak_bytes(policy: Policy, requests: int) -> int:
     "policy", [StaticPolicy, lambda: planned("load"), lambda: planned("sla")], ids=["static", "load", "sla"]
 )
 def test_ten_times_the_requests_need_no_more_memory(policy: Callable[[], Policy]) -> None:
-    few, many = peak_bytes(policy(), FEW), peak_bytes(policy(), MANY)
+    few, many = peak_bytes(policy, FEW), peak_bytes(policy, MANY)
 
     assert many - few < BYTES_PER_REQUEST * (MANY - FEW)
 
