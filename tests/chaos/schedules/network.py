@@ -1,14 +1,15 @@
 """Connections in memory between simulated processes, under aiohttp's own clients and servers.
 
-What the kernel does is copied: bytes arrive in order; of a process that is gone the other side hears at
-once (reset, or the end of the stream); nobody listens: refused; a stopped process's connections are accepted
-by the kernel, and nothing answers; on the public port, whose socket ``serve`` holds, connections wait for a
-frontend.
+What the kernel does is copied: bytes arrive in order, and wait until they are read; of a process that is gone
+the other side hears at once (reset, or the end of the stream), after them; nobody listens: refused; a stopped
+process's connections are accepted by the kernel, and nothing answers; on the public port, whose socket
+``serve`` holds, connections wait for a frontend.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -60,7 +61,7 @@ class Wire(asyncio.Transport):
         self.was_cut = False
         self._is_closing = False
         self._is_paused = False
-        self._held: list[bytes] = []
+        self._unread: deque[Callable[[], None]] = deque()
 
     def write(self, data: Any) -> None:
         if not self._is_closing and self.peer:
@@ -70,18 +71,25 @@ class Wire(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def receive(self, data: bytes) -> None:
-        if self.is_lost or self.protocol is None:
-            return
-        if self._is_paused:
-            self._held.append(data)
-        else:
-            self.protocol.data_received(data)
+        """Bytes have come."""
+        self._unread.append(lambda: self.protocol.data_received(data))
+        self.read()
+
+    def hear_end(self, error: Exception | None) -> None:
+        """The other end is gone; nothing comes after this."""
+        self._unread.append(lambda: self.lose(error))
+        self.read()
+
+    def read(self) -> None:
+        """Pass on what has come, as far as somebody reads; a connection that is not accepted nobody reads."""
+        while self._unread and self.protocol is not None and not (self._is_paused or self._is_closing):
+            self._unread.popleft()()
 
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
             if self.peer:
-                self.peer.process.post(self.peer.lose, None)
+                self.peer.process.post(self.peer.hear_end, None)
             self.process.post(self.lose, None)
 
     def abort(self) -> None:
@@ -104,7 +112,7 @@ class Wire(asyncio.Transport):
         for end in (self, self.peer):
             if end:
                 end.was_cut = True
-                end.process.post(end.lose, ConnectionResetError(104, "Connection reset by peer"))
+                end.process.post(end.hear_end, ConnectionResetError(104, "Connection reset by peer"))
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -135,9 +143,7 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._is_paused = False
-        held, self._held = self._held, []
-        for data in held:
-            self.process.post(self.receive, data)
+        self.process.post(self.read)
 
 
 class MemoryAcceptor:
@@ -168,6 +174,7 @@ class MemoryAcceptor:
             return
         wire.protocol = protocol
         protocol.connection_made(wire)
+        self.process.post(wire.read)
 
 
 class Network:
@@ -234,7 +241,7 @@ class Network:
                     error = ConnectionResetError(104, "Connection reset by peer")
                     is_reset = self.dice.random() < 0.5
                     end.is_lost = end._is_closing = True
-                    end.peer.process.post(end.peer.lose, error if is_reset else None)
+                    end.peer.process.post(end.peer.hear_end, error if is_reset else None)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
