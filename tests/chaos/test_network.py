@@ -69,6 +69,10 @@ class Kernel:
         self._heard.append(heard)
         return heard
 
+    def listen_stopped(self) -> Callable[[], None]:
+        """Listen as a stopped process does; the result ends it."""
+        return self._socket.dup().close
+
     def reset(self, transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_ONCE)
         transport.abort()
@@ -91,10 +95,24 @@ class Memory:
             self._loop.close()
 
     def listen(self) -> Heard:
+        return self._listen()[0]
+
+    def listen_stopped(self) -> Callable[[], None]:
+        """Listen as a stopped process does; the result ends it."""
+        _, server = self._listen()
+        server.freeze()
+
+        def kill() -> None:
+            server.end()
+            self._network.lose(server)
+
+        return kill
+
+    def _listen(self) -> tuple[Heard, Process]:
         heard, server = Heard(), Process(self._loop, 2, "Frontend")
         listen_on = MemorySocket(PUBLIC_PORT)
         server.context.run(lambda: MemoryAcceptor(self._network, listen_on, lambda _: heard).start())
-        return heard
+        return heard, server
 
     def reset(self, transport: asyncio.Transport) -> None:
         cast(Any, transport).cut()
@@ -157,5 +175,25 @@ def test_who_pauses_reads_all_in_its_order_and_the_end_after_it(place: Any) -> N
         client.close()
         await eventually(lambda: heard.end)
         assert (heard.read, heard.end) == (b"one two three", "closed")
+
+    place.run(rule)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_connection_that_a_stopped_process_has_not_accepted_is_taken_by_another(
+    place: Any, is_killed: bool
+) -> None:
+    async def rule(place: Any) -> None:
+        kill = place.listen_stopped()
+        client = await connect(place)
+        client.write(b"asked")
+        await asyncio.sleep(0.05)
+        if is_killed:
+            kill()
+        heard = place.listen()
+        await eventually(lambda: heard.read == b"asked")
+        kill()
+        await asyncio.sleep(0.05)
+        assert not heard.end
 
     place.run(rule)

@@ -18,21 +18,25 @@ ANSWERED_WITHIN_S = 60.0
 SEEDS = range(4)
 
 
-class NoFrontend(Schedule):
+class Dead(Schedule):
     """Every frontend is dead and none can be started when requests come."""
 
     async def harm(self) -> None:
         machine, clients = self.machine, self.clients
         machine.circus.can_start = False
-        self.kill_frontends()
+        self.begin()
         await asyncio.sleep(AWAY_S)
         sent = [clients.drawn() for _ in range(REQUESTS)]
         for request in sent:
             clients.process.context.run(machine.loop.create_task, clients.send(request))
         await asyncio.sleep(AWAY_S)
+        self.kill_frontends()
         machine.circus.can_start = True
         await self.becomes(lambda: all(each.ended_s for each in sent), ANSWERED_WITHIN_S)
         machine.wrong += [str(each) for each in sent if not each.is_whole]
+
+    def begin(self) -> None:
+        self.kill_frontends()
 
     def kill_frontends(self) -> None:
         for frontend in self.machine.of("Frontend"):
@@ -40,7 +44,19 @@ class NoFrontend(Schedule):
             self.machine.kill(frontend)
 
 
+class Stopped(Dead):
+    """Every frontend stands still when requests come, and is killed then."""
+
+    def begin(self) -> None:
+        for frontend in self.machine.of("Frontend"):
+            self.machine.tell(f"stop {frontend.name} ({frontend.pid})")
+            frontend.freeze()
+
+
+@pytest.mark.parametrize("kind", [Dead, Stopped])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_requests_that_come_while_no_frontend_runs_are_answered_by_the_next_one(seed: int) -> None:
-    outcome = run_schedule(seed, NoFrontend)
+def test_requests_that_no_frontend_has_taken_are_answered_by_the_next_one(
+    kind: type[Schedule], seed: int
+) -> None:
+    outcome = run_schedule(seed, kind)
     assert outcome.wrong == [], "\n".join(outcome.story)

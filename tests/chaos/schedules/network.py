@@ -3,7 +3,7 @@
 What the kernel does is copied: bytes arrive in order, and wait until they are read; of a process that is gone
 the other side hears at once (reset, or the end of the stream), after them; nobody listens: refused; a stopped
 process's connections are accepted by the kernel, and nothing answers; on the public port, whose socket
-``serve`` holds, connections wait for a frontend.
+``serve`` holds, connections wait for a frontend: what a stopped one has not taken another one takes.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class MemoryAcceptor:
 
     def __init__(self, network: Network, listen_on: MemorySocket, welcome: Callable[[Any], Any]) -> None:
         self.address = listen_on.getsockname()
-        self.process = PROCESS.get()
+        process = PROCESS.get()
+        assert process
+        self.process = process
         self._network = network
         self._socket = listen_on
         self._welcome = welcome
@@ -165,6 +167,12 @@ class MemoryAcceptor:
 
     async def closed(self) -> None:
         pass
+
+    def look(self) -> None:
+        """Take the connection that has waited longest, if no other process has taken it."""
+        if wire := self._network.next_waiting():
+            wire.process = self.process
+            self.accept(wire)
 
     def accept(self, wire: Wire) -> None:
         """Take a connection, in this acceptor's process."""
@@ -184,7 +192,7 @@ class Network:
         self.dice = dice
         self.wires: list[Wire] = []
         self._listeners: dict[int, list[MemoryAcceptor]] = {}
-        self._waiting: list[Wire] = []
+        self._waiting: deque[Wire] = deque()
         self._last_port = 20000
 
     def new_socket(self) -> MemorySocket:
@@ -194,9 +202,12 @@ class Network:
     def listen(self, acceptor: MemoryAcceptor) -> None:
         self._listeners.setdefault(acceptor.address[1], []).append(acceptor)
         if acceptor.address[1] == PUBLIC_PORT:
-            waiting, self._waiting = self._waiting, []
-            for wire in waiting:
-                self._give(wire, acceptor)
+            for _ in self._waiting:
+                acceptor.process.post(acceptor.look)
+
+    def next_waiting(self) -> Wire | None:
+        """Return the connection to the public port that has waited longest; it waits no more."""
+        return self._waiting.popleft() if self._waiting else None
 
     def stop_listening(self, acceptor: MemoryAcceptor) -> None:
         there = self._listeners.get(acceptor.address[1], [])
@@ -210,7 +221,7 @@ class Network:
         process = PROCESS.get()
         assert process
         port = sock.port if sock else port
-        there = [each for each in self._listeners.get(port, []) if each.process and not each.process.is_dead]
+        there = [each for each in self._listeners.get(port, []) if not each.process.is_dead]
         if process.is_dead or (not there and port != PUBLIC_PORT):
             raise ConnectionRefusedError(111, f"Connect call failed ('127.0.0.1', {port})")
         wire, other = Wire(process), Wire(process)
@@ -219,17 +230,21 @@ class Network:
         wire.protocol.connection_made(wire)
         self.wires = [each for each in self.wires if not each.is_lost]
         self.wires.append(wire)
-        awake = [each for each in there if each.process and not each.process.is_frozen]
-        if there:
-            self._give(other, self.dice.choice(awake or there))
+        if port == PUBLIC_PORT:
+            self._wait(other, there)
         else:
-            self._waiting.append(other)
+            acceptor = self.dice.choice(there)
+            other.process = acceptor.process
+            acceptor.process.post(acceptor.accept, other)
         return wire, wire.protocol
 
-    def _give(self, wire: Wire, acceptor: MemoryAcceptor) -> None:
-        assert acceptor.process
-        wire.process = acceptor.process
-        acceptor.process.post(acceptor.accept, wire)
+    def _wait(self, wire: Wire, there: list[MemoryAcceptor]) -> None:
+        """Have the connection wait, and all that listen look: one that runs, drawn, before the others."""
+        self._waiting.append(wire)
+        if there:
+            first = self.dice.choice([each for each in there if not each.process.is_frozen] or there)
+            for acceptor in (first, *(each for each in there if each is not first)):
+                acceptor.process.post(acceptor.look)
 
     def lose(self, process: Process) -> None:
         """The process is gone, and with it its ends of all connections."""
