@@ -69,6 +69,7 @@ async def test_a_process_that_hangs_delays_no_request_for_long_and_is_killed(
         assert not tokenizer.fault  # they have not waited until that is noticed
         await eventually(lambda: "has not answered" in tokenizer.fault)
         monkeypatch.setattr(process, "HANGS_S", 30.0)
+        monkeypatch.setattr(process, "WAIT_S", 30.0)
         await eventually(lambda: tokenizer._process is None)
         await tokenizer.blocks(chat("the fox"), 4)
         await eventually(lambda: not tokenizer.fault)
