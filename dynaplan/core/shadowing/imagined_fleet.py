@@ -131,9 +131,8 @@ class _Flow:
             prompts, late = queued(fleet.prompts, arrived, pull_s, per_s, self._room_s)
             waited_s = (fleet.prompts + prompts) / 2 / per_s
         out = fleet.prompts + arrived - prompts
-        busy = out / pull_s / per_s if is_aggregated and computing else 0.0
         if serving.decode:
-            answers, long = decoded(fleet.answers, out, pull_s, serving.decode, self._work, busy)
+            answers, long = decoded(fleet.answers, out, pull_s, serving.decode, self._work)
         else:
             answers, long = waiting(fleet.answers, out), out
         self.fleet = replace(fleet, prompts=prompts, answers=answers)

@@ -16,10 +16,21 @@ counts finished answers, not arrivals (k at most the request slots, k ctx at mos
     factor = x / D(k, k ctx)                                        decode only
     factor = x / (D(k, k ctx) + (1 - exp(-r x)) f + r x m)          aggregated
 
+**Prompts in the steps** of aggregated workers have come lately, or have waited. An answer that ends in an
+interval has lived beside those of a rise, of which few have ended so far. So there are two readings, with the
+lesser and with the greater one of the rates of answers and of arrivals for r. And prompts that wait fill
+every step: where the mean TTFT is over the target, a backlog as below, the second reading is
+
+    factor = x / (D(k, k ctx) + f + max(r x, B) m),  B = (tokens of a step - k) / mean prompt tokens
+
+A factor between both readings is no evidence against it, and stays; else the nearer of the two counts. The
+first reading alone takes the queue of a burst for slow engines: 1.5 in the hours of ``tests/bench/cases.py``,
+for engines that are as their profile.
+
 **Bursts.** A request of a burst decodes beside more others than the mean rate says, so D is too short and the
 factor too large. So there is another reading, with r times the unevenness: the mean rate that requests see
 within the life of an answer before them, over the mean rate of all. A factor between both is no evidence, as
-below. For prefill the demand is that much higher where waiting is expected, within the TTFT target.
+here and below. For prefill the demand is that much higher where waiting is expected, within the TTFT target.
 
 **Prefill.** The factor is the one with which the queueing model expects the measured mean TTFT. How much of
 a TTFT was waiting is not known exactly, so there are two such factors, both from 0.5 to 3:
@@ -89,6 +100,15 @@ class _MeasuredInterval:
         assert answered
         return answered / self.traffic.interval_s / 1000 / self.serving.decode
 
+    @property
+    def arrived_per_ms(self) -> float:
+        """Arrivals per ms of one decode worker."""
+        return self.demand.requests_per_s / 1000 / self.serving.decode
+
+    def is_backlogged(self, targets: SlaTargets) -> bool:
+        """Tell whether prompts may have waited all the time: their mean TTFT is over the target."""
+        return (self.traffic.ttft_ms or 0.0) > targets.ttft_ms
+
     def unevenness(self, within_s: float) -> float:
         """Return the rate of arrivals that a request sees within that time before it, over the mean rate.
 
@@ -118,7 +138,7 @@ def updated_corrections(
     if obstacle or demand is None:
         return before, f"corrections stay at {_in_words(before)}: {obstacle}"
     interval = _MeasuredInterval(traffic, demand, serving)
-    decode = _moved_towards(before.decode, _decode_factor(service, interval, before.decode))
+    decode = _moved_towards(before.decode, _decode_factor(service, interval, before.decode, targets))
     if service.prefill is None:
         after, note = Corrections(before.prefill, decode), ""
     else:
@@ -139,24 +159,38 @@ def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, se
     return ""
 
 
-def _decode_factor(service: ServiceModel, interval: _MeasuredInterval, before: float) -> float | None:
+def _decode_factor(
+    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
+) -> float | None:
     """Return the factor nearest to ``before`` that agrees with the measured ITL; None without one."""
     itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
     if not itl_ms or not state.answers.mean_steps:
         return None
     unevenness = interval.unevenness(state.answers.mean_steps * itl_ms / 1000)
-    least, most = (_decode_ratio(state, itl_ms, interval.answered_per_ms * u) for u in (unevenness, 1.0))
-    return min(max(before, least), max(least, most))
+    fewest = most = interval.answered_per_ms
+    if state.is_aggregated:
+        fewest, most = sorted((interval.answered_per_ms, interval.arrived_per_ms))
+    slow = _decode_ratio(state, itl_ms, fewest)
+    waited = state.is_aggregated and interval.is_backlogged(targets)
+    fast = _decode_ratio(state, itl_ms, most * unevenness, is_full=waited)
+    return min(max(before, fast), max(slow, fast))
 
 
-def _decode_ratio(state: SteadyState, itl_ms: float, rate: float) -> float:
-    """Return measured over expected step time of decode workers that answer ``rate`` requests/ms each."""
+def _decode_ratio(state: SteadyState, itl_ms: float, rate: float, *, is_full: bool = False) -> float:
+    """Return measured over expected step time of decode workers that answer ``rate`` requests/ms each.
+
+    ``is_full``: prompts that wait fill the steps of aggregated workers.
+    """
     answers, kind = state.answers, state.service.decode
     batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
     expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
     if state.is_aggregated:
-        start_ms = max(0.0, state.prompts.fixed_ms - kind.decode_ms(1, 0.0))
-        expected_ms += -math.expm1(-rate * itl_ms) * start_ms + itl_ms * rate * state.prompts.mean_ms
+        prompts, came, begins = state.prompts, rate * itl_ms, -math.expm1(-rate * itl_ms)
+        if is_full:
+            room = max(0.0, kind.settings.batched_tokens - batch) / max(prompts.mean_tokens, 1.0)
+            came, begins = max(came, room), 1.0
+        start_ms = max(0.0, prompts.fixed_ms - kind.decode_ms(1, 0.0))
+        expected_ms += begins * start_ms + came * prompts.mean_ms
     return itl_ms / expected_ms
 
 
@@ -167,7 +201,7 @@ def _prefill_factor(
     ttft_ms = interval.traffic.ttft_ms
     if not ttft_ms:
         return None, ""
-    if ttft_ms > targets.ttft_ms:
+    if interval.is_backlogged(targets):
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
     busiest = interval.demand.times(interval.unevenness(targets.ttft_ms / 1000))
     with_waiting = _factor_explaining(ttft_ms, service, busiest, interval.serving)

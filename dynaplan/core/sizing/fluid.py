@@ -63,10 +63,17 @@ class Work:
         kind, context = self.state.service.decode, self.state.answers.context_tokens
         return max(1.0, min(float(kind.settings.request_slots), kind.kv_tokens / context))
 
-    def step_ms(self, requests: float) -> float:
-        """Return the ms of a step with that many requests on one worker."""
+    def step_ms(self, requests: float, prompts_per_s: float = 0.0) -> float:
+        """Return the ms of a step of one worker with that many requests, and prompts at that rate beside."""
         context, batch = self.state.answers.context_tokens, max(1.0, requests)
-        return self.state.service.decode.decode_ms(batch, batch * context)
+        busy = min(prompts_per_s * self.beside_ms / 1000, MOST_BUSY)
+        return self.state.service.decode.decode_ms(batch, batch * context) / (1 - busy)
+
+    @cached_property
+    def beside_ms(self) -> float:
+        """The ms that a prompt adds to the steps of requests that decode, on average."""
+        prompts, fixed_decode_ms = self.state.prompts, self.state.service.decode.decode_ms(1, 0.0)
+        return max(0.0, prompts.fixed_ms - fixed_decode_ms) + prompts.mean_ms
 
     @cached_property
     def stages(self) -> int:
@@ -153,7 +160,7 @@ def waiting(decoding: Decoding, arrived: float) -> Decoding:
 
 
 def decoded(
-    before: Decoding, arrived: float, pull_s: float, workers: int, work: Work, busy: float
+    before: Decoding, arrived: float, pull_s: float, workers: int, work: Work
 ) -> tuple[Decoding, float]:
     """Return what decodes after a pull, and the requests known in it to have too long an ITL.
 
@@ -162,7 +169,8 @@ def decoded(
     """
     before = in_stages(before, work.stages)
     total, most = before.total, workers * work.most_at_once
-    step_ms = work.step_ms(min(total, most) / workers) / (1 - min(busy, MOST_BUSY))
+    prompts_per_s = arrived / pull_s / workers if work.state.is_aggregated else 0.0
+    step_ms = work.step_ms(min(total, most) / workers, prompts_per_s)
     life_s = max(work.state.answers.mean_steps * step_ms / 1000, 1e-9)
     is_full = total > most
     passed = pull_s * work.stages / life_s * (most / total if is_full else 1.0)

@@ -28,8 +28,13 @@ mean of its steps is over the target, which is known when it leaves. Chance is a
 requests of ``long_by_chance``. What exceeds slots and KV cache waits: full workers go on at their rate, and
 the arrivals are late.
 
-**Aggregated** workers compute u = 1 / (F + m) prompts/s, their steps take x over the part of the time that
-prompts leave, a / (d n u) being theirs, and the larger of both numbers counts.
+**Aggregated** workers compute u = 1 / (F + m) prompts/s. Beside requests that decode a prompt takes f + m
+(``queueing/decode_model.py``): F is paid in its first step, whose decoding has a fixed part of its own. So
+their steps take
+
+    x = D(q / n, q ctx / n) / (1 - a (f + m) / (d n))
+
+as if each prompt began in a step of its own, and the larger of the late and the too slow ones counts.
 
 **Memory.** Of each number and role the load and the late requests, both faded by exp(-t / window) with the
 window of the error budget (``slo-window``): no arrivals are kept. Nothing is learnt without arrivals by
@@ -84,8 +89,7 @@ def tried(
     for number, each in enumerate(_known(before.decode, most.decode), 1):
         late, decoding = fade * each.late, each.decoding
         for arrived in computed[number - 1 if is_aggregated else enough - 1]:
-            busy = arrived / pull_s / work.prompts_per_s / number if is_aggregated else 0.0
-            decoding, long = decoded(decoding, arrived, pull_s, number, work, busy)
+            decoding, long = decoded(decoding, arrived, pull_s, number, work)
             late += long
         decode.append(StandingTrial(decoding.total, late, decoding))
     return Standing(requests, tuple(prefill), tuple(decode))

@@ -374,7 +374,6 @@ class _Interval:
         decoding, long = trial.decoding, 0.0
         serving = self._serving(trial, Role.DECODE)
         for arrived, workers in zip(came, serving, strict=True):
-            busy = 0.0 if trial.workers.prefill else arrived / pull_s / self._prompts_per_s / workers
-            decoding, missed = decoded(decoding, arrived, pull_s, workers, work, busy)
+            decoding, missed = decoded(decoding, arrived, pull_s, workers, work)
             long += missed
         return decoding, long

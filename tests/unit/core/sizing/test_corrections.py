@@ -194,3 +194,53 @@ def test_arrivals_that_come_in_bursts_are_no_evidence_that_engines_are_slow() ->
     assert aimed_at(even).decode > aimed_at(burst).decode >= 1.0
     assert aimed_at(even).prefill > aimed_at(burst).prefill >= 1.0
     assert aimed_at(replace(even, arrivals=(0.0,) * 10)) == aimed_at(busy)
+
+
+def full_step_ms(service: ServiceModel, traffic: Traffic, answered_per_s: float) -> float:
+    """A step of an aggregated worker that is full of prompts, at that rate of answers, by trying lengths."""
+    assert traffic.isl and traffic.osl
+    state = SteadyState(service, Demand(answered_per_s, traffic.isl, traffic.osl))
+    decode, prompts, step_ms = service.decode, state.prompts, 10.0
+    for _ in range(200):
+        batch = min(1 + answered_per_s / 1000 * state.answers.mean_steps * step_ms, 256.0)
+        tokens = decode.settings.batched_tokens - batch
+        start_ms = max(0.0, prompts.fixed_ms - decode.decode_ms(1, 0.0))
+        kv_tokens = min(batch * state.answers.context_tokens, decode.kv_tokens)
+        step_ms = decode.decode_ms(batch, kv_tokens) + start_ms
+        step_ms += tokens / prompts.mean_tokens * prompts.mean_ms
+    return step_ms
+
+
+def backlogged(service: ServiceModel, times: float) -> Traffic:
+    """An interval in which prompts waited all the time at an aggregated worker, that many times as slow."""
+    calm = measured(4.0, service, Targets(0, 1))
+    return replace(calm, ttft_ms=20_000.0, itl_ms=times * full_step_ms(service, calm, 4.0))
+
+
+def test_steps_that_are_full_of_waiting_prompts_are_no_evidence_that_an_aggregated_worker_is_slow() -> None:
+    backlog = backlogged(AGGREGATED, 1.0)
+    for before in (1.0, 1.1):
+        after = corrections_after(backlog, Corrections(1.0, before), AGGREGATED, Targets(0, 1))
+        assert after.decode == pytest.approx(before)
+    in_time = replace(backlog, ttft_ms=PROMISE.ttft_ms)
+    assert corrections_after(in_time, EXACT, AGGREGATED, Targets(0, 1)).decode > 1.1
+
+
+def test_an_aggregated_worker_that_is_slow_is_found_in_a_backlog_too() -> None:
+    slow = backlogged(AGGREGATED, 2.0)
+    aim = aimed_at(slow, EXACT, AGGREGATED, Targets(0, 1))
+    assert 1.5 < aim.decode < 2.5
+
+
+def test_a_rise_is_no_evidence_that_an_aggregated_worker_is_slow() -> None:
+    """Its steps hold the prompts that came, and few of their answers have ended."""
+    serving = Targets(0, 1)
+    busy = measured(10.0, AGGREGATED, serving)
+    assert busy.osl
+    few = replace(busy.osl, counts=tuple(0.3 * each for each in busy.osl.counts))
+    rise = replace(busy, osl=few)
+    assert corrections_after(rise, EXACT, AGGREGATED, serving).decode == 1.0
+    fallen = replace(rise, requests=0.3 * (busy.requests or 0))
+    assert corrections_after(fallen, EXACT, AGGREGATED, serving).decode > 1.0
+    slow = replace(rise, itl_ms=2 * (busy.itl_ms or 0))
+    assert corrections_after(slow, EXACT, AGGREGATED, serving).decode > 1.0

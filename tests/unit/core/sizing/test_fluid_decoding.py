@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dynaplan.core.sizing.fluid import Work, decoded, in_stages, waiting
@@ -29,7 +31,7 @@ def pulled(
     """What decodes after these pulls of 0.1 s on one worker, and what was known to miss in each."""
     decoding, missed = before or Decoding(), []
     for arrived in arrivals:
-        decoding, long = decoded(decoding, arrived, 0.1, 1, work, 0.0)
+        decoding, long = decoded(decoding, arrived, 0.1, 1, work)
         missed.append(long)
     return decoding, missed
 
@@ -65,6 +67,26 @@ def test_what_finds_no_slot_is_counted_at_once_and_only_once() -> None:
     assert sum(missed) == pytest.approx(100.0, rel=0.01)
     assert after.total < 1
     assert 0 <= after.counted <= after.total
+
+
+def test_a_prompt_prolongs_the_steps_of_an_aggregated_worker_as_the_queueing_model_says() -> None:
+    state = WORK.state
+    aggregated = replace(WORK, state=SteadyState(replace(state.service, prefill=None), state.demand))
+    for requests_per_s in (2.0, 5.0, 10.0):
+        balance = SteadyState(aggregated.state.service, replace(state.demand, requests_per_s=requests_per_s))
+        alone = balance.decode_batch(1)
+        ratio = aggregated.step_ms(1 + alone.batch, requests_per_s) / alone.step_ms
+        assert 1 <= ratio < 1.03
+    assert aggregated.step_ms(8, 1e6) < 100 * aggregated.step_ms(8)
+
+
+def test_prompts_prolong_the_steps_of_those_workers_only_that_compute_them() -> None:
+    aggregated = replace(
+        WORK, state=SteadyState(replace(WORK.state.service, prefill=None), WORK.state.demand)
+    )
+    for work, slower in ((WORK, False), (aggregated, True)):
+        few, many = (decoded(Decoding(), arrived, 1.0, 1, work)[0] for arrived in (0.1, 15.0))
+        assert (many.step_ms[-1] > 1.5 * few.step_ms[-1]) is slower
 
 
 def test_where_no_worker_decodes_all_that_come_wait_and_are_counted() -> None:

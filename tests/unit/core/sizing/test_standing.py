@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from dynaplan.domain.planning.sizing import SlaTargets, Standing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand
 from tests.unit.core.planning.targets import model, traffic
+from tests.unit.core.sizing.engine_pools import Arrival, decode_times_ms
 
 DISAGGREGATED = model().service
 AGGREGATED = replace(DISAGGREGATED, prefill=None)
@@ -126,3 +129,22 @@ def test_aggregated_workers_compute_prompts_beside_their_steps() -> None:
     assert floor([2.0] * 120) == Targets(0, 1)
     busy = floor([30.0] * 120)
     assert busy.prefill == 0 and busy.decode > 2
+
+
+@pytest.mark.parametrize("rate_per_s", [20.0, 30.0, 40.0])
+def test_as_many_answers_of_aggregated_workers_are_too_slow_as_of_a_pool_of_engines(
+    rate_per_s: float,
+) -> None:
+    """A minute in three at that rate."""
+    dice, requests = random.Random(1), []
+    for begin_s in (0.0, 180.0, 360.0):
+        at_s = begin_s + dice.expovariate(rate_per_s)
+        while at_s < begin_s + 60:
+            requests.append(Arrival(at_s, 3000, 150))
+            at_s += dice.expovariate(rate_per_s)
+    came = Counter(int(each.at_s) for each in requests)
+    trials = after([float(came[second]) for second in range(540)], service=AGGREGATED)
+    for workers in range(1, 6):
+        _, itls_ms = decode_times_ms(AGGREGATED.decode, workers, requests, is_remote=False)
+        simulated = sum(each > PROMISE.itl_ms for each in itls_ms) / len(itls_ms)
+        assert trials.decode[workers - 1].late / trials.requests == pytest.approx(simulated, abs=0.12)
