@@ -1,0 +1,90 @@
+"""Aggregated workers that stand still: what each number of them misses by the sizing's fluid, and simulated.
+
+Of each hour the least number with which both targets hold, and the parts of the requests that miss one.
+``python -m tests.bench fluid --repeats N`` takes N seeds of each family, some ten seconds an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from dynaplan import wiring
+from dynaplan.core.planning.burst_floor import without_requests
+from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.core.sizing.queueing.workload import WorkerKind
+from dynaplan.core.sizing.standing import tried
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.sizing import SlaTargets, Standing
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.traffic import Demand, Lengths
+from dynaplan.simulator.options import SimulateOptions
+from dynaplan.simulator.shell.simulation import run_simulations, service_settings
+from tests.bench.cases import FIRST_SEED, TRACES, hour_of
+from tests.bench.table import Row
+
+INTERVAL_S = 30
+MOST = 8
+"""Workers that are tried at most."""
+
+UNFADED_S = 1e9
+"""A window in which nothing fades: all of the hour counts."""
+
+Missed = Sequence[tuple[float, float]]
+"""For 1, 2, ... workers the parts of the requests over the TTFT, and over the ITL."""
+
+
+def rows(repeats: int) -> Iterator[Row]:
+    """Virtual time: the same on every machine, and measured once."""
+    for seed in range(FIRST_SEED, FIRST_SEED + repeats):
+        for name in TRACES:
+            hour = hour_of("8B, aggregated", name, seed)
+            simulated, said = missed_by_simulation(hour), missed_by_fluid(hour)
+            note = f"{least(said)} by the fluid, {least(simulated)} simulated"
+            apart = float(least(said) - least(simulated))
+            yield Row(f"{name} {seed}: least workers, fluid less simulated", "", [apart], 0.0, note=note)
+            for index, target in enumerate(("TTFT", "ITL")):
+                differences = [
+                    mine[index] - theirs[index] for mine, theirs in zip(said, simulated, strict=True)
+                ]
+                yield Row(f"{name} {seed}: part over the {target}, fluid less simulated", "", differences)
+
+
+def least(missed: Missed) -> int:
+    """Return the least number of workers with which both targets hold; one more than tried if none does."""
+    enough = (number for number, parts in enumerate(missed, 1) if max(parts) <= 0.05)
+    return next(enough, MOST + 1)
+
+
+def missed_by_simulation(hour: SimulateOptions) -> Missed:
+    """Return what each number of workers misses when it is simulated."""
+    policies = tuple(f"static:{number}" for number in range(1, MOST + 1))
+    outcomes = [result.outcome for result in run_simulations(replace(hour, policies=policies))]
+    return [(1 - each.attainment(each.ttft_met), 1 - each.attainment(each.itl_met)) for each in outcomes]
+
+
+def missed_by_fluid(hour: SimulateOptions) -> Missed:
+    """Return what each number of workers misses by the fluid, from the arrivals of each second."""
+    engine, timing = service_settings(hour).engines[Role.DECODE]
+    service = ServiceModel(WorkerKind(timing, engine), is_evenly_routed=True)
+    targets, after, known_s = SlaTargets(hour.slo.ttft_ms, hour.slo.itl_ms), Standing(), 0
+    trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    for number, group in groupby(trace, lambda request: int(request.arrival_s) // INTERVAL_S):
+        begin_s, requests = number * INTERVAL_S, list(group)
+        if begin_s > known_s:
+            after = without_requests(after, 1.0)
+        known_s = begin_s + INTERVAL_S
+        arrivals = [0.0] * INTERVAL_S
+        for request in requests:
+            arrivals[int(request.arrival_s) - begin_s] += 1
+        demand = Demand(
+            len(requests) / INTERVAL_S,
+            Lengths.of([each.prompt_tokens for each in requests]),
+            Lengths.of([each.output_tokens for each in requests]),
+        )
+        after = tried(
+            after, arrivals, service, demand, targets, UNFADED_S, float(INTERVAL_S), Targets(0, MOST)
+        )
+    pairs = zip(after.prefill, after.decode, strict=True)
+    return [(late.late / after.requests, long.late / after.requests) for late, long in pairs]
