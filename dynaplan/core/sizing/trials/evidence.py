@@ -13,7 +13,7 @@ lived ones: a worker added during a burst finds what the burst has left.
 
 **Ratio.** All others are held to the fluid's misses times rho. With F the fluid's misses of what was lived, C
 the counted ones, both faded with the window, and D the doubt of F (bursts are few: the standard error of
-``experts.py``)
+``experts.py``; a request at least, since a fraction of one is none)
 
     rho = (C F + D^2) / (F^2 + D^2)
 
@@ -36,6 +36,9 @@ from dynaplan.domain.planning.targets import Targets
 SAME = 1.0
 """Requests by which two numbers of waiting or decoding requests may differ and still count as the same."""
 
+LEAST_DOUBT = 1.0
+"""The least doubt of the fluid's misses, requests: they come whole, and the fluid has fractions of them."""
+
 
 @dataclass(frozen=True)
 class Counted:
@@ -56,9 +59,8 @@ class Served:
 
 def ratio(fluid: Missed, counted: float) -> float:
     """Return the factor rho by which the fluid's misses are multiplied."""
-    doubt = fluid.squares + fluid.run**2
-    below = fluid.requests**2 + doubt
-    return (counted * fluid.requests + doubt) / below if below else 1.0
+    doubt = max(LEAST_DOUBT**2, fluid.squares + fluid.run**2)
+    return (counted * fluid.requests + doubt) / (fluid.requests**2 + doubt)
 
 
 def late_by_evidence(late: float, had: Served, before: ExpertTrial, lived: Lived, came: Counted) -> float:

@@ -37,6 +37,11 @@ def test_the_fluid_is_believed_until_more_was_counted_than_one_burst() -> None:
     assert ratio(Missed(100.0, 0.0, 100.0), 300.0) == pytest.approx(2.0)
 
 
+def test_a_fraction_of_a_request_is_no_measure_of_what_was_counted() -> None:
+    for fraction in (1e-9, 1e-6, 1e-3):
+        assert ratio(Missed(fraction, fraction**2), 300.0) < 1.4
+
+
 def test_the_very_workers_that_served_missed_what_was_counted() -> None:
     for fluid in (0.0, 1000.0):
         assert late_by_evidence(fluid, having(3, 2), AT_REST, LIVED, CAME) == 40
