@@ -51,3 +51,14 @@ def score(forecasts: Sequence[float], series: Series, steps: int, *, discount: f
     if not count:
         return Score(0, 0.0, 0.0, 0.0)
     return Score(count, error / weight, cost / weight, actual / weight)
+
+
+def outcomes(forecasts: Sequence[float], series: Series, steps: int) -> tuple[tuple[float, float], ...]:
+    """Return what came beyond the forecast, and what came, of each interval that was forecast.
+
+    The newest is the last. (0, 0) is an interval without data.
+    """
+    return tuple(
+        (0.0, 0.0) if came is None else (came - forecast, came)
+        for forecast, came in zip(forecasts, series[steps:], strict=False)
+    )

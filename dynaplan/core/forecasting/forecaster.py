@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from dynaplan.core.forecasting.autoregression import autoregression
-from dynaplan.core.forecasting.backtest import DISCOUNT, score
+from dynaplan.core.forecasting.backtest import DISCOUNT, outcomes, score
 from dynaplan.core.forecasting.seasonal import seasonal
 from dynaplan.core.forecasting.selection import Choice, choose, chosen_from
 from dynaplan.core.forecasting.series import (
@@ -71,7 +71,13 @@ def forecast(
     if method == "kalman" and points < settings.kalman_min_points:
         why = f"the last value: kalman is warming up, {points} of {settings.kalman_min_points} measurements"
     error = score(forecasts, series, steps, discount=DISCOUNT).mean_error
-    return Forecast(forecasts[-1], method, why, typical_error=error if math.isfinite(error) else 0.0)
+    return Forecast(
+        forecasts[-1],
+        method,
+        why,
+        typical_error=error if math.isfinite(error) else 0.0,
+        outcomes=outcomes(forecasts, series, steps),
+    )
 
 
 def choice_of_method(

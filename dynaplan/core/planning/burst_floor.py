@@ -1,8 +1,27 @@
-"""The learnt floor in a decision: it learns from the interval, and raises the minimums.
+"""The learnt floor in a decision: it learns from the interval, raises minimums, and keeps workers.
 
-With ``learnt-floor`` it always does. Without, only while the error budget is overspent, and then only to what
-is there already: workers stay, none is added (``core/sizing/error_budget.py``). That is for the forecast: an
-expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
+With ``learnt-floor`` it raises the minimums always. Without, only while the error budget is overspent, and
+then only to what is there already: workers stay, none is added (``core/sizing/error_budget.py``). That is for
+the forecast: an expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
+
+**Surprises.** A forecast says what is likely, and bursts are what it does not say. A worker that leaves
+because the next minutes are forecast to be quiet is asked for again in the burst after them, and serves a
+start-up time later. Two things are known of that: how far the load has exceeded its forecasts lately (the
+*surprise*, ``core/sizing/demand_forecast.py``), and how many workers, standing still, would have kept the
+promise (the floor). Neither will do alone:
+
+- sized for the surprise as if it lasted, there are too many: a burst may be over before its queue is late,
+  which the floor's fluid knows and the queueing model of a steady load does not;
+- the floor alone holds what the crest of a wave needed through its trough, though the next crest is forecast.
+
+So of each role as many stay as both say:
+
+    stay = min(current, floor, needed for the forecast + surprise)
+
+with the forecast for the time when workers of this decision would be wanted at the latest. Where forecasts
+hold, the surprise is small, and the workers leave with the load; and a burst is forgotten after the window of
+the promise (``slo-window``). No constant of its own: the surprise leaves out 5 % of the requests, as many as
+may miss by default.
 """
 
 from __future__ import annotations
@@ -11,14 +30,17 @@ import math
 from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import is_overspent
-from dynaplan.core.sizing.gpu_budget import at_least
+from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least
 from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.standing import learnt_floor, tried
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, Standing, StandingTrial, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
+from dynaplan.domain.planning.traffic import Demand
 from dynaplan.domain.settings.planner import PlannerSettings
 
 
@@ -87,3 +109,37 @@ def without_requests(before: Standing, fade: float) -> Standing:
         return tuple(StandingTrial(0.0, fade * each.late) for each in trials)
 
     return Standing(fade * before.requests, faded(before.prefill), faded(before.decode))
+
+
+def kept_for_surprises(
+    sizing: Sizing,
+    surprised: Demand | None,
+    standing: Standing,
+    service: ServiceModel,
+    targets: SlaTargets,
+    limits: WorkerLimits,
+    current: Targets,
+) -> Sizing:
+    """Return the sizing without the removals that a surprise may make regretted.
+
+    ``surprised`` is the demand that is forecast, and the surprise on top; None: it is not known, and all that
+    the sizing removes leaves.
+    """
+    if surprised is None or all(sizing.targets.of(role) >= current.of(role) for role in SCALED_ROLES):
+        return sizing
+    floor = learnt_floor(standing, targets, limits, is_aggregated=service.prefill is None)
+    if not floor.decode:
+        return sizing
+    needed = size_pools(service, surprised, targets, replace(limits, max_gpus=UNBOUNDED), current).targets
+    stay = Targets(
+        min(current.prefill, floor.prefill, needed.prefill), min(current.decode, floor.decode, needed.decode)
+    )
+    after = limits.capped(at_least(sizing.targets, stay))
+    if after == sizing.targets or limits.gpus(after) > limits.max_gpus:
+        return sizing
+    why = (
+        f"no worker leaves below {stay}: the load may exceed its forecast, as it has lately, and reach "
+        f"{surprised.requests_per_s:.1f} requests/s; {floor}, standing still, would have kept the promise"
+    )
+    step = Step("surprises", sizing.targets, after, why)
+    return replace(sizing, targets=after, steps=(*sizing.steps, step), prediction=None)

@@ -10,7 +10,8 @@ Each interval, in this order:
    and once for one that is removed.
 4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
 5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
-   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``).
+   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``). Of those to be removed stay the ones that
+   a load beyond its forecast may want back (``burst_floor.py``).
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
 7. *Failures*: no more workers of a role of which several failed for good.
 8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
@@ -24,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
-from dynaplan.core.planning.burst_floor import with_learnt_floor
+from dynaplan.core.planning.burst_floor import kept_for_surprises, with_learnt_floor
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.planning.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.core.sizing import error_budget
@@ -209,9 +210,26 @@ def _plan(
 
     headroom = _headroom(settings, foresight.expected[0])
     sizing = size_for_all(sized(adding), sized(removing), demands, current, limits, headroom, now)
+    sizing = kept_for_surprises(
+        sizing,
+        _surprised(settings, foresight),
+        state.standing,
+        service,
+        settings.targets(),
+        limits,
+        current,
+    )
     return replace(
         sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
     )
+
+
+def _surprised(settings: PlannerSettings, foresight: Foresight) -> Demand | None:
+    """Return the demand of the farthest forecast and its surprise; None where either is not known."""
+    farthest = foresight.expected[-1]
+    if farthest.requests is None or not farthest.surprise or not settings.slo_window_s:
+        return None
+    return demand_of(settings, foresight, replace(farthest, requests=farthest.requests + farthest.surprise))
 
 
 def _current_demand(

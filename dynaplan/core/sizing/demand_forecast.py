@@ -19,7 +19,7 @@ forecast within a standard deviation of the recent mean, which independent clien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dynaplan.core.forecasting.chance import is_near
@@ -42,6 +42,9 @@ class Question(NamedTuple):
         return self.curve == REQUESTS
 
 
+SURPRISED = 0.05
+"""Part of the requests that a surprise leaves out: as many as the promise lets miss by default."""
+
 REQUESTS = "requests"
 """Name of the curve of numbers of requests."""
 
@@ -54,8 +57,12 @@ def questions(startup_s: float, interval_s: float) -> list[Question]:
     return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
 
 
-def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> Foresight:
-    """Combine the answers to ``questions`` with the lengths of the requests that were seen."""
+def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast], window_s: float) -> Foresight:
+    """Combine the answers to ``questions`` with the lengths of the requests that were seen.
+
+    Surprises are remembered for ``window_s``, that of the promise: an older one keeps no worker.
+    """
+    intervals = max(1, round(window_s / history.interval_s))
     lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
     requests = _value(answers[Question(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
@@ -67,6 +74,7 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
             osl,
             ahead=asked.ahead,
             doubt=answer.typical_error,
+            surprise=surprise(answer.outcomes[-intervals:]),
             why=answer.why,
         )
         for asked, answer in answers.items()
@@ -81,6 +89,20 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast]) -> 
         history.prefix_hit_rate,
         history.dispersions,
     )
+
+
+def surprise(outcomes: Sequence[tuple[float, float]]) -> float:
+    """Return by how much requests came in excess of their forecast, but for a part ``SURPRISED`` of them.
+
+    It is the least excess e of which so few came in intervals with more than forecast + e; 0 where forecasts
+    were hardly ever too low.
+    """
+    beyond, may_be = 0.0, SURPRISED * sum(came for _, came in outcomes)
+    for excess, came in sorted(outcomes, reverse=True):
+        beyond += came
+        if beyond > may_be:
+            return max(0.0, excess)
+    return 0.0
 
 
 def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:

@@ -141,7 +141,8 @@ class Expected:
     """The forecast of one coming interval: its requests, and their mean lengths; None is "not known".
 
     ``ahead`` counts intervals after the newest measured one; ``why`` names the method. ``doubt`` is the
-    mean absolute error, in requests, of earlier forecasts as far ahead; 0: not known.
+    mean absolute error, in requests, of earlier forecasts as far ahead, ``surprise`` the requests by which
+    the load has exceeded them lately, but for 5 % of it; 0: not known.
     """
 
     requests: float | None = None
@@ -149,6 +150,7 @@ class Expected:
     osl_tokens: float | None = None
     ahead: int = 1
     doubt: float = 0.0
+    surprise: float = 0.0
     why: str = ""
 
 

@@ -25,6 +25,7 @@ class Forecast:
     (``constant``) where another one failed or is warming up; ``why`` says so. Not ``is_known`` means that
     nothing was ever measured: the value is 0 then and says nothing. ``typical_error`` is how far the method
     was off on average over the recent past, as many intervals ahead as now; 0 where it is not known.
+    ``outcomes`` are what came beyond such forecasts, and what came, in each interval, the newest last.
     """
 
     value: float
@@ -32,6 +33,7 @@ class Forecast:
     why: str
     is_known: bool = True
     typical_error: float = 0.0
+    outcomes: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

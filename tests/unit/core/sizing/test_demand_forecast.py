@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
-from dynaplan.core.sizing.demand_forecast import Question, foresight, questions
+from dynaplan.core.sizing.demand_forecast import Question, foresight, questions, surprise
 from dynaplan.domain.planning.traffic import Expected, Lengths, Traffic
 from dynaplan.domain.settings.forecasting import Forecast
 
 INTERVAL_S = 30.0
+WINDOW_S = 3600.0
 MIXED = Lengths((0.0, 1000.0, 2000.0), (0.0, 50.0, 50.0, 0.0), 1000.0)
 """Half of them short, half of them long: a standard deviation of about 550 tokens."""
 
@@ -22,8 +23,13 @@ def history(isl: Lengths | None = MIXED, osl: Lengths | None = None) -> TrafficH
     return kept
 
 
-def told(value: float, typical_error: float = 0.0, is_known: bool = True) -> Forecast:
-    return Forecast(value, "constant", "told by the test", is_known=is_known, typical_error=typical_error)
+def told(
+    value: float,
+    typical_error: float = 0.0,
+    is_known: bool = True,
+    outcomes: tuple[tuple[float, float], ...] = (),
+) -> Forecast:
+    return Forecast(value, "constant", "told by the test", is_known, typical_error, outcomes)
 
 
 def answered(
@@ -36,7 +42,7 @@ def answered(
 def expected(
     requests: Forecast, isl: Forecast, kept: TrafficHistory | None = None, startup_s: float = 0.0
 ) -> tuple[Expected, ...]:
-    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s)).expected
+    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s), WINDOW_S).expected
 
 
 @pytest.mark.parametrize(
@@ -57,9 +63,12 @@ def test_numbers_of_requests_are_counts_and_lengths_are_none() -> None:
 
 
 def test_each_interval_that_was_asked_for_is_expected_the_soonest_first() -> None:
-    seen = expected(told(80.0, typical_error=7.0), told(1000.0), startup_s=60.0)
+    requests = told(80.0, typical_error=7.0, outcomes=((30.0, 110.0),))
+    seen = expected(requests, told(1000.0), startup_s=60.0)
     assert [each.ahead for each in seen] == [1, 2, 3]
-    assert {(each.requests, each.doubt, each.why) for each in seen} == {(80.0, 7.0, "told by the test")}
+    assert {(each.requests, each.doubt, each.surprise, each.why) for each in seen} == {
+        (80.0, 7.0, 30.0, "told by the test")
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,7 @@ def test_before_any_interval_was_measured_a_number_of_requests_is_believed_as_fo
 
 def test_what_was_seen_of_the_requests_goes_along() -> None:
     kept = history()
-    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)))
+    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), WINDOW_S)
     assert (seen.interval_s, seen.isl, seen.osl, seen.dispersion) == (INTERVAL_S, MIXED, None, 2.0)
 
 
@@ -112,7 +121,7 @@ def test_the_more_requests_the_more_of_a_forecast_of_their_length_is_believed() 
 def test_the_soonest_interval_says_how_many_requests_there_are() -> None:
     answers = dict(answered(told(1e8), told(1300.0), told(100.0), 60.0))
     answers[Question("requests", 3)] = told(1.0)
-    lengths = [each.isl_tokens for each in foresight(history(), answers).expected]
+    lengths = [each.isl_tokens for each in foresight(history(), answers, WINDOW_S).expected]
     assert lengths == pytest.approx([1300.0] * 3, abs=0.1)
 
 
@@ -124,3 +133,31 @@ def test_a_length_is_believed_as_foretold_where_no_histogram_tells_how_much_leng
 def test_requests_that_are_all_of_one_length_leave_nothing_to_chance() -> None:
     fixed = history(Lengths.fixed(1000.0))
     assert expected(told(1.0), told(1300.0), fixed)[0].isl_tokens == pytest.approx(1300.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "beyond"),
+    [
+        ([(0.0, 10.0)] * 30, 0.0),
+        ([(4.0, 14.0), (-4.0, 10.0)] * 15, 4.0),
+        ([(-4.0, 10.0)] * 30, 0.0),
+        ([(0.0, 0.0)] * 30, 0.0),
+        ([], 0.0),
+        ([(10.0, 20.0), *[(0.0, 10.0)] * 100], 0.0),  # 2 % of the requests
+        ([(40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100], 30.0),
+    ],
+)
+def test_the_surprise_is_what_came_beyond_the_forecast_but_for_a_twentieth(
+    outcomes: list[tuple[float, float]], beyond: float
+) -> None:
+    assert surprise(outcomes) == beyond
+
+
+def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:
+    quiet = ((0.0, 1.0),) * round(WINDOW_S / INTERVAL_S)
+    burst = (90.0, 91.0)
+    [known, forgotten] = (
+        expected(told(1.0, outcomes=outcomes), told(1000.0))[0].surprise
+        for outcomes in ((burst, *quiet[1:]), (burst, *quiet))
+    )
+    assert (known, forgotten) == (90.0, 0.0)
