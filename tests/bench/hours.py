@@ -19,7 +19,7 @@ from tests.bench.table import Row
 
 HOURS = 20
 MOST_DOMINATED = 10
-"""Of ``HOURS``, with the hedge: the 6 of the first twenty, and two standard deviations."""
+"""Of ``HOURS``: the 6 of the first twenty, and two standard deviations."""
 
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "bursts": {"high": (4, 16), "on": (20, 180), "off": (60, 360)},

@@ -17,7 +17,7 @@ BLOCKS = 10
 @in_torture
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_of_twenty_random_hours_few_are_dominated_by_a_number_that_stands_still(block: int) -> None:
-    found = list(dominated(range(HOURS * block, HOURS * (block + 1)), {"hedge": True}))
+    found = list(dominated(range(HOURS * block, HOURS * (block + 1)), {}))
     assert len(found) <= MOST_DOMINATED, "\n".join(found)
 
 
