@@ -33,7 +33,7 @@ class TrafficWatch:
         clock: Clock,
         before: Iterable[IntervalLoad] = (),
     ) -> None:
-        self._interval_s, self._window_s = settings.adjustment_interval_s, settings.slo_window_s
+        self._settings, self._interval_s = settings, settings.adjustment_interval_s
         self._source = source
         self._forecaster = forecaster
         self._clock = clock
@@ -70,7 +70,7 @@ class TrafficWatch:
             )
             for asked in questions(startup_s, self._interval_s)
         }
-        return foresight(history, answers, self._window_s)
+        return foresight(history, answers, self._settings)
 
     async def close(self) -> None:
         """Close the source's connections, and end the processes that compute forecasts."""

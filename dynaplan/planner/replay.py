@@ -116,7 +116,7 @@ class Replayer:
             )
             for asked in questions(observation.startup_s, settings.adjustment_interval_s)
         }
-        return replace(observation, foresight=foresight(history, answers, settings.slo_window_s))
+        return replace(observation, foresight=foresight(history, answers, settings))
 
 
 def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:

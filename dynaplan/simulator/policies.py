@@ -134,5 +134,5 @@ class PlannerPolicy:
             asked: self._forecast(history, asked)
             for asked in questions(startup_s, settings.adjustment_interval_s)
         }
-        expected = foresight(history, answers, settings.slo_window_s)
+        expected = foresight(history, answers, settings)
         return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)

@@ -20,8 +20,8 @@ So of each role as many stay as both say:
 
 with the forecast for the time when workers of this decision would be wanted at the latest. Where forecasts
 hold, the surprise is small, and the workers leave with the load; and a burst is forgotten after the window of
-the promise (``slo-window``). No constant of its own: the surprise leaves out 5 % of the requests, as many as
-may miss by default.
+the promise (``slo-window``). No constant of its own: the surprise leaves out as many requests as the promise
+lets miss.
 """
 
 from __future__ import annotations

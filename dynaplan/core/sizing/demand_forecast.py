@@ -28,6 +28,7 @@ from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.sizing.look_ahead import lookahead
 from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths
 from dynaplan.domain.settings.forecasting import Forecast
+from dynaplan.domain.settings.planner import PlannerSettings
 
 
 class Question(NamedTuple):
@@ -42,9 +43,6 @@ class Question(NamedTuple):
         return self.curve == REQUESTS
 
 
-SURPRISED = 0.05
-"""Part of the requests that a surprise leaves out: as many as the promise lets miss by default."""
-
 REQUESTS = "requests"
 """Name of the curve of numbers of requests."""
 
@@ -57,12 +55,15 @@ def questions(startup_s: float, interval_s: float) -> list[Question]:
     return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
 
 
-def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast], window_s: float) -> Foresight:
+def foresight(
+    history: TrafficHistory, answers: Mapping[Question, Forecast], settings: PlannerSettings
+) -> Foresight:
     """Combine the answers to ``questions`` with the lengths of the requests that were seen.
 
-    Surprises are remembered for ``window_s``, that of the promise: an older one keeps no worker.
+    Surprises are remembered for the window of the promise: an older one keeps no worker.
     """
-    intervals = max(1, round(window_s / history.interval_s))
+    targets, intervals = settings.targets(), max(1, round(settings.slo_window_s / history.interval_s))
+    rest = min(targets.ttft_rest, targets.itl_rest)
     lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
     requests = _value(answers[Question(REQUESTS, 1)])
     isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
@@ -74,7 +75,7 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast], win
             osl,
             ahead=asked.ahead,
             doubt=answer.typical_error,
-            surprise=surprise(answer.outcomes[-intervals:]),
+            surprise=surprise(answer.outcomes[-intervals:], rest),
             why=answer.why,
         )
         for asked, answer in answers.items()
@@ -91,13 +92,13 @@ def foresight(history: TrafficHistory, answers: Mapping[Question, Forecast], win
     )
 
 
-def surprise(outcomes: Sequence[tuple[float, float]]) -> float:
-    """Return by how much requests came in excess of their forecast, but for a part ``SURPRISED`` of them.
+def surprise(outcomes: Sequence[tuple[float, float]], rest: float) -> float:
+    """Return by how much requests came in excess of their forecast, but for the part ``rest`` of them.
 
     It is the least excess e of which so few came in intervals with more than forecast + e; 0 where forecasts
-    were hardly ever too low.
+    were hardly ever too low. ``rest`` is what the promise lets miss: surprises that large would break it.
     """
-    beyond, may_be = 0.0, SURPRISED * sum(came for _, came in outcomes)
+    beyond, may_be = 0.0, rest * sum(came for _, came in outcomes)
     for excess, came in sorted(outcomes, reverse=True):
         beyond += came
         if beyond > may_be:

@@ -142,7 +142,7 @@ class Expected:
 
     ``ahead`` counts intervals after the newest measured one; ``why`` names the method. ``doubt`` is the
     mean absolute error, in requests, of earlier forecasts as far ahead, ``surprise`` the requests by which
-    the load has exceeded them lately, but for 5 % of it; 0: not known.
+    the load has exceeded them lately, but for as many as may miss; 0: not known.
     """
 
     requests: float | None = None

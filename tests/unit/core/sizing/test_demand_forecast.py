@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -10,9 +11,11 @@ from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.sizing.demand_forecast import Question, foresight, questions, surprise
 from dynaplan.domain.planning.traffic import Expected, Lengths, Traffic
 from dynaplan.domain.settings.forecasting import Forecast
+from dynaplan.domain.settings.planner import PlannerSettings
 
 INTERVAL_S = 30.0
 WINDOW_S = 3600.0
+SETTINGS = PlannerSettings(slo_window_s=WINDOW_S)
 MIXED = Lengths((0.0, 1000.0, 2000.0), (0.0, 50.0, 50.0, 0.0), 1000.0)
 """Half of them short, half of them long: a standard deviation of about 550 tokens."""
 
@@ -42,7 +45,7 @@ def answered(
 def expected(
     requests: Forecast, isl: Forecast, kept: TrafficHistory | None = None, startup_s: float = 0.0
 ) -> tuple[Expected, ...]:
-    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s), WINDOW_S).expected
+    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s), SETTINGS).expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_before_any_interval_was_measured_a_number_of_requests_is_believed_as_fo
 
 def test_what_was_seen_of_the_requests_goes_along() -> None:
     kept = history()
-    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), WINDOW_S)
+    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), SETTINGS)
     assert (seen.interval_s, seen.isl, seen.osl, seen.dispersion) == (INTERVAL_S, MIXED, None, 2.0)
 
 
@@ -121,7 +124,7 @@ def test_the_more_requests_the_more_of_a_forecast_of_their_length_is_believed() 
 def test_the_soonest_interval_says_how_many_requests_there_are() -> None:
     answers = dict(answered(told(1e8), told(1300.0), told(100.0), 60.0))
     answers[Question("requests", 3)] = told(1.0)
-    lengths = [each.isl_tokens for each in foresight(history(), answers, WINDOW_S).expected]
+    lengths = [each.isl_tokens for each in foresight(history(), answers, SETTINGS).expected]
     assert lengths == pytest.approx([1300.0] * 3, abs=0.1)
 
 
@@ -147,10 +150,10 @@ def test_requests_that_are_all_of_one_length_leave_nothing_to_chance() -> None:
         ([(40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100], 30.0),
     ],
 )
-def test_the_surprise_is_what_came_beyond_the_forecast_but_for_a_twentieth(
+def test_the_surprise_is_what_came_beyond_the_forecast_but_for_as_many_as_may_miss(
     outcomes: list[tuple[float, float]], beyond: float
 ) -> None:
-    assert surprise(outcomes) == beyond
+    assert surprise(outcomes, 0.05) == beyond
 
 
 def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:
@@ -161,3 +164,15 @@ def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:
         for outcomes in ((burst, *quiet[1:]), (burst, *quiet))
     )
     assert (known, forgotten) == (90.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "beyond"), [(95.0, 95.0, 30.0), (95.0, 99.0, 40.0), (50.0, 90.0, 0.0)]
+)
+def test_the_stricter_promise_says_how_seldom_a_surprise_may_be(
+    ttft: float, itl: float, beyond: float
+) -> None:
+    outcomes = ((40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100)
+    settings = replace(SETTINGS, ttft_percentile=ttft, itl_percentile=itl)
+    answers = answered(told(1.0, outcomes=outcomes), told(1000.0), told(100.0))
+    assert foresight(history(), answers, settings).expected[0].surprise == beyond
