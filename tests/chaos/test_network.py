@@ -61,8 +61,8 @@ class Kernel:
                 if each.transport:
                     each.transport.abort()
 
-    def listen(self) -> Heard:
-        heard = Heard()
+    def listen(self, heard: Any = None) -> Any:
+        heard = heard or Heard()
         acceptor = Acceptor(self._socket.dup(), lambda _: heard)
         acceptor.start()
         self._acceptors.append(acceptor)
@@ -94,8 +94,8 @@ class Memory:
         finally:
             self._loop.close()
 
-    def listen(self) -> Heard:
-        return self._listen()[0]
+    def listen(self, heard: Any = None) -> Any:
+        return self._listen(heard)[0]
 
     def listen_stopped(self) -> Callable[[], None]:
         """Listen as a stopped process does; the result ends it."""
@@ -108,8 +108,8 @@ class Memory:
 
         return kill
 
-    def _listen(self) -> tuple[Heard, Process]:
-        heard, server = Heard(), Process(self._loop, 2, "Frontend")
+    def _listen(self, heard: Any = None) -> tuple[Any, Process]:
+        heard, server = heard or Heard(), Process(self._loop, 2, "Frontend")
         listen_on = MemorySocket(PUBLIC_PORT)
         server.context.run(lambda: MemoryAcceptor(self._network, listen_on, lambda _: heard).start())
         return heard, server
@@ -195,5 +195,31 @@ def test_a_connection_that_a_stopped_process_has_not_accepted_is_taken_by_anothe
         kill()
         await asyncio.sleep(0.05)
         assert not heard.end
+
+    place.run(rule)
+
+
+class Woken(Heard):
+    """Wakes a task at bytes, which notes whether the end was heard before it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        asyncio.get_running_loop().call_soon(lambda: self.seen.append(self.end))
+
+
+def test_a_task_that_waits_for_bytes_is_awake_before_the_end_is_heard(place: Any) -> None:
+    async def rule(place: Any) -> None:
+        heard = place.listen(Woken())
+        client = await connect(place)
+        client.write(b"one ")
+        client.write(b"two")
+        client.close()
+        await eventually(lambda: heard.end)
+        assert heard.read == b"one two"
+        assert set(heard.seen) == {""}
 
     place.run(rule)

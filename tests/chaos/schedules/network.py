@@ -62,6 +62,7 @@ class Wire(asyncio.Transport):
         self._is_closing = False
         self._is_paused = False
         self._unread: deque[Callable[[], None]] = deque()
+        self._is_due = False
 
     def write(self, data: Any) -> None:
         if not self._is_closing and self.peer:
@@ -73,17 +74,31 @@ class Wire(asyncio.Transport):
     def receive(self, data: bytes) -> None:
         """Bytes have come."""
         self._unread.append(lambda: self.protocol.data_received(data))
-        self.read()
+        self.read_soon()
 
     def hear_end(self, error: Exception | None) -> None:
         """The other end is gone; nothing comes after this."""
         self._unread.append(lambda: self.lose(error))
-        self.read()
+        self.read_soon()
 
-    def read(self) -> None:
-        """Pass on what has come, as far as somebody reads; a connection that is not accepted nobody reads."""
-        while self._unread and self.protocol is not None and not (self._is_paused or self._is_closing):
+    def read_soon(self) -> None:
+        """Read in a turn of the loop to come, one thing in each.
+
+        As asyncio does: those that wait for bytes are awake before the end is heard.
+        """
+        if not self._is_due:
+            self._is_due = True
+            self.process.post(self._read)
+
+    def _read(self) -> None:
+        """Pass on the next thing that has come, if somebody reads; before it is accepted nobody does."""
+        if PROCESS.get() is not self.process:
+            return
+        self._is_due = False
+        if self._unread and self.protocol is not None and not (self._is_paused or self._is_closing):
             self._unread.popleft()()
+            if self._unread:
+                self.read_soon()
 
     def close(self) -> None:
         if not self._is_closing:
@@ -143,7 +158,7 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._is_paused = False
-        self.process.post(self.read)
+        self.read_soon()
 
 
 class MemoryAcceptor:
@@ -182,7 +197,8 @@ class MemoryAcceptor:
             return
         wire.protocol = protocol
         protocol.connection_made(wire)
-        self.process.post(wire.read)
+        wire._is_due = False  # in the client's process, whose it was
+        wire.read_soon()
 
 
 class Network:
