@@ -82,9 +82,9 @@ class Hospital:
                     await self._here.store.delete(self._keys.pop(worker, key))
             while len(self.workers) - self.deaths < self._wanted:
                 worker = self._kind(f"ns_VllmWorker_{len(self.workers)}")
+                self._here.workers.append(worker)  # which stops it, even if it has not started
                 await worker.start()
                 self.workers.append(worker)
-                self._here.workers.append(worker)
                 instance = await worker.register(self._here.store, len(self.workers))
                 self._keys[worker] = instance.key
                 await self._here.know(instance)

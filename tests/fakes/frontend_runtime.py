@@ -124,5 +124,7 @@ async def stage(environment: Mapping[str, str] | None = None, **options: Any) ->
                 await worker.stop()
             await frontend.close()
             await runtime.close()
+            for worker in here.workers:  # those that came meanwhile
+                await worker.stop()
             await discovery.close()
             await store.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from typing import Any
 
 from aiohttp import web
@@ -67,6 +68,8 @@ class FakeWorker:
             "kv_block_tokens": 16,
         }
         self._runner: web.ServerRunner | None = None
+        self._socket: socket.socket | None = None
+        """Its own: ``create_server`` of the loop leaves one behind when it is cancelled."""
         self._instance: Instance | None = None
 
     async def start(self) -> str:
@@ -74,7 +77,8 @@ class FakeWorker:
         server = web.Server(self._handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(self._runner, self._socket).start()
         return self.url
 
     @property
@@ -95,6 +99,8 @@ class FakeWorker:
         """Stop listening and close every connection: what is left of a killed process."""
         if self._runner:
             await self._runner.cleanup()
+        if self._socket:
+            self._socket.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
