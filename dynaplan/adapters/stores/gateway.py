@@ -20,6 +20,9 @@ from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
 
 Document = dict[str, Any]
 
+TLS_ENDS_WITHIN_S = 0.05
+"""Time for the last TLS connections to end in, when all is closed."""
+
 CALL_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.5
 DEFAULT_ENDPOINT = "http://localhost:2379"
@@ -119,9 +122,10 @@ class Gateway:
             response.content.set_exception(aiohttp.ClientConnectionError("the client is closed"))
         for session in self._sessions.values():
             await session.close()
-        for _ in range(2 if self._tls else 0):
-            # aiohttp aborts TLS connections: their sockets are closed in the loop's next turns.
-            await asyncio.sleep(0)
+        if self._tls and self._sessions:
+            # aiohttp does not wait for the end of TLS connections: their sockets are closed in the loop's
+            # next turns, or when the server has answered.
+            await asyncio.sleep(TLS_ENDS_WITHIN_S)
 
     async def _open(self, path: str, body: Document) -> aiohttp.ClientResponse:
         """An answer with status 200, after signing in (again) where that is needed; to be closed."""
