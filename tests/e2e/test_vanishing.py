@@ -80,7 +80,9 @@ def remove(directory: Path) -> None:
     raise AssertionError(f"{gone} cannot be removed")
 
 
-@pytest.mark.parametrize("options", [(), ("--no-supervise",)], ids=["supervised", "alone"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--no-supervise",), marks=in_torture)], ids=["supervised", "alone"]
+)
 async def test_a_server_and_the_fleet_plugin_come_back_after_their_starts_were_refused(
     deploy: Callable[..., Deployment], options: tuple[str, ...]
 ) -> None:
