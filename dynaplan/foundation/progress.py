@@ -51,10 +51,10 @@ class ProgressLine:
         self.erase()
 
     def show(self, text: str, news: str | None = None) -> None:
-        """Show the text.
+        """Draw the text over the last one on a terminal, at most every ``REDRAW_S`` seconds.
 
-        Where there is no terminal it is written when ``news`` is another than before, or ``every_s`` after
-        the last time; ``news`` None: only then.
+        Elsewhere write it as a line when ``news`` has changed, and ``every_s`` seconds after the last line;
+        with ``news`` None only then.
         """
         now_s = self._now_s()
         is_news = news is not None and news != self._news
