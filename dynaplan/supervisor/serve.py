@@ -199,7 +199,7 @@ class Serving:
 
     async def _drained(self, shutdown: Shutdown) -> None:
         """End everything, and show the requests in flight meanwhile."""
-        stays = await staying(self._launch.namespace)
+        stays = asyncio.create_task(staying(self._launch.namespace), name="who stays")
         try:
             workers = self._workers()
         except StatefileCorrupt:
@@ -208,12 +208,13 @@ class Serving:
         urls = [each.url for each in workers if each.component in takers and each.url]
         display = asyncio.create_task(show_drain(urls, self._launch.drain_timeout_s), name="drain display")
         try:
-            await shutdown.run()
+            await shutdown.run(stays)
         finally:
+            stays.cancel()
             display.cancel()
-            await asyncio.wait({display})
-        if stays:
-            say(stays)
+            await asyncio.wait({stays, display})
+        if not stays.cancelled() and stays.result():
+            say(stays.result())
 
     async def _start(self, arbiter: ServeArbiter) -> None:
         try:

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
@@ -60,8 +61,11 @@ class Shutdown:
     killed: list[str] = field(default_factory=list)
     is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> None:
-        """Return when nothing is left, within the drain deadline and about two seconds."""
+    async def run(self, question: asyncio.Future[Any] | None = None) -> None:
+        """Return when nothing is left, within the drain deadline and about two seconds.
+
+        The servers end last of all, and not before ``question`` is done: it is asked of them meanwhile.
+        """
         deadline_s = time.monotonic() + self.drain_timeout_s
         await self._end_plugin()
         first = self._watchers_of(self.first_services())
@@ -75,6 +79,8 @@ class Shutdown:
             await self._wait_gone(names, until_s)
         await self._wait_gone([*first, *rest], deadline_s)
         self._kill([*first, *rest])
+        while question and not question.done() and not self.is_hurried.is_set():
+            await asyncio.sleep(POLL_S)
         await self.arbiter.end()
         self._kill_strays()
 

@@ -15,6 +15,7 @@ import aiohttp
 import psutil
 import pytest
 
+from dynaplan.supervisor.shutdown import AFTER_KILL_S, CLEAN_UP_S
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of
@@ -22,6 +23,9 @@ from tests.fakes.load import Load
 from tests.fakes.polling import eventually, wait_until
 
 DRAIN_S = 2.0
+LONGEST_S = DRAIN_S + CLEAN_UP_S + AFTER_KILL_S
+"""All that ``serve`` ever waits for after Ctrl-C. The end itself has what was not waited for."""
+
 OPTIONS = ("--Planner.no-operation=true", "--drain-timeout", f"{DRAIN_S:g}")
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", "--VllmWorker.remote-prefill=true", *OPTIONS)
 """With the prefill queue, though without workers for it: so NATS runs."""
@@ -159,7 +163,7 @@ async def test_ctrl_c_ends_it_within_the_deadline_and_leaves_nothing(
     code, took_s = await asyncio.to_thread(ctrl_c, deployment)
     await _end_of_load(deployment)
     assert code == 0, deployment.text
-    assert took_s < DRAIN_S + 4
+    assert took_s < LONGEST_S
     nothing_is_left(deployment)
 
 
@@ -212,7 +216,7 @@ def test_it_may_be_ended_while_it_starts(
     assert deployment.process
     time.sleep(seconds)
     deployment.process.send_signal(number)
-    code = deployment.process.wait(DRAIN_S + 4)
+    code = deployment.process.wait(LONGEST_S)
     if number == signal.SIGKILL:
         wait_until(lambda: processes_of(deployment) == {}, 5)
         return
@@ -254,6 +258,6 @@ def test_workers_that_ignore_sigterm_or_block_cannot_hold_up_the_exit(
     code, took_s = ctrl_c(deployment)
     assert len(stubborn) == 2
     assert code == 0, deployment.text
-    assert took_s < DRAIN_S + 4
+    assert took_s < LONGEST_S
     assert "killed: " in deployment.text
     nothing_is_left(deployment)

@@ -16,7 +16,8 @@ async def staying(namespace: str) -> str:
     """Return a line about the unmanaged components that are registered; empty when none is known."""
     from dynaplan.core.fleet.observing import unmanaged
 
-    store = wiring.connections.connect_store()
+    # In a thread: it imports the store's client, for which nothing that ends meanwhile is to wait.
+    store = await asyncio.to_thread(wiring.connections.connect_store)
     try:
         async with asyncio.timeout(ANSWER_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")

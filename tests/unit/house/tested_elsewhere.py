@@ -73,7 +73,6 @@ TESTED_ELSEWHERE = {
         "supervisor/fleet/plugin",
         "supervisor/fleet/store_link",
         "supervisor/preparation",
-        "supervisor/shutdown",
         "wiring/box",
     ],
     "integration/test_page.py": ["console/page_guard", "console/routes", "console/viewers"],
