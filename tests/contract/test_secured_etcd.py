@@ -48,6 +48,20 @@ async def test_a_change_of_the_users_in_between_costs_nothing(
     assert (await store.list("/services/ns/c"))[0].value == "2"
 
 
+async def test_a_watch_that_ends_leaves_no_connection_whatever_the_server_does(
+    secured_etcd: SecuredEtcd,
+) -> None:
+    store = EtcdStore.from_environment(secured_etcd.environment)
+    events = cast(AsyncGenerator[WatchEvent], store.watch("/services/ns/"))
+    await anext(events)
+    await store.put("/services/ns/d", "1")
+    await anext(events)
+    with secured_etcd.stopped():
+        await events.aclose()
+        await store.close()
+        assert secured_etcd.connections() == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [

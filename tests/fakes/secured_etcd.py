@@ -10,8 +10,10 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynaplan.adapters.stores.encoding import key_range
@@ -81,6 +83,21 @@ class SecuredEtcd:
             granted = {"permType": permission, **key_range(prefix)}
             await gateway.call("/v3/auth/role/grant", {"name": name, "perm": granted})
         await gateway.call("/v3/auth/user/grant", {"user": name, "role": name})
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Answer nothing meanwhile, not even the end of a connection."""
+        process = psutil.Process(self._process.pid if self._process else 0)
+        process.suspend()
+        try:
+            yield
+        finally:
+            process.resume()
+
+    def connections(self) -> list[str]:
+        """The states of this process's connections to it."""
+        mine = psutil.Process().net_connections("tcp")
+        return [each.status for each in mine if each.raddr and each.raddr.port == self._port]
 
     def gateway_of_root(self) -> Gateway:
         environment = self.environment

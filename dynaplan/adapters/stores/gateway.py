@@ -20,9 +20,6 @@ from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
 
 Document = dict[str, Any]
 
-TLS_ENDS_WITHIN_S = 0.05
-"""Time for the last TLS connections to end in, when all is closed."""
-
 CALL_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.5
 DEFAULT_ENDPOINT = "http://localhost:2379"
@@ -110,7 +107,7 @@ class Gateway:
                 yield _documents(response, self._timeout_s, silence_s)
             finally:
                 self._streams.discard(response)
-                response.close()
+                _end(response)
         except FAILURES as error:
             raise self._unavailable(path, error) from error
 
@@ -122,10 +119,7 @@ class Gateway:
             response.content.set_exception(aiohttp.ClientConnectionError("the client is closed"))
         for session in self._sessions.values():
             await session.close()
-        if self._tls and self._sessions:
-            # aiohttp does not wait for the end of TLS connections: their sockets are closed in the loop's
-            # next turns, or when the server has answered.
-            await asyncio.sleep(TLS_ENDS_WITHIN_S)
+        await asyncio.sleep(0)  # the socket of a stream that has just ended is closed in the loop's next turn
 
     async def _open(self, path: str, body: Document) -> aiohttp.ClientResponse:
         """An answer with status 200, after signing in (again) where that is needed; to be closed."""
@@ -255,6 +249,18 @@ async def _documents(
         for line in lines:
             yield _result(json.loads(line))
             patience_s = silence_s
+
+
+def _end(response: aiohttp.ClientResponse) -> None:
+    """End it with its connection, at once.
+
+    Closed, a TLS connection would wait up to 30 s for the server to close it too. Nothing would wait for it:
+    not the session that had it, nor the loop at its end.
+    """
+    transport = response.connection.transport if response.connection else None
+    if transport:
+        transport.abort()
+    response.close()
 
 
 def _probe_when_silent(response: aiohttp.ClientResponse) -> None:
