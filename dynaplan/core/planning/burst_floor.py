@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import is_overspent
 from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least
-from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.measured_load import arrived_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.standing import learnt_floor, tried
@@ -86,7 +86,7 @@ def _after(
     if traffic is None or traffic.requests is None:
         return before
     fade = math.exp(-traffic.interval_s / settings.slo_window_s)
-    demand = measured_demand(traffic)
+    demand = arrived_demand(traffic, observation.foresight, settings)
     if demand is None or not traffic.arrivals:
         return without_requests(before, fade) if not traffic.requests else before
     most = Targets(limits.max_gpus // limits.prefill_gpus, limits.max_gpus // limits.decode_gpus)

@@ -139,9 +139,13 @@ def _hedge(document: Mapping[str, Any]) -> Hedge:
             **known,
             **{name: Targets(**document.get(name, {})) for name in ("most", "newest")},
             "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
-            "lived": Lived(**{**lived, "trial": _trial(lived["trial"])}) if lived else Lived(),
+            "lived": Lived(**{**lived, **_trials_of(lived)}) if lived else Lived(),
         }
     )
+
+
+def _trials_of(lived: Mapping[str, Any]) -> dict[str, ExpertTrial]:
+    return {name: _trial(lived[name]) for name in ("trial", "older") if name in lived}
 
 
 def _trial(document: Mapping[str, Any]) -> ExpertTrial:

@@ -175,11 +175,13 @@ class Lived:
     """The workers that served, by the fluid (``trial``), beside what was counted with them.
 
     ``late`` requests were over the TTFT, ``long`` others over the ITL; both fade with ``slo-window``.
+    ``older`` are the workers that were there before others came, while they have more than their share.
     """
 
     trial: ExpertTrial = field(default_factory=ExpertTrial)
     late: float = 0.0
     long: float = 0.0
+    older: ExpertTrial = field(default_factory=ExpertTrial)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ which minimises (C - rho F)^2 / D^2 + (rho - 1)^2: least squares drawn to 1, the
 believed to be wrong by a factor of about 2 unless evidence says otherwise. One burst counts half, ten count
 ten elevenths.
 
-An interval in which the workers changed is no evidence: it is not known which of them computed what. Where
+An interval in which the workers changed is no evidence: it is not known which of them computed what. Nor is
+one in which older workers still have more than newer ones (``lived.py``). Where
 frontends count nothing, the misses that the error budget estimates from the mean times take the counted ones'
 place (``core/sizing/error_budget.py``).
 """

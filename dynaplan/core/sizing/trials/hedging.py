@@ -13,11 +13,12 @@ from dynaplan.core.sizing.error_budget import missed_requests
 from dynaplan.core.sizing.fluid import Work
 from dynaplan.core.sizing.gpu_budget import fit
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.measured_load import measured_demand
+from dynaplan.core.sizing.measured_load import arrived_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.trials.evidence import Counted
-from dynaplan.core.sizing.trials.experts import Arrived, ExpertPanel, chosen, followed, tried, wants
+from dynaplan.core.sizing.trials.experts import ExpertPanel, chosen, followed, tried, wants
+from dynaplan.core.sizing.trials.interval import Arrived
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Sizing, SlaTargets, WorkerLimits
@@ -56,7 +57,7 @@ def hedged(
     hedge = followed(hedge, wish, ahead.intervals, settings.adjustment_interval_s, settings.slo_window_s)
     if not hedge.seconds:
         return replace(state, hedge=hedge), sizing
-    trusted = chosen(hedge, panel, settings.targets(), box * ahead.until_s)
+    trusted = chosen(hedge, panel, settings.targets(), box * ahead.until_s, wish)
     hedge = replace(hedge, trusted=(trusted.workers, trusted.follows))
     state = replace(state, hedge=hedge)
     after = fit(wants(trusted, wish, hedge), limits) or wish
@@ -103,7 +104,7 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
         served = Targets()
     if not traffic.requests:
         return Arrived(traffic.interval_s, observation.startup_s, served=served)
-    demand = measured_demand(traffic)
+    demand = arrived_demand(traffic, observation.foresight, settings)
     if demand is None or not traffic.arrivals:
         return None
     work = Work(SteadyState(service, demand), settings.targets())

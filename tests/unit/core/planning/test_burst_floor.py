@@ -103,6 +103,13 @@ def test_without_data_what_was_learnt_stays_and_without_requests_the_queues_empt
     assert silent.requests < learnt.requests
 
 
+def test_an_interval_in_which_nothing_was_answered_is_learnt_from_with_the_recent_lengths() -> None:
+    """On too few workers a burst may pass without an answer: lengths are known of answered requests only."""
+    unanswered = replace(seen(), isl=None, osl=None, isl_tokens=None, osl_tokens=None)
+    assert floor_after(unanswered)[0].requests == 300
+    assert floor_after(unanswered)[1].least.prefill >= 3
+
+
 def test_nothing_learnt_and_what_the_minimums_hold_already_are_said() -> None:
     assert floor_after(None)[2][0].why == "nothing learnt: the minimums stay"
     calm = floor_after(seen((1.0,) * 10))[2][0].why

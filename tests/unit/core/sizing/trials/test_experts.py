@@ -11,15 +11,15 @@ from dynaplan.core.sizing.fluid import Work, long_by_chance
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.trials.experts import (
-    Arrived,
     ExpertPanel,
     chosen,
     followed,
-    missed_more,
     over,
     tried,
     wants,
 )
+from dynaplan.core.sizing.trials.interval import Arrived
+from dynaplan.core.sizing.trials.lived import missed_more
 from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Missed, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from tests.unit.core.planning.targets import model, traffic
@@ -66,7 +66,7 @@ def held(hedge: Hedge, workers: Targets, *, follows: bool = False) -> float:
 
 
 def trusted(hedge: Hedge, worth_gpu_s: float = 720.0) -> tuple[Targets, bool]:
-    each = chosen(hedge, PANEL, PROMISE, worth_gpu_s)
+    each = chosen(hedge, PANEL, PROMISE, worth_gpu_s, ALONE)
     return each.workers, each.follows
 
 
@@ -191,6 +191,26 @@ def test_what_kept_the_promise_stays_until_another_has_saved_the_worth_of_a_chan
     assert trusted(hedge(1000.0, 1000.0, follows=False)) == (ALONE, True)
 
 
+def test_one_that_held_no_more_and_missed_fewer_is_trusted_where_it_wants_the_same_workers() -> None:
+    """The other has followed all the while, too: how it would fare standing still is not known."""
+    two = Targets(2, 1)
+    chased = ExpertTrial(two, False, chased_s=60.0, held_gpu_s=1000.0, late=Missed(4.0))
+    followed_it = ExpertTrial(two, held_gpu_s=1000.0, late=Missed(3.0))
+
+    def found(other: ExpertTrial, wish: Targets, now: ExpertTrial = chased) -> ExpertTrial:
+        dearer = (
+            ExpertTrial(each, follows, held_gpu_s=2000.0) for each, follows in PANEL.experts if each != two
+        )
+        hedge = Hedge((now, other, *dearer), (wish,), 600.0, 100.0, trusted=(two, False), most=Targets(8, 8))
+        return chosen(hedge, PANEL, PROMISE, 720.0, wish)
+
+    assert found(followed_it, Targets(4, 1)) == followed_it
+    assert found(followed_it, ALONE) == followed_it
+    assert found(followed_it, Targets(4, 1), standing := replace(chased, chased_s=0.0)) == standing
+    assert found(replace(followed_it, late=Missed(4.0)), ALONE) == chased
+    assert found(replace(followed_it, held_gpu_s=1001.0), ALONE) == chased
+
+
 def test_where_nothing_keeps_the_promise_the_cheapest_that_is_hardly_worse_than_the_best_is_trusted() -> None:
     missed = {ALONE: 60.0, Targets(2, 1): 34.0, Targets(3, 1): 31.0, Targets(4, 1): 30.0}
     trials = [
@@ -202,7 +222,7 @@ def test_where_nothing_keeps_the_promise_the_cheapest_that_is_hardly_worse_than_
     others = [each for each in panel.experts if each not in [(each, False) for each in missed]]
     worse = [ExpertTrial(workers, follows, late=Missed(90.0)) for workers, follows in others]
 
-    each = chosen(replace(hedge, trials=(*trials, *worse)), panel, PROMISE, 720.0)
+    each = chosen(replace(hedge, trials=(*trials, *worse)), panel, PROMISE, 720.0, ALONE)
     assert each.workers == Targets(2, 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.sizing import standing
 from dynaplan.core.sizing.queueing import queueing_model
-from dynaplan.core.sizing.trials import experts
+from dynaplan.core.sizing.trials import interval
 from dynaplan.domain.planning.decisions import PlannerState
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
@@ -35,7 +35,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    for module, names in ((experts, FLUID), (standing, ("queued", "decoded"))):
+    for module, names in ((interval, FLUID), (standing, ("queued", "decoded"))):
         for name in names:
             monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     for name in ("PrefillWaiting", "DecodeBatch"):

@@ -134,6 +134,13 @@ def test_a_promise_that_is_counted_as_broken_is_not_waited_for() -> None:
     assert broken.targets.decode > 1
 
 
+def test_an_interval_in_which_nothing_was_answered_is_tried_with_the_recent_lengths() -> None:
+    unanswered = replace(seen(BURST), isl=None, osl=None, isl_tokens=None, osl_tokens=None)
+    hedge = after([seen(CALM), unanswered])[0].hedge
+    assert hedge.requests == 600
+    assert hedge.trials[0].late.requests > 100
+
+
 def test_an_interval_in_which_no_worker_served_is_no_evidence() -> None:
     observation = replace(planned_interval(1, 1, [1.0], startup_s=30.0), traffic=counting(0.0, 0.0))
     nobody = replace(observation, load=replace(observation.load, prefill_workers=0))

@@ -1,0 +1,31 @@
+"""What a finished interval demanded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dynaplan.core.sizing.measured_load import arrived_demand, measured_demand
+from dynaplan.domain.planning.traffic import Foresight, Lengths
+from tests.unit.core.planning.targets import SETTINGS, traffic
+
+ANSWERED = traffic(10.0)
+UNANSWERED = replace(ANSWERED, isl=None, osl=Lengths((), ()))
+
+
+def test_what_arrived_is_a_demand_though_nothing_was_answered() -> None:
+    assert measured_demand(UNANSWERED) is None
+    recent = Foresight(10.0, isl=Lengths.fixed(700.0), osl=Lengths.fixed(90.0))
+    for foresight, isl, osl in (
+        (recent, 700.0, 90.0),
+        (None, SETTINGS.isl_tokens, SETTINGS.osl_tokens),
+        (Foresight(10.0), SETTINGS.isl_tokens, SETTINGS.osl_tokens),
+    ):
+        demand = arrived_demand(UNANSWERED, foresight, SETTINGS)
+        assert demand
+        assert (demand.requests_per_s, demand.isl.mean_tokens, demand.osl.mean_tokens) == (10.0, isl, osl)
+
+
+def test_measured_lengths_go_before_recent_ones_and_without_requests_there_is_no_demand() -> None:
+    recent = Foresight(10.0, isl=Lengths.fixed(700.0), osl=Lengths.fixed(90.0))
+    assert arrived_demand(ANSWERED, recent, SETTINGS) == measured_demand(ANSWERED)
+    assert arrived_demand(replace(ANSWERED, requests=0.0), recent, SETTINGS) is None
