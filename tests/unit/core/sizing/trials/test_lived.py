@@ -54,6 +54,14 @@ def test_a_prefill_queue_belongs_to_all_workers() -> None:
     assert intervals_without_evidence(Targets(1, 4), Targets(8, 4)) == 0
 
 
+def test_answers_stay_with_the_decode_worker_that_has_them_beside_a_queue_that_belongs_to_all() -> None:
+    lived, counted = passed(hedge_after(Targets(2, 1)), CALM[:2], Targets(2, 8))
+    assert counted is None
+    assert lived.older.workers == Targets(2, 1)
+    assert lived.older.decoding.total > lived.trial.decoding.total / 8
+    assert lived.older.queue == lived.trial.queue > 0
+
+
 def test_of_several_additions_the_busiest_workers_count() -> None:
     """One worker met the burst, a second its end: when six more come, the first is the one to wait for."""
     hedge = hedge_after(Targets(0, 1))
