@@ -27,10 +27,13 @@ A factor between both readings is no evidence against it, and stays; else the ne
 first reading alone takes the queue of a burst for slow engines: 1.5 in the hours of ``tests/bench/cases.py``,
 for engines that are as their profile.
 
-**Bursts.** A request of a burst decodes beside more others than the mean rate says, so D is too short and the
-factor too large. So there is another reading, with r times the unevenness: the mean rate that requests see
-within the life of an answer before them, over the mean rate of all. A factor between both is no evidence, as
-here and below. For prefill the demand is that much higher where waiting is expected, within the TTFT target.
+**Bursts.** A request of a burst decodes beside more others than the mean rate of answers says, so D is too
+short and the factor too large. So there is another reading, with the greater one of the rates of answers and
+of arrivals (of a rise few answers have ended so far), times the unevenness: the rate of arrivals that a
+request sees, over the mean rate. Two answers that begin t apart, each of life L, decode together for L - t.
+So what a request sees is weighted by 1 - t / L, before it and after it: of a batch that comes at once it is
+all of it. A factor between both readings is no evidence, as here and below. For prefill the demand is higher
+where waiting is expected, by what prompts see within the TTFT target before them: none waits for a later one.
 
 **Prefill.** The factor is the one with which the queueing model expects the measured mean TTFT. How much of
 a TTFT was waiting is not known exactly, so there are two such factors, both from 0.5 to 3:
@@ -109,11 +112,25 @@ class _MeasuredInterval:
         """Tell whether prompts may have waited all the time: their mean TTFT is over the target."""
         return (self.traffic.ttft_ms or 0.0) > targets.ttft_ms
 
-    def unevenness(self, within_s: float) -> float:
-        """Return the rate of arrivals that a request sees within that time before it, over the mean rate.
+    def unevenness_beside(self, life_s: float) -> float:
+        """Return the rate of arrivals beside which requests of that life decode, over the mean rate.
 
         1 for a metronome, and where arrivals are not known by pull: requests of a burst see more of them.
         """
+        arrivals = self.traffic.arrivals
+        if not arrivals or not sum(arrivals):
+            return 1.0
+        width = max(1.0, life_s * len(arrivals) / self.traffic.interval_s)
+        reach, seen = math.ceil(width) - 1, 0.0
+        for pull, arrived in enumerate(arrivals):
+            near = range(max(0, pull - reach), min(len(arrivals), pull + reach + 1))
+            together = [1 - abs(pull - other) / width for other in near]
+            beside = sum(arrivals[other] * part for other, part in zip(near, together, strict=True))
+            seen += arrived * beside / sum(together)
+        return max(1.0, seen / sum(arrivals) * len(arrivals) / sum(arrivals))
+
+    def unevenness_before(self, within_s: float) -> float:
+        """Return the rate of arrivals within that time before a request, over the mean rate; 1 likewise."""
         arrivals = self.traffic.arrivals
         if not arrivals or not sum(arrivals):
             return 1.0
@@ -166,13 +183,11 @@ def _decode_factor(
     itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
     if not itl_ms or not state.answers.mean_steps:
         return None
-    unevenness = interval.unevenness(state.answers.mean_steps * itl_ms / 1000)
-    fewest = most = interval.answered_per_ms
-    if state.is_aggregated:
-        fewest, most = sorted((interval.answered_per_ms, interval.arrived_per_ms))
-    slow = _decode_ratio(state, itl_ms, fewest)
+    unevenness = interval.unevenness_beside(state.answers.mean_steps * itl_ms / 1000)
+    answered, arrived = interval.answered_per_ms, interval.arrived_per_ms
+    slow = _decode_ratio(state, itl_ms, min(answered, arrived) if state.is_aggregated else answered)
     waited = state.is_aggregated and interval.is_backlogged(targets)
-    fast = _decode_ratio(state, itl_ms, most * unevenness, is_full=waited)
+    fast = _decode_ratio(state, itl_ms, max(answered, arrived) * unevenness, is_full=waited)
     return min(max(before, fast), max(slow, fast))
 
 
@@ -203,7 +218,7 @@ def _prefill_factor(
         return None, ""
     if interval.is_backlogged(targets):
         return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
-    busiest = interval.demand.times(interval.unevenness(targets.ttft_ms / 1000))
+    busiest = interval.demand.times(interval.unevenness_before(targets.ttft_ms / 1000))
     with_waiting = _factor_explaining(ttft_ms, service, busiest, interval.serving)
     alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
     return min(max(before, with_waiting), max(alone, with_waiting)), ""
