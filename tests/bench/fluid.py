@@ -11,13 +11,11 @@ from dataclasses import replace
 from itertools import groupby
 
 from dynaplan import wiring
-from dynaplan.core.planning.burst_floor import without_requests
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.queueing.workload import WorkerKind
 from dynaplan.core.sizing.standing import tried
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.sizing import SlaTargets, Standing
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.planning.sizing import SlaTargets, Standing, WorkerLimits
 from dynaplan.domain.planning.traffic import Demand, Lengths
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.shell.simulation import run_simulations, service_settings
@@ -65,26 +63,28 @@ def missed_by_simulation(hour: SimulateOptions) -> Missed:
 
 
 def missed_by_fluid(hour: SimulateOptions) -> Missed:
-    """Return what each number of workers misses by the fluid, from the arrivals of each second."""
+    """Return what each number of workers misses by the fluid, from the arrivals of each second.
+
+    Answers that have not ended with the last request end in the interval after it.
+    """
     engine, timing = service_settings(hour).engines[Role.DECODE]
     service = ServiceModel(WorkerKind(timing, engine), is_evenly_routed=True)
-    targets, after, known_s = SlaTargets(hour.slo.ttft_ms, hour.slo.itl_ms), Standing(), 0
+    targets, after, demand = SlaTargets(hour.slo.ttft_ms, hour.slo.itl_ms), Standing(), None
     trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
-    for number, group in groupby(trace, lambda request: int(request.arrival_s) // INTERVAL_S):
-        begin_s, requests = number * INTERVAL_S, list(group)
-        if begin_s > known_s:
-            after = without_requests(after, 1.0)
-        known_s = begin_s + INTERVAL_S
-        arrivals = [0.0] * INTERVAL_S
+    groups = groupby(trace, lambda request: int(request.arrival_s) // INTERVAL_S)
+    came = {number: list(requests) for number, requests in groups}
+    for number in range(max(came) + 2):
+        arrivals, requests = [0.0] * INTERVAL_S, came.get(number, [])
         for request in requests:
-            arrivals[int(request.arrival_s) - begin_s] += 1
-        demand = Demand(
-            len(requests) / INTERVAL_S,
-            Lengths.of([each.prompt_tokens for each in requests]),
-            Lengths.of([each.output_tokens for each in requests]),
-        )
-        after = tried(
-            after, arrivals, service, demand, targets, UNFADED_S, float(INTERVAL_S), Targets(0, MOST)
-        )
+            arrivals[int(request.arrival_s) - number * INTERVAL_S] += 1
+        if requests:
+            demand = Demand(
+                len(requests) / INTERVAL_S,
+                Lengths.of([each.prompt_tokens for each in requests]),
+                Lengths.of([each.output_tokens for each in requests]),
+            )
+        if demand:
+            limits = WorkerLimits(max_gpus=MOST)
+            after = tried(after, arrivals, service, demand, targets, UNFADED_S, float(INTERVAL_S), limits)
     pairs = zip(after.prefill, after.decode, strict=True)
     return [(late.late / after.requests, long.late / after.requests) for late, long in pairs]

@@ -4,6 +4,16 @@ With ``learnt-floor`` it raises the minimums always. Without, only while the err
 then only to what is there already: workers stay, none is added (``core/sizing/error_budget.py``). That is for
 the forecast: an expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
 
+**Exchange.** But a debt also says that the GPUs were with the wrong role. A forecast sizes for a rate that
+lasts: a batch of 400 prompts in 30 s is to it 13 requests/s that need prefill workers, while they all decode
+at once. So while the budget is overspent, and the floor fits the GPUs that there are or that the forecast
+asks for (the more of both), no role has fewer of them than the floor; the other role has what is left:
+
+    gpus = max(GPUs now, GPUs of the sizing),  the size is the sizing with the floor as minimums, fit to gpus
+
+**Intervals without an end.** Answers of a batch end after it, often in an interval without requests. So the
+fluid goes on in such an interval, and one in which no answer has ended yet counts with the recent lengths.
+
 **Surprises.** A forecast says what is likely, and bursts are what it does not say. A worker that leaves
 because the next minutes are forecast to be quiet is asked for again in the burst after them, and serves a
 start-up time later. Two things are known of that: how far the load has exceeded its forecasts lately (the
@@ -30,8 +40,8 @@ import math
 from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import is_overspent
-from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least
-from dynaplan.core.sizing.measured_load import arrived_demand
+from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least, fit
+from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.standing import learnt_floor, tried
@@ -81,15 +91,15 @@ def _after(
     service: ServiceModel,
     limits: WorkerLimits,
 ) -> Standing:
-    """Return the trials after the interval: without requests the queues empty, without data all stays."""
+    """Return the trials after the interval; without data they stay as they were."""
     traffic = observation.traffic
     if traffic is None or traffic.requests is None:
         return before
-    fade = math.exp(-traffic.interval_s / settings.slo_window_s)
-    demand = arrived_demand(traffic, observation.foresight, settings)
-    if demand is None or not traffic.arrivals:
+    if not traffic.arrivals:
+        fade = math.exp(-traffic.interval_s / settings.slo_window_s)
         return without_requests(before, fade) if not traffic.requests else before
-    most = Targets(limits.max_gpus // limits.prefill_gpus, limits.max_gpus // limits.decode_gpus)
+    foresight = observation.foresight
+    demand = arrived_demand(traffic, foresight, settings) or lasting_demand(traffic, foresight, settings)
     return tried(
         before,
         traffic.arrivals,
@@ -98,7 +108,7 @@ def _after(
         settings.targets(),
         settings.slo_window_s,
         traffic.interval_s,
-        most,
+        limits,
     )
 
 
@@ -142,4 +152,29 @@ def kept_for_surprises(
         f"{surprised.requests_per_s:.1f} requests/s; {floor}, standing still, would have kept the promise"
     )
     step = Step("surprises", sizing.targets, after, why)
+    return replace(sizing, targets=after, steps=(*sizing.steps, step), prediction=None)
+
+
+def exchanged(
+    sizing: Sizing,
+    settings: PlannerSettings,
+    state: PlannerState,
+    service: ServiceModel,
+    limits: WorkerLimits,
+    current: Targets,
+) -> Sizing:
+    """Return the sizing with the floor's split of the GPUs, while the error budget is overspent.
+
+    ``limits`` have the floor as minimums already, as far as its workers are there.
+    """
+    if not settings.slo_window_s or not is_overspent(state.error_budget, settings.slo_window_s):
+        return sizing
+    floor = learnt_floor(state.standing, settings.targets(), limits, is_aggregated=service.prefill is None)
+    gpus = min(limits.max_gpus, max(limits.gpus(current), limits.gpus(sizing.targets)))
+    wanted = limits.capped(at_least(sizing.targets, floor))
+    after = fit(wanted, replace(limits, least=limits.capped(at_least(floor, limits.least)), max_gpus=gpus))
+    if not floor.decode or after is None or after == sizing.targets:
+        return sizing
+    why = f"{floor}, standing still, would have kept the promise lately, with the {gpus} GPUs that there are"
+    step = Step("exchange", sizing.targets, after, why)
     return replace(sizing, targets=after, steps=(*sizing.steps, step), prediction=None)

@@ -11,7 +11,8 @@ Each interval, in this order:
 4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
 5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
    ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``). Of those to be removed stay the ones that
-   a load beyond its forecast may want back (``burst_floor.py``).
+   a load beyond its forecast may want back, and an overspent error budget exchanges workers of one role for
+   the other's (``burst_floor.py``).
 6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
 7. *Failures*: no more workers of a role of which several failed for good.
 8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
@@ -25,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
-from dynaplan.core.planning.burst_floor import kept_for_surprises, with_learnt_floor
+from dynaplan.core.planning.burst_floor import exchanged, kept_for_surprises, with_learnt_floor
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.planning.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.core.sizing import error_budget
@@ -219,6 +220,7 @@ def _plan(
         limits,
         current,
     )
+    sizing = exchanged(sizing, settings, state, service, limits, current)
     return replace(
         sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
     )

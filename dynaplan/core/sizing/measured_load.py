@@ -37,13 +37,22 @@ def arrived_demand(traffic: Traffic, foresight: Foresight | None, settings: Plan
     In a burst on too few workers whole intervals pass without an answer. Lengths that the interval lacks are
     the recent ones, and those of the options where none were ever seen.
     """
+    isl, osl = _lengths(traffic, foresight, settings)
+    return measured_demand(replace(traffic, isl=isl, osl=osl))
+
+
+def lasting_demand(traffic: Traffic, foresight: Foresight | None, settings: PlannerSettings) -> Demand:
+    """Return the demand of an interval without requests, in which earlier ones go on: lengths likewise."""
+    return Demand(0.0, *_lengths(traffic, foresight, settings), traffic.prefix_hit_rate or 0.0)
+
+
+def _lengths(
+    traffic: Traffic, foresight: Foresight | None, settings: PlannerSettings
+) -> tuple[Lengths, Lengths]:
     recent = foresight or Foresight(traffic.interval_s)
-    return measured_demand(
-        replace(
-            traffic,
-            isl=_first(traffic.isl, recent.isl, settings.isl_tokens),
-            osl=_first(traffic.osl, recent.osl, settings.osl_tokens),
-        )
+    return (
+        _first(traffic.isl, recent.isl, settings.isl_tokens),
+        _first(traffic.osl, recent.osl, settings.osl_tokens),
     )
 
 

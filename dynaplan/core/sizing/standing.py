@@ -21,7 +21,8 @@ stages of E[S] / k steps each, as Erlang's distribution does:
     k     = E[S]^2 / Var[S]           a whole number from 1 to 8
     q(1)  <- q(1) e + a (1 - e) / r,  r = d k / (E[S] x),  e = exp(-r);     what leaves goes to q(2), ...
 
-Here a are the prompts that come out of the prefill queue: of the fewest prefill workers that keep the TTFT.
+Here a are the prompts that come out of the prefill queue: of the fewest prefill workers that keep the TTFT,
+or of all that the GPUs hold beside the n decode workers, where these are fewer.
 With one stage an answer may end as soon as it has begun; where all are equally long the number that decodes
 rises for the whole life of an answer, and its crest is half as high again. An answer is too slow when the
 mean of its steps is over the target, which is known when it leaves. Chance is added: the normal number of
@@ -68,15 +69,17 @@ def tried(
     targets: SlaTargets,
     window_s: float,
     interval_s: float,
-    most: Targets,
+    limits: WorkerLimits,
 ) -> Standing:
-    """Return the trials after an interval with these arrivals in equal pulls; up to ``most`` workers."""
+    """Return the trials after an interval with these arrivals in equal pulls; as many as the GPUs hold."""
     work = Work(SteadyState(service, demand), targets)
     fade, pull_s = math.exp(-interval_s / window_s), interval_s / len(arrivals)
     is_aggregated = service.prefill is None
     requests = fade * before.requests + sum(arrivals)
     prefill, computed = [], []
-    for number, each in enumerate(_known(before.prefill, most.decode if is_aggregated else most.prefill), 1):
+    most = limits.max_gpus // limits.decode_gpus
+    fitting = most if is_aggregated else limits.max_gpus // limits.prefill_gpus
+    for number, each in enumerate(_known(before.prefill, fitting), 1):
         load, late, out = each.load, fade * each.late, []
         for arrived in arrivals:
             after, part = queued(load, arrived, pull_s, number * work.prompts_per_s, work.room_s)
@@ -86,9 +89,10 @@ def tried(
         computed.append(out)
     enough = _fewest(prefill, targets.ttft_rest * requests)
     decode = []
-    for number, each in enumerate(_known(before.decode, most.decode), 1):
+    for number, each in enumerate(_known(before.decode, most), 1):
         late, decoding = fade * each.late, each.decoding
-        for arrived in computed[number - 1 if is_aggregated else enough - 1]:
+        beside = number if is_aggregated else min(enough, limits.prefill_beside(number))
+        for arrived in computed[beside - 1]:
             decoding, long = decoded(decoding, arrived, pull_s, number, work)
             late += long
         decode.append(StandingTrial(decoding.total, late, decoding))

@@ -58,6 +58,10 @@ class WorkerLimits:
         """Return the GPUs that these numbers of workers need."""
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
 
+    def prefill_beside(self, decode: int) -> int:
+        """Return the most prefill workers that the GPUs hold beside that many decode workers, at least 1."""
+        return max(1, (self.max_gpus - decode * self.decode_gpus) // self.prefill_gpus)
+
 
 @dataclass(frozen=True)
 class Corrections:

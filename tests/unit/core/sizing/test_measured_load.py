@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.sizing.measured_load import arrived_demand, measured_demand
-from dynaplan.domain.planning.traffic import Foresight, Lengths
+from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand, measured_demand
+from dynaplan.domain.planning.traffic import Demand, Foresight, Lengths
 from tests.unit.core.planning.targets import SETTINGS, traffic
 
 ANSWERED = traffic(10.0)
@@ -29,3 +29,11 @@ def test_measured_lengths_go_before_recent_ones_and_without_requests_there_is_no
     recent = Foresight(10.0, isl=Lengths.fixed(700.0), osl=Lengths.fixed(90.0))
     assert arrived_demand(ANSWERED, recent, SETTINGS) == measured_demand(ANSWERED)
     assert arrived_demand(replace(ANSWERED, requests=0.0), recent, SETTINGS) is None
+
+
+def test_what_lasts_without_requests_has_the_lengths_of_the_last_answers() -> None:
+    recent = Foresight(10.0, isl=Lengths.fixed(700.0), osl=Lengths.fixed(90.0))
+    silent = replace(UNANSWERED, requests=0.0)
+    assert lasting_demand(silent, recent, SETTINGS) == Demand(0.0, recent.isl, recent.osl)
+    answered = lasting_demand(replace(ANSWERED, requests=0.0), recent, SETTINGS)
+    assert (answered.requests_per_s, answered.isl, answered.osl) == (0.0, ANSWERED.isl, ANSWERED.osl)

@@ -21,7 +21,7 @@ from tests.unit.core.sizing.engine_pools import Arrival, decode_times_ms
 DISAGGREGATED = model().service
 AGGREGATED = replace(DISAGGREGATED, prefill=None)
 PROMISE = SlaTargets(500.0, 20.0)
-EIGHT = Targets(8, 8)
+EIGHT = WorkerLimits(max_gpus=8)
 PER_WORKER = 18
 """Prompts/s that one prefill worker computes, some 19.2."""
 
@@ -36,12 +36,12 @@ def after(
     arrivals: Sequence[float],
     before: Standing | None = None,
     service: ServiceModel = DISAGGREGATED,
-    most: Targets = EIGHT,
+    limits: WorkerLimits = EIGHT,
     of: Demand | None = None,
 ) -> Standing:
     """The trials after these arrivals, one number each second."""
     work = of or demand()
-    return tried(before or Standing(), arrivals, service, work, PROMISE, 3600.0, float(len(arrivals)), most)
+    return tried(before or Standing(), arrivals, service, work, PROMISE, 3600.0, float(len(arrivals)), limits)
 
 
 def floor_of(trials: Standing, max_gpus: int = 16) -> Targets:
@@ -112,13 +112,23 @@ def test_decode_workers_are_for_the_itl_and_for_what_they_hold() -> None:
     assert drained.decode[0].load < 1
 
 
+def test_prompts_come_to_decode_no_faster_than_the_prefill_workers_beside_it_compute_them() -> None:
+    """On a small box a batch reaches a decode worker slowly enough; on a large one it does not."""
+    batch = [0.0] * 5 + [400.0] + [0.0] * 100
+    small, large = (after(batch, limits=WorkerLimits(max_gpus=gpus)) for gpus in (2, 12))
+
+    assert small.prefill[0].late > large.prefill[10].late
+    assert small.decode[0].late < 0.1 * 400 < large.decode[0].late
+    assert large.decode[10].late == pytest.approx(0.0, abs=1.0)
+
+
 def test_a_number_that_is_tried_for_the_first_time_has_missed_nothing_yet() -> None:
-    two = after([100.0] * 30, most=Targets(2, 2))
-    four = after([1.0] * 30, two, most=Targets(4, 4))
+    two = after([100.0] * 30, limits=WorkerLimits(max_gpus=2))
+    four = after([1.0] * 30, two, limits=WorkerLimits(max_gpus=4))
 
     assert len(two.prefill) == 2 and len(four.decode) == 4
     assert four.prefill[3].late == 0 < four.prefill[1].late
-    assert len(after([1.0], four, most=Targets(1, 1)).prefill) == 1
+    assert len(after([1.0], four, limits=WorkerLimits(max_gpus=1)).prefill) == 1
 
 
 def test_aggregated_workers_compute_prompts_beside_their_steps() -> None:
