@@ -17,7 +17,7 @@ def check_types(value: Any) -> None:
     """Raise TypeError for the first field, at any depth, whose value is not of its annotated type.
 
     A whole number counts as a number, a truth value as neither; whole numbers are those of 64 bits, and no
-    number is NaN. Of a mapping only the kind is looked at. Unions, tuples of one type, and ``Any`` are known.
+    number is NaN. Of a mapping only the kind is looked at. Unions, tuples and ``Any`` are known.
     """
     kind: Any = type(value)
     for name, annotation in _fields_of(kind):
@@ -31,7 +31,10 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, each) for each in inner)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(each, inner[0]) for each in value)
+        if not isinstance(value, tuple):
+            return False
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(kinds) == len(value) and all(map(_fits, value, kinds))
     if origin is not None:
         return isinstance(value, origin)
     if dataclasses.is_dataclass(annotation):

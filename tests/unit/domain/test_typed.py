@@ -27,6 +27,7 @@ class Outer:
     inners: tuple[Inner, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     anything: Any = None
+    pair: tuple[Inner, bool] | None = None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ class Outer:
     [
         {},
         {"count": 2**63 - 1, "usage": 5, "is_on": True, "texts": {"a": "b"}, "anything": object()},
-        {"usage": math.inf, "inners": (Inner(), Inner(1))},
+        {"usage": math.inf, "inners": (Inner(), Inner(1)), "pair": (Inner(), True)},
     ],
 )
 def test_what_is_of_the_annotated_types_does_not_raise(good: dict[str, Any]) -> None:
@@ -56,6 +57,8 @@ def test_what_is_of_the_annotated_types_does_not_raise(good: dict[str, Any]) -> 
         ({"inners": [Inner()]}, "Outer.inners is "),
         ({"inners": (Inner(), 5)}, "Outer.inners is "),
         ({"texts": []}, "Outer.texts is "),
+        ({"pair": (Inner(), Inner())}, "Outer.pair is "),
+        ({"pair": (Inner(), True, True)}, "Outer.pair is "),
     ],
 )
 def test_a_value_of_another_type_is_named_by_its_field(bad: dict[str, Any], said: str) -> None:
