@@ -23,16 +23,17 @@ class AppendingFile:
         self._descriptor = -1
         self._is_failing = False
 
-    def append(self, chunk: bytes) -> None:
-        """Write the chunk; never raises OSError."""
+    def append(self, chunk: bytes) -> bool:
+        """Write the chunk, and tell whether all of it was; never raises OSError."""
         try:
             self._write(chunk)
         except OSError as error:
             self._fail(error)
-        else:
-            if self._is_failing:
-                log.info("writing again")
-            self._is_failing = False
+            return False
+        if self._is_failing:
+            log.info("writing again")
+        self._is_failing = False
+        return True
 
     def close(self) -> None:
         """Close the file; the next chunk would open it again."""

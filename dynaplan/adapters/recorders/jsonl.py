@@ -1,4 +1,8 @@
-"""``decisions.jsonl``: one line for each adjustment interval, enough to decide it again."""
+"""``decisions.jsonl``: one line for each adjustment interval, enough to decide it again.
+
+A line whose ``state`` is the ``next_state`` of the line before leaves it out, which is nearly every line;
+readers put it in again.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,10 @@ TAIL_BYTES = 1 << 20
 """The bytes at a file's end that the last records are usually looked for in."""
 
 
+BEFORE, AFTER = "state", "next_state"
+"""The planner's memory before a decision and after it, as ``DecisionRecord.to_json`` names them."""
+
+
 class JsonLinesRecorder:
     """Appends each record to ``log_dir/decisions.jsonl``; see ``dynaplan.ports.planning.Recorder``."""
 
@@ -30,13 +38,18 @@ class JsonLinesRecorder:
         path = log_dir / FILE_NAME
         # The planner that wrote to it last may have been killed in the middle of a line.
         self._file = AppendingFile(lambda: path, lambda: b"\n" if path.stat().st_size else b"")
+        self._written: dict[str, Any] | None = None
 
     def pulled(self, sample: Sample) -> None:
         """Do nothing: the average of the pulls is part of the record."""
 
     def decided(self, record: DecisionRecord) -> None:
         """Append the record as one line of JSON; a disk that is full is logged and costs the line."""
-        self._file.append(json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n")
+        document = record.to_json()
+        if document[BEFORE] == self._written:
+            del document[BEFORE]
+        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        self._written = document[AFTER] if self._file.append(line) else None
 
     def close(self) -> None:
         """Close the file; another record would open it again."""
@@ -47,7 +60,7 @@ def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list
     """Read the last records in that directory, oldest first, without lines that were cut off."""
     records: list[dict[str, Any]] = []
     for line in _lines_backwards(log_dir / FILE_NAME, tail_bytes):
-        if len(records) == last:
+        if len(records) > last:
             break
         try:
             document = json.loads(line)
@@ -55,7 +68,15 @@ def read_records(log_dir: Path, last: int, tail_bytes: int = TAIL_BYTES) -> list
             continue
         if isinstance(document, dict):
             records.insert(0, document)
-    return records
+    whole = [_whole(record, before) for record, before in zip(records, [None, *records], strict=False)]
+    return [record for record in whole if BEFORE in record][-last:] if last > 0 else []
+
+
+def _whole(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the record with the state that it left out, where the record before it is there."""
+    if BEFORE in record or before is None or AFTER not in before:
+        return record
+    return {**record, BEFORE: before[AFTER]}
 
 
 def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -64,7 +85,7 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Lines that were cut off, because a planner was killed while it wrote, are left out. Raises ConfigError for
     a file that cannot be read, or has no record.
     """
-    found = False
+    last = None
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -73,11 +94,11 @@ def read_all(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(document, dict):
-                    found = True
-                    yield number, document
+                    last = _whole(document, last)
+                    yield number, last
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="Expected a file.") from error
-    if not found:
+    if last is None:
         raise ConfigError(f"{path} holds no decisions", hint="Expected a decisions.jsonl of a planner.")
 
 

@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from dynaplan.domain.planning.hedge_form import decoding_from_json, hedge_from_json, hedge_to_json
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.sizing import (
     Corrections,
-    Decoding,
     ErrorBudget,
-    ExpertTrial,
     Hedge,
-    Lived,
-    Missed,
     Prediction,
     Standing,
     StandingTrial,
@@ -84,9 +81,13 @@ class PlannerState:
     standing: Standing = field(default_factory=Standing)
     hedge: Hedge = field(default_factory=Hedge)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back; the hedge's numbers to six significant digits."""
+        return {**asdict(replace(self, hedge=Hedge())), "hedge": hedge_to_json(self.hedge)}
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
-        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        """Read the form of ``to_json``, or of ``dataclasses.asdict``; KeyError or TypeError for another."""
         corrections = Corrections(**document.get("corrections", {}))
         budget = ErrorBudget(**document.get("error_budget", {}))
         wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
@@ -98,7 +99,7 @@ class PlannerState:
                 "error_budget": budget,
                 "wanted": wanted,
                 "standing": standing,
-                "hedge": _hedge(document.get("hedge", {})),
+                "hedge": hedge_from_json(document.get("hedge", {})),
             }
         )
 
@@ -117,49 +118,13 @@ class PlannerState:
 
 def _standing(document: Mapping[str, Any]) -> Standing:
     trials = {
-        role: tuple(StandingTrial(**{**each, "decoding": _decoding(each)}) for each in document.get(role, ()))
+        role: tuple(
+            StandingTrial(**{**each, "decoding": decoding_from_json(each.get("decoding"))})
+            for each in document.get(role, ())
+        )
         for role in ("prefill", "decode")
     }
     return Standing(**{**document, **trials})
-
-
-def _hedge(document: Mapping[str, Any]) -> Hedge:
-    trials = tuple(_trial(each) for each in document.get("trials", ()))
-    document = dict(document)
-    if least := document.pop("least", None):  # as earlier versions wrote it
-        document.setdefault("leasts", (least,))
-    known = {
-        name: tuple(Targets(**each) for each in document.get(name, ())) for name in ("followed", "leasts")
-    }
-    trusted, lived = document.get("trusted"), document.get("lived")
-    return Hedge(
-        **{
-            **document,
-            "trials": trials,
-            **known,
-            **{name: Targets(**document.get(name, {})) for name in ("most", "newest")},
-            "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
-            "lived": Lived(**{**lived, **_trials_of(lived)}) if lived else Lived(),
-        }
-    )
-
-
-def _trials_of(lived: Mapping[str, Any]) -> dict[str, ExpertTrial]:
-    return {name: _trial(lived[name]) for name in ("trial", "older") if name in lived}
-
-
-def _trial(document: Mapping[str, Any]) -> ExpertTrial:
-    missed = {name: Missed(**document[name]) for name in ("late", "long")}
-    workers = Targets(**document["workers"])
-    return ExpertTrial(**{**document, "workers": workers, **missed, "decoding": _decoding(document)})
-
-
-def _decoding(trial: Mapping[str, Any]) -> Decoding:
-    document = trial.get("decoding")
-    if not isinstance(document, Mapping):
-        return Decoding()
-    stages = {name: tuple(document[name]) for name in ("requests", "step_ms")}
-    return Decoding(**{**document, **stages})
 
 
 @dataclass(frozen=True)
@@ -210,10 +175,10 @@ class DecisionRecord:
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
             "settings": self.settings.to_options(),
-            "state": asdict(self.state),
+            "state": self.state.to_json(),
             "observation": self.observation.to_json(),
             "decision": asdict(self.decision),
-            "next_state": asdict(self.next_state),
+            "next_state": self.next_state.to_json(),
         }
         return {**document, "shadow": asdict(self.shadow)} if self.shadow else document
 

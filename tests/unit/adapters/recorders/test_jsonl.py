@@ -8,16 +8,24 @@ import resource
 import signal
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynaplan.adapters.recorders import event_file
-from dynaplan.adapters.recorders.jsonl import JsonLinesRecorder, point_to, read_records, recent_records
+from dynaplan.adapters.recorders.jsonl import (
+    JsonLinesRecorder,
+    point_to,
+    read_all,
+    read_records,
+    recent_records,
+)
 from dynaplan.adapters.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Sample
+from dynaplan.domain.planning.sizing import Corrections
 from dynaplan.domain.settings.planner import PlannerSettings
 from tests.unit.core.planning.situations import interval
 
@@ -60,6 +68,45 @@ def test_a_line_is_the_record(tmp_path):
 def test_the_last_records_come_oldest_first(tmp_path):
     write_lines(tmp_path, *(record(at_s) for at_s in (10, 20, 30)))
     assert [each["observation"]["at_s"] for each in read_records(tmp_path, 2)] == [20, 30]
+
+
+def following(before: DecisionRecord, at_s: float) -> DecisionRecord:
+    """The next record of the same planner, with a memory of its own."""
+    after = replace(before.next_state, corrections=Corrections(1.0, at_s))
+    return replace(record(at_s), state=before.next_state, next_state=after)
+
+
+def test_a_memory_that_the_line_before_has_is_not_written_again_and_is_read_with_every_record(tmp_path):
+    records = [record(0)]
+    for at_s in (30, 40, 50):
+        records.append(following(records[-1], at_s))
+    write_lines(tmp_path, *records[:3])
+    write_lines(tmp_path, records[3])
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines() if line]
+    assert ["state" in line for line in lines] == [True, False, False, True]
+    for last in (1, 2, 4, 5):
+        read = [DecisionRecord.from_json(document) for document in read_records(tmp_path, last)]
+        assert read == records[-last:]
+    every = [DecisionRecord.from_json(document) for _, document in read_all(tmp_path / "decisions.jsonl")]
+    assert every == records
+
+
+def test_a_record_whose_memory_is_beyond_what_is_looked_through_is_left_out(tmp_path):
+    first = record(0)
+    write_lines(tmp_path, first, following(first, 30), following(following(first, 30), 40))
+    size = (tmp_path / "decisions.jsonl").stat().st_size
+    assert len(read_records(tmp_path, 3, size)) == 3
+    assert len(read_records(tmp_path, 3, size - 10)) == 1
+
+
+def test_after_a_line_that_was_not_written_the_memory_is(tmp_path):
+    first = record(0)
+    recorder = JsonLinesRecorder(tmp_path)
+    with a_full_disk():
+        recorder.decided(first)
+    recorder.decided(following(first, 30))
+    recorder.close()
+    assert [DecisionRecord.from_json(each) for each in read_records(tmp_path, 2)] == [following(first, 30)]
 
 
 def test_torn_lines_are_left_out(tmp_path):
