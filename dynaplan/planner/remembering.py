@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaplan.core.planning.burst_floor import without_requests
 from dynaplan.core.sizing.error_budget import faded
+from dynaplan.core.sizing.trials import hedging
 from dynaplan.domain.errors import UserError
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -22,8 +23,8 @@ def remembered(
 ) -> PlannerState:
     """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
 
-    What the learnt floor knows goes with it. Nothing is remembered of another promise, of records that
-    cannot be read, and of a future one. ``now`` has a time zone.
+    What the learnt floor and the hedge know goes with it. Nothing is remembered of another promise, of
+    records that cannot be read, and of a future one. ``now`` has a time zone.
     """
     begin = PlannerState()
     try:
@@ -34,10 +35,11 @@ def remembered(
     before, window_s = last.settings, settings.slo_window_s
     if not before.is_by_targets or not window_s or passed_s < 0 or _promise(before) != _promise(settings):
         return begin
-    budget, standing = last.next_state.error_budget, last.next_state.standing
+    known, fade = last.next_state, math.exp(-passed_s / window_s)
     state = PlannerState(
-        error_budget=faded(budget, passed_s, window_s),
-        standing=without_requests(standing, math.exp(-passed_s / window_s)),
+        error_budget=faded(known.error_budget, passed_s, window_s),
+        standing=without_requests(known.standing, fade),
+        hedge=hedging.remembered(known.hedge, fade),
     )
     log.info(
         "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",

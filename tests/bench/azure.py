@@ -26,7 +26,7 @@ def rows(_: int) -> Iterator[Row]:
         assert oracle is not None
         hour = replace(hour, first=oracle.fleet[0].serving)
         yield from _figures(f"{case}, {oracle.policy}", oracle)
-        for rule in ("sla", "sla, hedge"):
+        for rule in ("sla", "sla, no hedge"):
             yield from _beside(case, rule, hour, oracle)
         for result in run_simulations(replace(hour, policies=RIVALS if case != AZURE_LONG_START else ())):
             yield from _figures(f"{case}, {result.policy}", result)

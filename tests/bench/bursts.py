@@ -18,7 +18,7 @@ from tests.bench.table import Row
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "sla": {},
-    "sla, hedge": {"hedge": True},
+    "sla, no hedge": {"hedge": False},
     "sla, adaptive": {"adaptive-interval": True},
 }
 LEAST_OF_ORACLE = 0.95

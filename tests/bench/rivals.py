@@ -44,7 +44,7 @@ def _beside_rivals(name: str, hour: SimulateOptions) -> Iterator[Row]:
     rivals = [*(fared(hour, rival) for rival in RIVALS), tuned_hpa(hour)]
     for rival in rivals:
         yield _fared(f"{name}, {rival.policy}", rival)
-    for rule in ("sla", "sla, hedge"):
+    for rule in ("sla", "sla, no hedge"):
         swept = [promised(hour, rule, percent) for percent in PROMISES]
         for percent, ours in zip(PROMISES, swept, strict=True):
             yield _fared(f"{name}, {rule}, {percent:g} % promised", ours)

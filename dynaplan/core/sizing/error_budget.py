@@ -52,8 +52,8 @@ the number that, standing still, would have kept the promise over the window: th
 that there are go to the role that lacked them (``core/planning/burst_floor.py``). When the debt is paid or
 has faded, what it held leaves as any other worker.
 
-**A restart** of the planner keeps the budget, and what the floor has learnt: both are read from the last
-record of the planner before, faded by the time between (``planner/remembering.py``).
+**A restart** of the planner keeps the budget, and what floor and hedge have learnt: they are read from the
+last record of the planner before, faded by the time between (``planner/remembering.py``).
 
 **Where it is wrong.** The budget is spent on what is forecast: a forecast that was too low spends more than
 was meant. What waits is in R, and missed only once it is answered.

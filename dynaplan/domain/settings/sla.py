@@ -36,7 +36,7 @@ class SlaSettings(Settings):
         False, "Keep as many workers as would have kept the promise over the last `slo-window`: for bursts"
     )
     hedge: bool = option(
-        False,
+        True,
         "Stand still or follow the forecast, whichever would have kept the promise with fewer GPUs over the "
         "last `slo-window`: for bursts, with `prefill-deadline`",
     )

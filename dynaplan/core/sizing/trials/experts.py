@@ -33,10 +33,10 @@ one that has lasted goes on for about as long again.
 **Trust.** Trusted is one expert, following alone at first. It stays until it has broken the promise, or
 until another one that kept it has held less over the window by the GPU-seconds of the whole box in a
 start-up time and an interval, the most that a wrong size costs before it can be mended. From following to
-standing still it is enough to have held less: that saves the changes, too. The next one is the cheapest that
-kept the promise; where none did, the cheapest that is hardly worse than the best, as in ``standing.py``.
-An expert that held no more and missed fewer, and wants the same workers now, is trusted in its place: that
-costs nothing. One that stands still and has followed all the while is known to follow, and not to stand.
+standing still, which saves the changes to come, those of the GPUs count that it changes now. The next one is
+the cheapest that kept the promise; where none did, the cheapest that is hardly worse than the best, as in
+``standing.py``. One that stands still and has followed all the while is known to follow, and not to stand: so
+one that follows, has held no more and missed fewer, and wants the same workers now, is trusted in its place.
 
 **Bound.** So what is trusted has never held more than that cost above the cheapest expert that kept the
 promise over the same window, and has missed no more than promised, but for the doubt, as far as the fluid is
@@ -181,14 +181,17 @@ def chosen(
     cheapest = min(kept, key=_in_order)
     now = next((each for each in trials if (each.workers, each.follows) == hedge.trusted), trials[0])
     saved_gpu_s = now.held_gpu_s - cheapest.held_gpu_s
-    is_calmer = now.follows and not cheapest.follows
-    if too_many(now, proven=True) > hardly_worse or saved_gpu_s > (0.0 if is_calmer else worth_gpu_s):
+    wanted, calmer = (wants(each, wish, hedge) for each in (now, cheapest))
+    if now.follows and not cheapest.follows:
+        changed = panel.limits.gpus(calmer) - panel.limits.gpus(wanted)
+        worth_gpu_s *= abs(changed) / panel.limits.max_gpus
+    if too_many(now, proven=True) > hardly_worse or saved_gpu_s > worth_gpu_s:
         return cheapest
-    wanted = wants(now, wish, hedge)
     better = (
         each
         for each in kept
-        if each.held_gpu_s <= now.held_gpu_s
+        if each.follows > now.follows
+        and each.held_gpu_s <= now.held_gpu_s
         and _missed(each) < _missed(now)
         and wants(each, wish, hedge) == wanted
     )

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import missed_requests
 from dynaplan.core.sizing.fluid import Work
-from dynaplan.core.sizing.gpu_budget import fit
+from dynaplan.core.sizing.gpu_budget import at_least, fit
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.measured_load import arrived_demand
+from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
 from dynaplan.core.sizing.trials.evidence import Counted
@@ -21,7 +21,15 @@ from dynaplan.core.sizing.trials.experts import ExpertPanel, chosen, followed, t
 from dynaplan.core.sizing.trials.interval import Arrived
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Sizing, SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import (
+    ExpertTrial,
+    Hedge,
+    Lived,
+    Missed,
+    Sizing,
+    SlaTargets,
+    WorkerLimits,
+)
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -49,7 +57,8 @@ def hedged(
     hedge = state.hedge
     came = _came(settings, observation, service)
     ahead = lookahead(observation.startup_s, settings.adjustment_interval_s)
-    if came and hedge.followed:
+    if came:
+        hedge = hedge if hedge.followed else replace(hedge, followed=(current,))
         fade = math.exp(-came.interval_s / settings.slo_window_s)
         hedge = tried(hedge, panel, came, settings.targets(), fade)
         least = _least(hedge, came, settings, panel.limits, current)
@@ -64,6 +73,35 @@ def hedged(
     prediction = sizing.prediction if after == wish else None
     steps = (*sizing.steps, Step("hedge", wish, after, _why(hedge, trusted, panel)))
     return state, replace(sizing, targets=after, steps=steps, prediction=prediction)
+
+
+def remembered(hedge: Hedge, fade: float) -> Hedge:
+    """Return the hedge that a planner begins with, by that of the one before: the past counts ``fade``.
+
+    Queues have emptied, nothing is being followed, and the trusted expert is trusted still.
+    """
+    lived, most = hedge.lived, hedge.most
+    for wish in hedge.followed:
+        most = at_least(most, wish)
+    return replace(
+        hedge,
+        trials=tuple(_remembered_trial(each, fade) for each in hedge.trials),
+        followed=(),
+        leasts=(),
+        most=most,
+        seconds=fade * hedge.seconds,
+        requests=fade * hedge.requests,
+        lived=Lived(_remembered_trial(lived.trial, fade), fade * lived.late, fade * lived.long),
+    )
+
+
+def _remembered_trial(trial: ExpertTrial, fade: float) -> ExpertTrial:
+    late, long = (
+        Missed(fade * each.requests, fade**2 * (each.squares + each.run**2))
+        for each in (trial.late, trial.long)
+    )
+    held_gpu_s = fade * trial.held_gpu_s
+    return replace(trial.emptied(), late_s=0.0, chased_s=0.0, held_gpu_s=held_gpu_s, late=late, long=long)
 
 
 def _least(
@@ -102,11 +140,11 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
     served = Targets(load.prefill_workers if service.prefill else 0, load.decode_workers)
     if not served.decode or (service.prefill and not served.prefill):
         served = Targets()
-    if not traffic.requests:
-        return Arrived(traffic.interval_s, observation.startup_s, served=served)
-    demand = arrived_demand(traffic, observation.foresight, settings)
-    if demand is None or not traffic.arrivals:
-        return None
+    if not traffic.arrivals:
+        silence = Arrived(traffic.interval_s, observation.startup_s, served=served)
+        return None if traffic.requests else silence
+    foresight = observation.foresight
+    demand = arrived_demand(traffic, foresight, settings) or lasting_demand(traffic, foresight, settings)
     work = Work(SteadyState(service, demand), settings.targets())
     gives_way = bool(settings.prefill_deadline_ms)
     is_evidence = served.decode and not load.changed
@@ -125,8 +163,9 @@ def _came(settings: PlannerSettings, observation: Observation, service: ServiceM
 
 def _counted(traffic: Traffic, service: ServiceModel, served: Targets, targets: SlaTargets) -> Counted | None:
     """Return the misses that frontends counted; else the estimate of the error budget, if it has one."""
-    requests, missed = traffic.requests or 0.0, missed_requests(service, traffic, served, targets)
+    missed = missed_requests(service, traffic, served, targets)
     if not missed:
         return None
-    late, long = min(missed[0], requests), missed[1]
+    requests = max(traffic.requests or 0.0, *missed, 1.0)
+    late, long = missed
     return Counted(served, late, min(long * (1 - late / requests), requests - late))

@@ -97,7 +97,7 @@ class TriedInterval:
             self._queues[key] = self.queue(trial)
         queued, late, out = self._queues[key]
         decoding, long = self.decoding(trial, out)
-        long *= 1 - min(1.0, late / self._came.requests)
+        long *= 1 - min(1.0, late / max(self._came.requests, 1.0))
         late, long = self._by_evidence(trial, late, long)
         queue, in_time, late_s = queued.queue, queued.in_time, queued.late_s
         return replace(trial, queue=queue, in_time=in_time, late_s=late_s, decoding=decoding), late, long
@@ -113,7 +113,7 @@ class TriedInterval:
         late = late_by_evidence(late, had, trial, lived, counted)
         long = long_by_evidence(long, had, trial, lived, counted)
         late = min(late, self._came.requests)
-        return late, min(long, self._came.requests - late)
+        return late, min(long, self._came.requests + trial.decoding.total - late)
 
     def _serving(self, trial: ExpertTrial, role: Role) -> list[int]:
         """Return the workers that serve in each pull; of an aggregated service the same for both roles."""

@@ -7,6 +7,9 @@ What is counted then says nothing of the number of workers. The *older* workers 
 their own, with their share of what comes (routers that look at the load send them less, so that they are
 done no later). While one of them has more than all have on average, by a request, nothing counts as evidence.
 Prompts of a prefill queue go to whichever worker is free; for them nothing stays behind.
+
+In an interval in which the number changed those serve that were there all the time: when the others came
+is not known, and what a burst has left must not be taken for worked off.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import replace
 from dynaplan.core.sizing.trials.evidence import SAME
 from dynaplan.core.sizing.trials.interval import Arrived, TriedInterval, fared
 from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, SlaTargets
+from dynaplan.domain.planning.targets import Targets
 
 
 def lived_through(before: Hedge, came: Arrived, targets: SlaTargets, fade: float) -> tuple[Lived, Arrived]:
@@ -23,9 +27,13 @@ def lived_through(before: Hedge, came: Arrived, targets: SlaTargets, fade: float
     served = came.served
     if not served.decode:
         return Lived(), came
-    older = _older(before, came)
-    alone = replace(before, trials=(replace(before.lived.trial, workers=served, follows=False),), leasts=())
+    meanwhile = _meanwhile(before.lived, served)
+    older = _older(before, came, meanwhile)
+    alone = replace(
+        before, trials=(replace(before.lived.trial, workers=meanwhile, follows=False),), leasts=()
+    )
     [(trial, late, long)] = fared(alone, replace(came, counted=None))
+    trial = replace(trial, workers=served)
     if _load_of_one(older) > _load_of_one(trial) + SAME:
         came = replace(came, counted=None)
     else:
@@ -41,7 +49,13 @@ def lived_through(before: Hedge, came: Arrived, targets: SlaTargets, fade: float
     return Lived(after, fade * lived.late + counted_late, fade * lived.long + counted_long, older), came
 
 
-def _older(before: Hedge, came: Arrived) -> ExpertTrial:
+def _meanwhile(before: Lived, served: Targets) -> Targets:
+    """Return the workers that served all through the interval, at whose end these ones do."""
+    earlier = before.trial.workers if before.trial.workers.decode else served
+    return Targets(min(earlier.prefill, served.prefill), min(earlier.decode, served.decode))
+
+
+def _older(before: Hedge, came: Arrived, meanwhile: Targets) -> ExpertTrial:
     """Return the busiest workers from before their number changed, after the interval."""
     lived, served, older = before.lived, came.served, before.lived.older
     if served.decode != lived.trial.workers.decode:
@@ -49,8 +63,8 @@ def _older(before: Hedge, came: Arrived) -> ExpertTrial:
     work = came.work
     if not older.workers.decode or work is None:
         return ExpertTrial()
-    share = min(1.0, older.workers.decode / served.decode)
-    older = replace(older, follows=False, workers=replace(served, decode=older.workers.decode))
+    share = min(1.0, older.workers.decode / meanwhile.decode)
+    older = replace(older, follows=False, workers=replace(meanwhile, decode=older.workers.decode))
     if served.prefill:
         queue = lived.trial
         older = replace(older, queue=queue.queue, in_time=queue.in_time, late_s=queue.late_s)

@@ -53,7 +53,7 @@ def test_the_defaults_are_documented_ones():
         "slo-window": 3600.0,
         "scale-down-headroom": 0.15,
         "learnt-floor": False,
-        "hedge": False,
+        "hedge": True,
         "metric-reporting-prometheus-host": "127.0.0.1",
         "recommend-every": 86400,
         "nats-max-reconnects": -1,

@@ -187,8 +187,20 @@ def test_what_kept_the_promise_stays_until_another_has_saved_the_worth_of_a_chan
 
     assert trusted(hedge(1000.0, 300.0, follows=True)) == (ALONE, True)
     assert trusted(hedge(1000.0, 279.0, follows=True)) == (Targets(2, 1), True)
-    assert trusted(hedge(1000.0, 999.0, follows=False)) == (Targets(2, 1), False)
-    assert trusted(hedge(1000.0, 1000.0, follows=False)) == (ALONE, True)
+
+
+def test_to_stand_still_it_is_enough_to_have_saved_what_the_change_of_now_costs() -> None:
+    def hedge(saved: float, wish: Targets) -> tuple[Targets, bool]:
+        still = ExpertTrial(Targets(2, 1), False, held_gpu_s=1000.0 - saved)
+        trials = (ExpertTrial(ALONE, held_gpu_s=1000.0), still)
+        hedge = Hedge(trials, (ALONE,), 600.0, 100.0, trusted=(ALONE, True), most=Targets(8, 8))
+        each = chosen(hedge, PANEL, PROMISE, 720.0, wish)
+        return each.workers, each.follows
+
+    for gpus, wish in enumerate((Targets(2, 1), Targets(3, 1), Targets(4, 1))):
+        worth = gpus * 720.0 / BOX.max_gpus
+        assert hedge(worth + 1, wish) == (Targets(2, 1), False)
+        assert hedge(worth, wish) == (ALONE, True)
 
 
 def test_one_that_held_no_more_and_missed_fewer_is_trusted_where_it_wants_the_same_workers() -> None:

@@ -88,3 +88,13 @@ def test_counted_misses_are_remembered_with_what_the_fluid_makes_of_the_same_wor
     assert (lived.late, lived.long) == (10.0, 5.0)
     assert lived.trial.workers == served
     assert hedge_after(served, counted=False).lived.late == 0
+
+
+def test_what_a_burst_has_left_is_not_worked_off_by_workers_of_which_it_is_not_known_when_they_came() -> None:
+    hedge = hedge_after(Targets(1, 4))
+    changed, _ = passed(hedge, CALM, Targets(8, 4), counted=False)
+    same, _ = passed(hedge, CALM, Targets(1, 4))
+    assert changed.trial.queue == same.trial.queue > 100
+    assert changed.trial.workers == Targets(8, 4)
+    after, _ = passed(replace(hedge, lived=changed), CALM, Targets(8, 4))
+    assert after.trial.queue == 0
