@@ -18,8 +18,10 @@ an expert that missed a target in burst k, faded, R all requests and r the part 
 A burst is a run of intervals in which more missed than r allows; what lasts longer than a start-up time and
 an interval, in which help would have come, is another one.
 
-**What is new** is followed by all: while the forecast needs more than it did in the window before, no
-expert has been tried on what comes. What it needs counts as known once the time has passed that it is for.
+**What is new** is followed, whichever is trusted: while the forecast needs more than it did in the window
+before, no expert has been tried on what comes. What it needs counts as known once the time has passed that it
+is for. Experts that stand still hold these GPUs, too, but are tried without that help: what they miss the
+first time they would miss the second time.
 
 **Evidence.** What an expert missed is the fluid's word, corrected by what was counted with the workers that
 served (``evidence.py``, ``lived.py``).
@@ -151,7 +153,7 @@ def _chased_s(trial: ExpertTrial, before: Hedge, came: Arrived) -> float:
     if trial.follows or at_least(trial.workers, wish) == trial.workers:
         return 0.0
     lasts = max(trial.late.run_s, trial.long.run_s) >= came.startup_s
-    goes_along = trial.chased_s or lasts or is_new(wish, before)
+    goes_along = trial.chased_s or lasts
     return trial.chased_s + came.interval_s if goes_along else 0.0
 
 

@@ -180,6 +180,20 @@ def test_a_burst_that_has_lasted_as_long_as_help_takes_is_followed_until_the_for
     assert trial(found, ALONE).chased_s == 0
 
 
+def test_an_expert_that_stands_still_is_tried_without_the_help_that_novelty_brings() -> None:
+    """What it misses the first time, because it stands still, it would miss the second time, too."""
+    burst, more = came([60.0] * 30, startup_s=10.0), Targets(4, 2)
+    new, known = (
+        after([burst] * 2, [ALONE, more], hedge=Hedge(most=most, followed=(ALONE,)))
+        for most in (Targets(), Targets(8, 8))
+    )
+    still, follows = (trial(new, Targets(2, 1), follows=each) for each in (False, True))
+    assert still.late.requests == trial(known, Targets(2, 1)).late.requests > follows.late.requests
+    assert wants(still, Targets(9, 9), new) == Targets(9, 9), (
+        "where it is trusted it goes along, all the same"
+    )
+
+
 def test_what_kept_the_promise_stays_until_another_has_saved_the_worth_of_a_change() -> None:
     def hedge(now: float, other: float, *, follows: bool) -> Hedge:
         trials = [ExpertTrial(ALONE, held_gpu_s=now), ExpertTrial(Targets(2, 1), follows, held_gpu_s=other)]
