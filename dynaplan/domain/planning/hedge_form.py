@@ -56,10 +56,10 @@ def hedge_from_json(document: Mapping[str, Any]) -> Hedge:
 
 def _trial_to_json(trial: ExpertTrial) -> list[Any]:
     workers, decoding = trial.workers, trial.decoding
-    numbers = trial.queue, trial.in_time, trial.late_s, trial.chased_s, trial.held_gpu_s, decoding.counted
+    waits, gone_along_s = (trial.queue, trial.in_time, trial.late_s), (trial.chased_s, trial.helped_s)
     return [
         [workers.prefill, workers.decode, trial.follows],
-        _short(numbers),
+        _short((*waits, *gone_along_s, trial.held_gpu_s, decoding.counted)),
         _short(astuple(trial.late)),
         _short(astuple(trial.long)),
         _short(decoding.requests),
@@ -76,7 +76,7 @@ def _trial_from_json(document: Any) -> ExpertTrial:
     if isinstance(document, Mapping):
         return _trial_by_names(document)
     (prefill, decode, follows), numbers, late, long, requests, step_ms = document
-    queue, in_time, late_s, chased_s, held_gpu_s, counted = numbers
+    queue, in_time, late_s, chased_s, helped_s, held_gpu_s, counted = numbers
     return ExpertTrial(
         Targets(prefill, decode),
         follows,
@@ -85,6 +85,7 @@ def _trial_from_json(document: Any) -> ExpertTrial:
         late_s,
         Decoding(tuple(requests), tuple(step_ms), counted),
         chased_s,
+        helped_s,
         held_gpu_s,
         Missed(*late),
         Missed(*long),

@@ -153,9 +153,9 @@ class ExpertTrial:
 
     It stands still at ``workers``, or ``follows`` the forecast and has at least these. ``queue`` are prompts
     that wait, ``in_time`` those of them that can still be in time; late ones have waited for ``late_s``.
-    ``decoding`` are the requests that decode. One that stands still has ``chased`` a burst for some seconds,
-    0 for none. ``held_gpu_s`` are the GPU-seconds that it held, faded with ``slo-window``; ``late`` are
-    requests over the TTFT, ``long`` others over the ITL.
+    ``decoding`` are the requests that decode. One that stands still has gone along with the forecast for
+    ``chased_s``, and for ``helped_s`` of these because a burst lasts. ``held_gpu_s`` are the GPU-seconds that
+    it held, faded with ``slo-window``; ``late`` are requests over the TTFT, ``long`` others over the ITL.
     """
 
     workers: Targets = field(default_factory=Targets)
@@ -165,6 +165,7 @@ class ExpertTrial:
     late_s: float = 0.0
     decoding: Decoding = field(default_factory=Decoding)
     chased_s: float = 0.0
+    helped_s: float = 0.0
     held_gpu_s: float = 0.0
     late: Missed = field(default_factory=Missed)
     long: Missed = field(default_factory=Missed)

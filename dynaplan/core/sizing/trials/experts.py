@@ -18,10 +18,10 @@ an expert that missed a target in burst k, faded, R all requests and r the part 
 A burst is a run of intervals in which more missed than r allows; what lasts longer than a start-up time and
 an interval, in which help would have come, is another one.
 
-**What is new** is followed, whichever is trusted: while the forecast needs more than it did in the window
-before, no expert has been tried on what comes. What it needs counts as known once the time has passed that it
-is for. Experts that stand still hold these GPUs, too, but are tried without that help: what they miss the
-first time they would miss the second time.
+**What is new** is followed by all: while the forecast needs more than it did in the window before, no
+expert has been tried on what comes. What it needs counts as known once the time has passed that it is for.
+Experts that stand still hold what they then ask for, but are tried without that help: what they miss the
+first time they would miss the second time, when it is not new.
 
 **Evidence.** What an expert missed is the fluid's word, corrected by what was counted with the workers that
 served (``evidence.py``, ``lived.py``).
@@ -128,10 +128,12 @@ def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets,
     trials = []
     for trial, late, long in fared(before, came):
         gpus = panel.limits.gpus(wants(trial, before.followed[-1], before))
+        chased_s, helped_s = _going_along_s(trial, before, came)
         trials.append(
             replace(
                 trial,
-                chased_s=_chased_s(trial, before, came),
+                chased_s=chased_s,
+                helped_s=helped_s,
                 held_gpu_s=fade * trial.held_gpu_s + gpus * came.interval_s,
                 late=missed_more(trial.late, late, targets.ttft_rest, came, fade),
                 long=missed_more(trial.long, long, targets.itl_rest, came, fade),
@@ -147,14 +149,17 @@ def tried(before: Hedge, panel: ExpertPanel, came: Arrived, targets: SlaTargets,
     )
 
 
-def _chased_s(trial: ExpertTrial, before: Hedge, came: Arrived) -> float:
-    """Return for how long an expert that stands still has followed after the interval."""
+def _going_along_s(trial: ExpertTrial, before: Hedge, came: Arrived) -> tuple[float, float]:
+    """Return for how long an expert that stands still has gone along after the interval, and with help."""
     wish = before.followed[-1]
     if trial.follows or at_least(trial.workers, wish) == trial.workers:
-        return 0.0
-    lasts = max(trial.late.run_s, trial.long.run_s) >= came.startup_s
-    goes_along = trial.chased_s or lasts
-    return trial.chased_s + came.interval_s if goes_along else 0.0
+        return 0.0, 0.0
+    lasts = trial.helped_s or max(trial.late.run_s, trial.long.run_s) >= came.startup_s
+    goes_along = trial.chased_s or lasts or is_new(wish, before)
+    return (
+        trial.chased_s + came.interval_s if goes_along else 0.0,
+        trial.helped_s + came.interval_s if lasts else 0.0,
+    )
 
 
 def over(missed: Missed, allowed: float, *, proven: bool) -> float:

@@ -101,7 +101,8 @@ def _remembered_trial(trial: ExpertTrial, fade: float) -> ExpertTrial:
         for each in (trial.late, trial.long)
     )
     held_gpu_s = fade * trial.held_gpu_s
-    return replace(trial.emptied(), late_s=0.0, chased_s=0.0, held_gpu_s=held_gpu_s, late=late, long=long)
+    begun = replace(trial.emptied(), late_s=0.0, chased_s=0.0, helped_s=0.0)
+    return replace(begun, held_gpu_s=held_gpu_s, late=late, long=long)
 
 
 def _least(

@@ -124,7 +124,7 @@ class TriedInterval:
 
     def _has_help(self, trial: ExpertTrial) -> bool:
         """Tell whether workers serve that were added because of the forecast."""
-        return trial.follows or trial.chased_s > self._came.startup_s
+        return trial.follows or trial.helped_s > self._came.startup_s
 
     def queue(self, trial: ExpertTrial) -> tuple[ExpertTrial, float, list[float]]:
         """Return the trial with its queue after the interval, its late prompts, and the computed ones."""
