@@ -26,7 +26,7 @@ DISPATCH = DispatchRule(DisaggregationSettings.prefill_late_wait_s)
 
 @dataclass(frozen=True)
 class Arrived:
-    """An interval: the requests that came in each of its pulls, and their work; None where none came.
+    """An interval: the requests that came in each of its pulls, and their work; None without pulls.
 
     ``by_deadline``: late prompts give way to the others. ``served`` are the workers at its end, ``counted``
     the misses with them; None where the workers changed.
