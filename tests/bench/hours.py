@@ -19,7 +19,7 @@ from tests.bench.table import Row
 
 HOURS = 20
 MOST_DOMINATED = 8
-"""Of ``HOURS``: 4, the mean of the first two twenties, and two standard deviations."""
+"""Of ``HOURS``: 4, the mean of the first four twenties, and two standard deviations."""
 
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "bursts": {"high": (4, 16), "on": (20, 180), "off": (60, 360)},
