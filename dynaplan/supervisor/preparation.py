@@ -44,6 +44,7 @@ from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.store import Transaction
 from dynaplan.foundation.children.holding import HolderLink
 from dynaplan.foundation.log_lines import LogLines
+from dynaplan.foundation.signals import signals_held
 from dynaplan.foundation.sockets import free_port
 from dynaplan.ports.box import Claims
 from dynaplan.supervisor import gpu_stock
@@ -172,7 +173,9 @@ def _taken_namespace(
 ) -> list[str]:
     """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
     with _as_deployment_error():
-        lock = stack.enter_context(wiring.box.namespace_lock(statefile, arbiter.pid))
+        # A signal after the lock is taken, and before the stack knows of it, would leave its file behind.
+        with signals_held():
+            lock = stack.enter_context(wiring.box.namespace_lock(statefile, arbiter.pid))
         keep(link, "namespace lock", lock.fileno())
         return clear_leftovers(wiring.box.open_statefile(statefile), wiring.box.processes(), arbiter)
 
