@@ -19,6 +19,9 @@ from dynaplan.domain.settings.planner import PlannerSettings
 PROFILE_SUFFIXES = (".npz", ".json")
 """Files of a profile that are read; plots and reports beside them are not."""
 
+MEMORY = ("state", "next_state")
+"""The fields of a decision's record that forecasts do not use."""
+
 MOST_HISTORY_BYTES = 400 * 1024
 """The part of a ConfigMap of 1 MiB that the history may take, before it is written in base64."""
 
@@ -49,8 +52,12 @@ def planner_files(settings: PlannerSettings, log_dir: Path | None) -> PlannerFil
 
 
 def history(records: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return the newest decisions as gzipped JSON lines: what forecasts use, as far as there is room."""
-    lines = deque((json.dumps(each, separators=(",", ":")) for each in records), maxlen=HISTORY_INTERVALS)
+    """Return the newest decisions as gzipped JSON lines: what forecasts use, as far as there is room.
+
+    The planner's memory, which is most of a record, is no traffic.
+    """
+    traffic = ({name: each[name] for name in each if name not in MEMORY} for each in records)
+    lines = deque((json.dumps(each, separators=(",", ":")) for each in traffic), maxlen=HISTORY_INTERVALS)
     while len(packed := gzip.compress("\n".join(lines).encode(), mtime=0)) > MOST_HISTORY_BYTES:
         for _ in range(len(lines) // 2):
             lines.popleft()

@@ -32,7 +32,7 @@ def hedge_to_json(hedge: Hedge) -> dict[str, Any]:
 def hedge_from_json(document: Mapping[str, Any]) -> Hedge:
     """Read the form of ``hedge_to_json``, or of ``dataclasses.asdict``, as earlier versions wrote it.
 
-    Raises KeyError, TypeError, ValueError or IndexError for another.
+    Raises KeyError, TypeError or ValueError for another.
     """
     document = dict(document)
     if least := document.pop("least", None):  # as earlier versions wrote it
@@ -48,10 +48,14 @@ def hedge_from_json(document: Mapping[str, Any]) -> Hedge:
             "trials": tuple(_trial_from_json(each) for each in document.get("trials", ())),
             **known,
             **{name: Targets(**document.get(name, {})) for name in ("most", "newest")},
-            "trusted": (Targets(**trusted[0]), trusted[1]) if trusted else None,
+            "trusted": _trusted_from_json(*trusted) if trusted else None,
             "lived": Lived(**{**lived, **trials}) if lived else Lived(),
         }
     )
+
+
+def _trusted_from_json(workers: Mapping[str, Any], follows: bool) -> tuple[Targets, bool]:
+    return Targets(**workers), follows
 
 
 def _trial_to_json(trial: ExpertTrial) -> list[Any]:

@@ -97,6 +97,11 @@ def test_the_oldest_decisions_go_when_there_is_no_room(monkeypatch: pytest.Monke
     assert kept[-1] == record(599)
 
 
+def test_the_planners_memory_takes_no_room_from_the_traffic() -> None:
+    memory = {"state": {"hedge": [0.1] * 5000}, "next_state": {"hedge": [0.2] * 5000}}
+    assert gzip.decompress(history([{**record(1), **memory}])) == gzip.decompress(history([record(1)]))
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.json"
     file.write_text("{}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
+
+import pytest
 
 from dynaplan.domain.planning.hedge_form import decoding_from_json, hedge_from_json, hedge_to_json
 from dynaplan.domain.planning.sizing import Decoding, ExpertTrial, Hedge, Lived, Missed
@@ -50,3 +53,11 @@ def test_numbers_have_six_digits_and_what_is_less_than_a_millionth_is_nothing() 
 
 def test_a_mere_number_that_decodes_is_nothing_that_goes_on() -> None:
     assert decoding_from_json(3.5) == Decoding()
+
+
+@pytest.mark.parametrize(
+    "broken", [{"trusted": [{}]}, {"trusted": [{}, True, True]}, {"trials": [[1]]}, {"trials": [5]}]
+)
+def test_what_is_no_memory_is_an_error_that_readers_of_records_know(broken: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        hedge_from_json(broken)
