@@ -33,10 +33,6 @@ def text_of(*documents: Path) -> str:
     return "\n".join(document.read_text() for document in documents)
 
 
-def is_package(module: Path) -> bool:
-    return module.name == "__init__.py"
-
-
 def functions(module: Path) -> Iterator[Function]:
     return (node for node in ast.walk(tree(module)) if isinstance(node, Function))
 
@@ -44,8 +40,3 @@ def functions(module: Path) -> Iterator[Function]:
 def more_than(most: int, sizes: dict[str, int]) -> dict[str, int]:
     """The names whose size is above the limit."""
     return {name: size for name, size in sizes.items() if size > most}
-
-
-def on_several(places: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The names that stand in more than one place."""
-    return {name: found for name, found in places.items() if len(found) > 1}

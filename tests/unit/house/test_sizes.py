@@ -1,4 +1,4 @@
-"""Files, functions, ports and folders are small enough to be read at once."""
+"""Functions and ports are small enough to be read at once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ from tests.unit.house.source import (
     PACKAGE,
     Function,
     functions,
-    is_package,
     more_than,
     short,
     tree,
 )
 
-MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_METHODS_OF_A_PORT = 6
-MOST_MODULES_OF_A_FOLDER = 14
-
-
-def test_a_file_is_small() -> None:
-    assert (
-        more_than(MOST_LINES_OF_A_FILE, {short(each): len(each.read_text().splitlines()) for each in MODULES})
-        == {}
-    )
 
 
 def test_a_function_is_small() -> None:
@@ -47,11 +37,3 @@ def test_a_port_has_at_most_six_methods() -> None:
     sizes = {node.name: sum(isinstance(each, Function) for each in node.body) for node in ports}
     assert sizes
     assert more_than(MOST_METHODS_OF_A_PORT, sizes) == {}
-
-
-def test_a_folder_has_few_modules() -> None:
-    folders = sorted({module.parent for module in MODULES})
-    sizes = {
-        short(folder): sum(not is_package(module) for module in folder.glob("*.py")) for folder in folders
-    }
-    assert more_than(MOST_MODULES_OF_A_FOLDER, sizes) == {}
