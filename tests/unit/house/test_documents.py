@@ -47,12 +47,23 @@ def test_every_link_leads_somewhere() -> None:
     assert broken == []
 
 
-def test_every_decision_is_linked_and_numbered_once() -> None:
-    folder = REPOSITORY / "docs" / "decisions"
-    names = sorted(path.name for path in folder.glob("[0-9]*.md"))
-    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
-    index = (folder / "README.md").read_text()
-    assert [name for name in names if f"({name})" not in index] == []
+DECISIONS = REPOSITORY / "docs" / "decisions"
+
+
+def test_every_decision_has_a_number_of_its_own_and_is_linked_from_the_index() -> None:
+    pages = sorted(DECISIONS.glob("[0-9]*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert len(set(numbers)) == len(numbers) > 0
+    assert [page.name for page in pages if not page.read_text().startswith(f"# {page.name[:4]}: ")] == []
+    index = (DECISIONS / "README.md").read_text()
+    assert [page.name for page in pages if f"({page.name})" not in index] == []
+
+
+def test_a_decision_that_the_code_names_exists() -> None:
+    numbers = {page.name[:4] for page in DECISIONS.glob("[0-9]*.md")}
+    named = re.findall(r"docs/decisions/(\d{4})", text_of(*MODULES, REPOSITORY / "setup.cfg"))
+    assert named
+    assert set(named) - numbers == set()
 
 
 def known_options() -> set[str]:
