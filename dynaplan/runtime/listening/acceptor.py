@@ -3,7 +3,7 @@
 The event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
 to wake took all of 64 connections. One connection for each turn of the loop is not enough, because the first
 is awake already when the next one comes. So each process that is not alone looks away for a moment after a
-connection, and the others take the next ones. docs/decisions has the figures.
+connection, and the others take the next ones. docs/decisions/0032 has the figures.
 """
 
 from __future__ import annotations

@@ -20,5 +20,5 @@ The way of one remote prefill, with module names in ``serving/prefill`` unless a
    entries.
 
 When any of this fails, or takes too long, the decode worker computes the prompt itself. The design and the
-reasons for it: docs/decisions/0005, 0014 and 0015.
+reasons for it: docs/decisions/0005 and 0015.
 """

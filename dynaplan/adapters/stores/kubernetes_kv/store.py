@@ -11,7 +11,7 @@ Each object is read, changed and written over the version that was read, so a wr
 all, and a condition on a key is a condition on the ConfigMap. A key that is taken under a lease, as by a
 lock, is there: it counts as long as the lease is in its pod's object. A pod's object is owned by the pod. So
 its leases end with it, even unrevoked, and no lease is renewed by a write. What a pod has registered
-is seen by others while an EndpointSlice calls the pod ready (docs/decisions/0053).
+is seen by others while an EndpointSlice calls the pod ready (docs/decisions/0003).
 """
 
 from __future__ import annotations
