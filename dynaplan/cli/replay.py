@@ -27,52 +27,18 @@ if TYPE_CHECKING:
 @click.argument("decisions", type=click.Path(exists=True, path_type=Path))
 @click.option("--all", "is_all", is_flag=True, help="Show the intervals too in which both decide the same.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object per interval that is shown.")
-@click.option(
-    "--gate",
-    "is_gate",
-    is_flag=True,
-    help="Compare how both sets of options would have fared; exit 1 when the new ones did worse.",
-)
-@click.option(
-    "--may-lose",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="With --gate: points of the requests in time that the new options may lose.",
-)
-@click.option(
-    "--may-cost",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
-    help="With --gate: per cent more GPU hours that they may cost without more requests in time.",
-)
 @click.pass_context
-def command(
-    context: click.Context,
-    decisions: Path,
-    is_all: bool,
-    is_json: bool,
-    is_gate: bool,
-    may_lose: float,
-    may_cost: float,
-) -> None:
+def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool) -> None:
     """Run the observations of DECISIONS through other settings.
 
     DECISIONS is a planner's decisions.jsonl, its directory, or a deployment's log directory. Shows where
     the decisions differ, and why. Without options it shows whether this version of dynaplan still decides
-    as the one that recorded. With --gate both have workers of their own, which the model lets serve the
-    recorded requests: for a check before new options go live.
+    as the one that recorded.
     """
     from dynaplan.options.overrides import sections_of
     from dynaplan.planner.replay import replay
 
     options = sections_of(context.obj, ("Planner",))["Planner"]
-    if is_gate:
-        from dynaplan.cli.gating import pass_gate
-
-        pass_gate(decisions, options, may_lose, may_cost, is_json=is_json)
-        return
     replayed = replay(decisions, options)
     shown = [each for each in replayed if is_all or not each.is_same]
     if is_json:

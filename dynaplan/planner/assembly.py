@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from dynaplan import wiring
 from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.core.shadowing.shadow import Models, ShadowPlanner
 from dynaplan.domain.errors import ConfigError, TemporaryError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
@@ -26,11 +25,9 @@ from dynaplan.domain.wire.discovery import public_urls
 from dynaplan.domain.wire.pulse import LATE_AFTER_S
 from dynaplan.foundation.connection import OnFirstUse
 from dynaplan.options.planner import settings_in_graph
-from dynaplan.options.service_config import ServiceConfig
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
-from dynaplan.planner.recommending import recommend_daily, recording_of
 from dynaplan.planner.remembering import remembered
 
 if TYPE_CHECKING:
@@ -61,10 +58,6 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     runtime.on_stop(planner.close)
     runtime.add_metrics(planner.numbers)
     runtime.spawn(planner.loop.run(), "planner")
-    config = ServiceConfig.get_instance()
-    if recording_of(config):
-        recommender = wiring.planning.recommender(planner_log_root())
-        runtime.spawn(recommend_daily(settings, config, recommender, runtime.clock), "recommending")
 
 
 class LoopPulse:
@@ -97,14 +90,13 @@ def check_sources(settings: PlannerSettings) -> None:
 
     Of a Prometheus server only the address is checked.
     """
-    if settings.sees_traffic and settings.prometheus_endpoint:
+    if not settings.is_by_targets:
+        return
+    if settings.prometheus_endpoint:
         wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
-    if settings.is_by_targets:
-        wiring.planning.sla_model(settings, {})
-    if settings.sees_traffic:
-        wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
-        _warm_up(settings)
-    _shadow(settings)
+    wiring.planning.sla_model(settings, {})
+    wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
+    _warm_up(settings)
 
 
 async def run_planner(settings: PlannerSettings) -> None:
@@ -252,7 +244,6 @@ def make_planner(
         model = wiring.planning.sla_model(settings, {})
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
-    if settings.sees_traffic:
         traffic = _watch(settings, discovery, clock)
     loop = PlannerLoop(
         settings,
@@ -263,20 +254,9 @@ def make_planner(
         model=model,
         traffic=traffic,
         beat=beat,
-        shadow=_shadow(settings),
         state=state,
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, end)
-
-
-def _shadow(settings: PlannerSettings) -> ShadowPlanner | None:
-    """Return the second policy that decides beside this one; raises ConfigError without a profile."""
-    shadow = settings.of_shadow()
-    if shadow is None:
-        return None
-    deciding = wiring.planning.sla_model(shadow, {})
-    judging = wiring.planning.sla_model(settings, {}) if settings.is_by_targets else deciding
-    return ShadowPlanner(settings, shadow, Models(judging, deciding))
 
 
 def _connector(

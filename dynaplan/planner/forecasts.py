@@ -45,10 +45,6 @@ class TrafficWatch:
         """Have the source take one sample of the frontends' traffic."""
         await self._source.pull()
 
-    def so_far(self) -> Traffic:
-        """Return the traffic since the last look, which goes on."""
-        return self._source.so_far(max(self._clock.now_s() - self._seen_s, 1e-3))
-
     async def look(self, startup_s: float) -> tuple[Traffic, Foresight]:
         """Return the traffic since the last look, and the forecast until a worker started now is ready."""
         now_s = self._clock.now_s()
@@ -56,21 +52,16 @@ class TrafficWatch:
         self._seen_s = now_s
         self._log_missing(traffic.missing if traffic.requests is None else "")
         self._history.add(traffic)
-        return traffic, await self._foresight(self._history, startup_s)
+        return traffic, await self._foresight(startup_s)
 
-    async def look_early(self, startup_s: float) -> tuple[Traffic, Foresight]:
-        """Return the same of an interval that is not over yet; nothing is remembered of it."""
-        traffic = self.so_far()
-        return traffic, await self._foresight(self._history.with_so_far(traffic), startup_s)
-
-    async def _foresight(self, history: TrafficHistory, startup_s: float) -> Foresight:
+    async def _foresight(self, startup_s: float) -> Foresight:
         answers = {
             asked: await self._forecaster.forecast(
-                history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
             )
             for asked in questions(startup_s, self._interval_s)
         }
-        return foresight(history, answers, self._settings)
+        return foresight(self._history, answers, self._settings)
 
     async def close(self) -> None:
         """Close the source's connections, and end the processes that compute forecasts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,8 +16,7 @@ from dynaplan.domain.planning.observation import FleetCounts, Observation
 
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
-    from dynaplan.core.shadowing.shadow import ShadowPlanner
-    from dynaplan.domain.planning.decisions import PlannerState, ShadowRecord
+    from dynaplan.domain.planning.decisions import PlannerState
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.planner.forecasts import TrafficWatch
     from dynaplan.planner.observer import Observer
@@ -46,7 +44,7 @@ class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     ``PlanningCycle`` says when to pull and when to decide. ``beat`` is told at every pull that the loop goes
-    on, and in how many seconds the next pull is due. ``cpu_s`` is the CPU time of this process.
+    on, and in how many seconds the next pull is due.
     """
 
     def __init__(
@@ -61,9 +59,7 @@ class PlannerLoop:
         traffic: TrafficWatch | None = None,
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
-        shadow: ShadowPlanner | None = None,
         state: PlannerState | None = None,
-        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -74,8 +70,6 @@ class PlannerLoop:
         self._beat = beat
         self._traffic = traffic
         self._cycle = PlanningCycle(settings, model, state)
-        self._shadow = shadow
-        self._cpu_s = cpu_s
         self._failure = ""
         self._is_warned = False
 
@@ -131,14 +125,6 @@ class PlannerLoop:
                 recorder.pulled(sample)
         if cycle.is_due(self._clock.now_s()):
             await self._adjust()
-        elif early := self._why_early():
-            await self._adjust(early)
-
-    def _why_early(self) -> str:
-        """Say why to decide before the interval is over; "" to wait for its end."""
-        if not self._traffic or not self._cycle.may_be_early(self._clock.now_s()):
-            return ""
-        return self._cycle.early(self._traffic.so_far())
 
     async def _check_scaling(self) -> None:
         try:
@@ -148,21 +134,18 @@ class PlannerLoop:
             return
         self._cycle.saw(desired, self._clock.now_s())
 
-    async def _adjust(self, early: str = "") -> None:
-        begun_s = self._cpu_s()
+    async def _adjust(self) -> None:
         try:
-            observation = await self._observe(early)
+            observation = await self._observe()
             decision = self._cycle.decide(observation)
             self._record(observation, decision)
             self._failure = ""
             if decision.is_change:
                 await self._carry_out(decision)
         finally:
-            self._cycle.took(self._cpu_s() - begun_s, self._clock.now_s())
-            if not early:
-                self._cycle.begin(self._clock.now_s())
+            self._cycle.begin(self._clock.now_s())
 
-    async def _observe(self, early: str) -> Observation:
+    async def _observe(self) -> Observation:
         load, failure = self._cycle.load, self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
@@ -170,11 +153,9 @@ class PlannerLoop:
         except DynaplanError as error:
             log.warning("the fleet is not known: %s", error)
             unknown = str(error.args[0]) or type(error).__name__
-            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure, early=early)
+            return Observation(self._clock.now_s(), load=load, unknown=unknown, failure=failure)
         self._warn_of_short_interval(fleet)
-        observation = Observation(
-            self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds, early=early
-        )
+        observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
         return await self._with_traffic(observation, self._traffic) if self._traffic else observation
 
     def _warn_of_short_interval(self, fleet: FleetCounts) -> None:
@@ -195,7 +176,7 @@ class PlannerLoop:
     async def _with_traffic(self, observation: Observation, watch: TrafficWatch) -> Observation:
         fleet = observation.fleet
         startup_s = startup_time_s(self._settings, (fleet.prefill.startup_s, fleet.decode.startup_s))
-        traffic, foresight = await (watch.look_early if observation.early else watch.look)(startup_s)
+        traffic, foresight = await watch.look(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
     def _record(self, observation: Observation, decision: Decision) -> None:
@@ -204,23 +185,9 @@ class PlannerLoop:
         if not decision.is_change and not observation.unknown:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
         before, after, wall_time = self._cycle.before, self._cycle.state, self._wall_time()
-        shadow = self._shadowed(observation, decision, after, wall_time)
-        record = DecisionRecord(wall_time, self._settings, before, observation, decision, after, shadow)
+        record = DecisionRecord(wall_time, self._settings, before, observation, decision, after)
         for recorder in self._recorders:
             recorder.decided(record)
-
-    def _shadowed(
-        self, observation: Observation, decision: Decision, after: PlannerState, wall_time: str
-    ) -> ShadowRecord | None:
-        """Return what the shadow decides at an interval's end; its faults never keep a decision back."""
-        if self._shadow is None or observation.early:
-            return None
-        try:
-            return self._shadow.follow(observation, decision, after, wall_time)
-        except Exception:
-            log.exception("the shadow failed: it decides no more until the planner starts again")
-            self._shadow = None
-            return None
 
     async def _carry_out(self, decision: Decision) -> None:
         if self._settings.no_operation:

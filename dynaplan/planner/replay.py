@@ -105,18 +105,14 @@ class Replayer:
         observation = replace(observation, startup_s=startup_s)
         if observation.traffic is None or self._forecaster is None:
             return observation
-        if observation.early:
-            history = self._history.with_so_far(observation.traffic)
-        else:
-            history = self._history
-            history.add(observation.traffic)
+        self._history.add(observation.traffic)
         answers = {
             asked: await self._forecaster.forecast(
-                history.curve(asked.curve), asked.ahead, is_count=asked.is_count
+                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
             )
             for asked in questions(observation.startup_s, settings.adjustment_interval_s)
         }
-        return replace(observation, foresight=foresight(history, answers, settings))
+        return replace(observation, foresight=foresight(self._history, answers, settings))
 
 
 def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:
@@ -138,13 +134,18 @@ def _forecasting(settings: PlannerSettings) -> tuple[Any, ...]:
 
 
 def read_decisions(path: Path) -> Iterator[DecisionRecord]:
-    """Yield the decisions of a recording, oldest first; raises ConfigError for what is none."""
+    """Yield the decisions at the ends of intervals, oldest first; raises ConfigError for what is none.
+
+    Earlier versions decided before the end of an interval, too; these records are left out.
+    """
     for number, document in wiring.planning.recorded_decisions(path):
         try:
-            yield DecisionRecord.from_json(document)
+            record = DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             fault = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
             raise ConfigError(
                 f"{path}, line {number} is no decision ({fault})",
                 hint="expected a decisions.jsonl that a planner wrote, of this version or an older one",
             ) from error
+        if not document["observation"].get("early"):
+            yield record

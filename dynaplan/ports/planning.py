@@ -131,21 +131,6 @@ class GaugeRecorder(Recorder, Protocol):
         ...
 
 
-class RecommendsByRecording(Protocol):
-    """Simulates a recording of a deployment under other policies, and keeps what that recommends."""
-
-    def age_s(self) -> float | None:
-        """Return the seconds since the last recommendation; None before there is one."""
-        ...
-
-    async def recommend(self, config: str, arguments: Sequence[str]) -> str:
-        """Return what is recommended for a deployment of that configuration (YAML), in words.
-
-        ``arguments`` are further options of ``dynaplan simulate``. Raises TemporaryError, or OSError.
-        """
-        ...
-
-
 class Forecaster(Closable, Protocol):
     """Forecasts a series of the load, such as requests per interval, from its past."""
 
@@ -172,12 +157,5 @@ class TrafficSource(Closable, Protocol):
         """Return the traffic since the last call, ``interval_s`` seconds ago.
 
         Never raises: without data the Traffic has no number of requests and says why; no request is 0.
-        """
-        ...
-
-    def so_far(self, interval_s: float) -> Traffic:
-        """Return what was pulled since the last call of ``traffic``, ``interval_s`` seconds ago, and go on.
-
-        Nothing is asked for it. Never raises, as ``traffic``.
         """
         ...

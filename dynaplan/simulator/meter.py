@@ -74,12 +74,11 @@ class TrafficMeter:
 
     def traffic(self, interval_s: float) -> Traffic:
         """Return the traffic since the last call, ``interval_s`` ago, and begin anew."""
-        seen = self.so_far(interval_s)
+        seen = self._measured(interval_s)
         self._begin()
         return seen
 
-    def so_far(self, interval_s: float) -> Traffic:
-        """Return the traffic since the last call of ``traffic``, ``interval_s`` ago, and count on."""
+    def _measured(self, interval_s: float) -> Traffic:
         finished, gaps = self._finished, self._output_tokens - self._finished
         return Traffic(
             interval_s,

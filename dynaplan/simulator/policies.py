@@ -86,15 +86,9 @@ class PlannerPolicy:
         if cycle.is_due(now_s):
             self._adjust(service)
             cycle.begin(now_s)
-        elif cycle.may_be_early(now_s):
-            so_far = service.meter.so_far(max(now_s - self._looked_s, 1e-3))
-            if early := cycle.early(so_far):
-                self._adjust(service, early)
 
-    def _adjust(self, service: SimulatedService, early: str = "") -> None:
-        observation = Observation(
-            service.now_s, service.pools.counts(), self._desired, self._cycle.load, early=early
-        )
+    def _adjust(self, service: SimulatedService) -> None:
+        observation = Observation(service.now_s, service.pools.counts(), self._desired, self._cycle.load)
         if self._settings.is_by_targets:
             observation = self._with_traffic(observation, service)
         decision = self._cycle.decide(observation)
@@ -115,24 +109,18 @@ class PlannerPolicy:
         if self._method:
             self._method.close()
 
-    def _forecast(self, history: TrafficHistory, asked: Question) -> Forecast:
+    def _forecast(self, asked: Question) -> Forecast:
         method = self._method or partial(forecast, settings=self._settings)
-        return method(history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+        return method(self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
 
     def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
         settings, interval_s = self._settings, observation.at_s - self._looked_s
-        if observation.early:
-            traffic = service.meter.so_far(interval_s)
-            history = self._history.with_so_far(traffic)
-        else:
-            self._looked_s = observation.at_s
-            traffic = service.meter.traffic(interval_s)
-            history = self._history
-            history.add(traffic)
+        self._looked_s = observation.at_s
+        traffic = service.meter.traffic(interval_s)
+        self._history.add(traffic)
         startup_s = startup_time_s(settings, service.settings.startup_s.values())
         answers = {
-            asked: self._forecast(history, asked)
-            for asked in questions(startup_s, settings.adjustment_interval_s)
+            asked: self._forecast(asked) for asked in questions(startup_s, settings.adjustment_interval_s)
         }
-        expected = foresight(history, answers, settings)
+        expected = foresight(self._history, answers, settings)
         return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)

@@ -13,7 +13,6 @@ from dynaplan.wiring import certificates
 if TYPE_CHECKING:
     from dynaplan.adapters.kubernetes.workloads import Workloads
     from dynaplan.adapters.profiles.aiconfigurator import AiConfigurator
-    from dynaplan.adapters.recorders.recommending import Recommended
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.planning.components import ScaledComponent
     from dynaplan.domain.planning.observation import FleetCounts
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
         GaugeRecorder,
         MetricsSource,
         PlannerConnector,
-        RecommendsByRecording,
         Recorder,
         TrafficSource,
     )
@@ -126,20 +124,6 @@ def announce_log_dir(planner_dir: Path, log_dir: Path) -> None:
     from dynaplan.adapters.recorders.jsonl import point_to
 
     point_to(planner_dir, log_dir)
-
-
-def recommender(planner_dir: Path) -> RecommendsByRecording:
-    """Return what simulates a recording, and leaves the result in that directory."""
-    from dynaplan.adapters.recorders.recommending import Recommender
-
-    return Recommender(planner_dir)
-
-
-def last_recommendation(planner_dir: Path) -> Recommended | None:
-    """Return what the recording of a deployment recommended last; None before that."""
-    from dynaplan.adapters.recorders.recommending import read_recommendation
-
-    return read_recommendation(planner_dir)
 
 
 def recent_decisions(planner_dir: Path, last: int, tail_bytes: int | None = None) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from tests.bench.table import Row
 RULES: Mapping[str, Mapping[str, Any]] = {
     "sla": {},
     "sla, no hedge": {"hedge": False},
-    "sla, adaptive": {"adaptive-interval": True},
 }
 LEAST_OF_ORACLE = 0.95
 LEAST_OF_ORACLE_WITH_LONG_START = 0.93

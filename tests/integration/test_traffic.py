@@ -53,19 +53,15 @@ async def fleet() -> AsyncIterator[Fleet]:
     await fleet.close()
 
 
-async def test_a_look_within_an_interval_takes_nothing_from_its_end(fleet: Fleet) -> None:
+async def test_an_interval_has_the_arrivals_of_each_pull(fleet: Fleet) -> None:
     frontend = await fleet.frontend()
-    assert fleet.source.so_far(1.0).requests is None
     await fleet.pull()
-    frontend.answer(3, isl=100, osl=10, ttft_s=0.1)
-    await fleet.pull()
-    early = fleet.source.so_far(9.0)
-    assert (early.requests, early.interval_s, early.arrivals) == (3, 1.0, (3.0,))
-    frontend.answer(2, isl=100, osl=10, ttft_s=0.1)
-    await fleet.pull()
+    for requests in (3, 2):
+        frontend.answer(requests, isl=100, osl=10, ttft_s=0.1)
+        await fleet.pull()
     whole = await fleet.source.traffic(2.0)
     assert (whole.requests, whole.interval_s, whole.arrivals) == (5, 2.0, (3.0, 2.0))
-    assert fleet.source.so_far(1.0).requests is None
+    assert (await fleet.source.traffic(1.0)).requests is None
 
 
 async def test_means_are_weighted_by_requests_over_all_frontends(fleet: Fleet) -> None:

@@ -110,15 +110,14 @@ class FrontendsTraffic:
 
     async def traffic(self, interval_s: float) -> Traffic:
         """Return the growth from the last pull before the last call to the newest pull, and that time."""
-        seen = self.so_far(interval_s)
+        seen = self._growth(interval_s)
         # Without a pull in this interval nothing is known of it, and what comes later is not of it.
         was_pulled = self._pulled_s > self._began_s
         self._began_s = self._pulled_s if was_pulled else self._clock.now_s()
         self._seen, self._comparisons, self._windows = {}, 0, []
         return seen
 
-    def so_far(self, interval_s: float) -> Traffic:
-        """Return the same as ``traffic`` would now, and count on."""
+    def _growth(self, interval_s: float) -> Traffic:
         windows = self._windows
         if not self._comparisons:
             return Traffic(interval_s, missing=self._missing())

@@ -100,10 +100,6 @@ class PrometheusTraffic:
         self._problem = ""
         return traffic_of(interval_s, counts)
 
-    def so_far(self, interval_s: float) -> Traffic:
-        """Return no data: scrapes are too far apart for a part of an interval."""
-        return Traffic(interval_s, missing="Prometheus is asked at the end of an interval")
-
     async def close(self) -> None:
         """Close the connection to the Prometheus server, if one was opened."""
         if self._session:

@@ -223,7 +223,7 @@ def _known_to_planner(sections: Sections) -> dict[str, Any]:
     from dynaplan.options.planner import with_deployed
 
     planner = sections.get(PLANNER, {})
-    if planner.get("policy", "load") == "load" and not planner.get("shadow"):
+    if planner.get("policy", "load") == "load":
         return {}
     return with_deployed(planner, sections)
 

@@ -165,7 +165,6 @@ def document_of(
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "hours": hours.to_json(),
         "reservations": reservations.to_json(),
-        "recommended": _recommended(found),
         "troubles": [*_troubles(found), *_of_another_version(found, serve), *answers.troubles],
         "ignored_keys": dict(answers.ignored),
         "not_callable": dict(answers.not_callable),
@@ -219,14 +218,6 @@ def _dispatch(found: RunningDeployment) -> str | None:
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
     deadline = deadline_in(config, section_options(config, "Planner"))
     return str(deadline) if deadline.origin else None
-
-
-def _recommended(found: RunningDeployment) -> dict[str, Any] | None:
-    """Return what the recording of the traffic recommended last, and when; None before that."""
-    from dynaplan import wiring
-
-    last = wiring.planning.last_recommendation(found.log_dir / "planner")
-    return asdict(last) if last else None
 
 
 def _below_home(path: Path) -> str:

@@ -189,8 +189,6 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
         elif row["reason"] and row["state"] == "draining":
             notes.append(f"{row['worker']} leaves: {row['reason']}")
     notes += routing_lines(document["routing"])
-    if said := document.get("recommended"):
-        notes.append(f"Recommended {clock(now_s - said['at_unix_s'])} ago by the recording: {said['words']}.")
     notes += [f"{name} waits: {reason}" for name, reason in document["waits"].items()]
     notes += [
         f"ignored: {key}: {reason}. Somebody wrote what dynaplan cannot read; delete the key."

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.watching.removals import removal_lines, removals
-from dynaplan.domain.errors import UserError
 from dynaplan.foundation import screen
-from dynaplan.foundation.tables import folded, text_table
+from dynaplan.foundation.tables import folded
 
 
 @click.command(name="why")
@@ -22,8 +19,7 @@ from dynaplan.foundation.tables import folded, text_table
     "-n", "--last", type=click.IntRange(1), default=3, show_default=True, help="How many decisions."
 )
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
-@click.option("--shadow", "is_shadow", is_flag=True, help="What the shadow decided beside, and both scores.")
-def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) -> None:
+def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
     from dynaplan import wiring
     from dynaplan.cli.scaling.counts import readable
@@ -37,9 +33,6 @@ def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) ->
     records = wiring.planning.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
     if changes:
         records = [record for record in records if is_change(record)]
-    if is_shadow:
-        click.echo(_beside(records[-last:]))
-        return
     for record in records[-last:]:
         click.echo(_shown(explain(record)) + "\n")
     for line in removal_lines(asyncio.run(removals(found.namespace))):
@@ -58,30 +51,6 @@ def command(namespace: str | None, last: int, changes: bool, is_shadow: bool) ->
 
 INDENT = " " * 13
 """Spaces below the label of a step."""
-
-
-def _beside(records: Sequence[dict[str, Any]]) -> str:
-    """Return the live decisions with the shadow's beside them, and the score card of both."""
-    from dynaplan.core.shadowing.score_card import card_rows, shadowed_intervals, verdict
-
-    intervals = shadowed_intervals(records)
-    if not intervals:
-        raise UserError(
-            "no shadow decides beside this planner",
-            hint="Give it the options that differ, in the section Planner: `shadow: {policy: sla}`.",
-        )
-    lines = []
-    for each in intervals:
-        told = f"{each.wall_time}\n  live       {each.live}\n  shadow     {each.shadow}\n"
-        lines.append(folded(told, screen.width(), INDENT))
-    last = intervals[-1]
-    scores = {"live": last.live_score, "shadow": last.shadow_score}
-    lines += [
-        f"since {last.since}, {last.live_score.requests:.0f} requests; the shadow has {last.options}",
-        text_table(card_rows(scores), width=screen.width()),
-        folded(verdict("The shadow", last.live_score, last.shadow_score), screen.width()),
-    ]
-    return "\n".join(lines)
 
 
 def _shown(explained: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from dynaplan.core.forecasting.dispersion import Dispersions, averaged_with, dispersions_of
 from dynaplan.core.forecasting.series import joined
@@ -86,13 +85,6 @@ class TrafficHistory:
             self.dispersion = before + weight * (traffic.dispersion - before)
             newest = dispersions_of(traffic.arrivals, traffic.interval_s)
             self.dispersions = averaged_with(self.dispersions, newest, weight)
-
-    def with_so_far(self, traffic: Traffic) -> TrafficHistory:
-        """Return the history as it were if the interval ended now, with this traffic; it stays as it is."""
-        history = copy(self)
-        history._live = _Curves(*(list(getattr(self._live, each.name)) for each in fields(_Curves)))
-        history.add(traffic)
-        return history
 
     def _add_hits(self, traffic: Traffic) -> None:
         hit_rate, tokens = traffic.prefix_hit_rate, (traffic.requests or 0.0) * (traffic.isl_tokens or 0.0)

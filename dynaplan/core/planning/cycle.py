@@ -9,11 +9,9 @@ from dynaplan.core.planning import guards
 from dynaplan.core.planning.deciding import decide, not_carried_out
 from dynaplan.core.planning.load_policy import averaged
 from dynaplan.core.planning.sla_policy import SlaModel
-from dynaplan.core.sizing.early_signs import USUAL_COST_S, Signs, least_gap_s, reason, signs, smoothed_cost_s
 from dynaplan.domain.planning.decisions import Decision, PlannerState
 from dynaplan.domain.planning.observation import Load, Observation, Sample
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
 
 
@@ -31,9 +29,7 @@ class PlanningCycle:
         self._settings = settings
         self._model = model
         self._samples: list[Sample] = []
-        self._began_s = self._decided_s = 0.0
-        self._cost_s: float | None = None
-        self._signs = Signs()
+        self._began_s = 0.0
         self.before = self.state = state or PlannerState()
         self.is_scaling = True
 
@@ -63,26 +59,6 @@ class PlanningCycle:
         slack_s = self._settings.metric_pulling_interval_s / 2
         return now_s - self._began_s >= self._settings.adjustment_interval_s - slack_s
 
-    def may_be_early(self, now_s: float) -> bool:
-        """Tell whether the interval may be looked at before its end: the last decision is paid for."""
-        settings = self._settings
-        if not settings.adaptive_interval or not settings.is_by_targets:
-            return False
-        cost_s = USUAL_COST_S if self._cost_s is None else self._cost_s
-        return now_s - self._decided_s >= least_gap_s(cost_s)
-
-    def early(self, so_far: Traffic) -> str:
-        """Say why to decide now, before the end of the interval, on its traffic ``so_far``; "" to wait."""
-        now = self._signs_of(so_far)
-        return reason(now, self._signs, self._settings.targets())
-
-    def _signs_of(self, so_far: Traffic) -> Signs:
-        return signs(self._samples, so_far, self.state.error_budget, self._settings.targets())
-
-    def took(self, cpu_s: float, now_s: float) -> None:
-        """Note the CPU time that the decision which ends now took, observing included."""
-        self._cost_s, self._decided_s = smoothed_cost_s(self._cost_s, cpu_s), now_s
-
     @property
     def load(self) -> Load:
         """The pulls of this interval as one load."""
@@ -91,9 +67,6 @@ class PlanningCycle:
     def decide(self, observation: Observation) -> Decision:
         """Decide at the end of this interval."""
         self.before = self.state
-        if observation.traffic:
-            self._signs = self._signs_of(observation.traffic)
-        self._decided_s = observation.at_s
         self.state, decision = decide(self._settings, self.state, observation, self._model)
         self.is_scaling |= observation.desired.is_pending
         return decision

@@ -47,7 +47,7 @@ def decide(
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
 
-    An ``early`` decision only adds workers, by targets. Holds of persons always come last (``holding.py``).
+    Holds of persons always come last (``holding.py``).
     """
     noted = state.noting(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, current_targets(observation))
@@ -62,8 +62,8 @@ def decide(
         situation, planned, prediction = _planned(situation, model)
         steps += planned
         targets = planned[-1].after
-    if is_known and (settings.policy != "sla" or observation.early):
-        steps += (_only_more if observation.early else _by_thresholds)(situation, targets)
+    if is_known and settings.policy != "sla":
+        steps += _by_thresholds(situation, targets)
     if is_known:
         steps += hold_within_bounds(settings, observation, situation.current, steps[-1].after)
     desired = steps[-1].after
@@ -81,7 +81,6 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
     asleep = _asleep(situation.observation, current)
     awake = Targets(current.prefill - asleep.prefill, current.decode - asleep.decode)
     state, sizing = plan_for_targets(model, settings, situation.state, situation.observation, awake)
-    state = situation.state if situation.observation.early else state
     steps = list(sizing.steps)
     if asleep != Targets():
         planned = Targets(sizing.targets.prefill + asleep.prefill, sizing.targets.decode + asleep.decode)
@@ -97,30 +96,6 @@ def _planned(situation: Situation, model: SlaModel | None) -> tuple[Situation, l
         after = fit(at_least(current, sizing.targets), limits) or sizing.targets
         steps.append(Step("floor", sizing.targets, after, f"the targets need {sizing.targets}"))
     return replace(situation, state=state, floor=sizing.targets), steps, sizing.prediction
-
-
-def _only_more(situation: Situation, targets: Targets) -> list[Step]:
-    """Take of a decision before the end of its interval what adds workers: the rest waits for the end."""
-    current, early = situation.current, situation.observation.early
-    after = at_least(current, targets)
-    limits = limits_of(situation.settings, situation.observation, current)
-    if limits.gpus(after) > limits.max_gpus:
-        after = current
-    why = f"decided before the end of the interval, because {early}"
-    if after != targets:
-        why += "; fewer workers wait for its end"
-    return [Step("early", targets, after, why)]
-
-
-def _state_between(state: PlannerState, decision: Decision) -> PlannerState:
-    """Return the state after an early decision: its workers count as wanted in the last interval, too."""
-    if not decision.is_change:
-        return state
-    desired, grace = decision.desired, state.decode_grace_left
-    if desired.decode > decision.current.decode:
-        grace = NEW_DECODE_WORKER_GRACE_PERIOD
-    before = state.wanted[-1] if state.wanted else desired
-    return replace(state, wanted=(*state.wanted[:-1], at_least(before, desired)), decode_grace_left=grace)
 
 
 def _asleep(observation: Observation, current: Targets) -> Targets:
@@ -174,8 +149,6 @@ def _next_state(situation: Situation, decision: Decision) -> PlannerState:
     was still being carried out does not.
     """
     state, observation = situation.state, situation.observation
-    if observation.early:
-        return _state_between(state, decision)
     if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
         return state
     if decision.desired.decode > decision.current.decode:

@@ -33,7 +33,6 @@ def next_decision(
         desired=DesiredCounts(workers.prefill, workers.decode, 0, 0),
         load=_spread(seen.load, workers),
         failure="",
-        early="",
         holds=holds,
     )
     return decide(last.settings, last.next_state, observation, model)[1]

@@ -139,7 +139,7 @@ def _update_corrections(
 ) -> tuple[PlannerState, list[Step]]:
     """Return the state with new corrections, and the step of the trail."""
     traffic, load = observation.traffic, observation.load
-    if settings.no_correction or traffic is None or observation.early:
+    if settings.no_correction or traffic is None:
         return state, []
     if load.changed:
         why = f"corrections stay: the workers changed in this interval ({load.changed})"

@@ -11,7 +11,6 @@ from typing import Any
 from dynaplan.domain.planning.hedge_form import decoding_from_json, hedge_from_json, hedge_to_json
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.score import PolicyScore
 from dynaplan.domain.planning.sizing import (
     Corrections,
     ErrorBudget,
@@ -128,37 +127,11 @@ def _standing(document: Mapping[str, Any]) -> Standing:
 
 
 @dataclass(frozen=True)
-class ShadowRecord:
-    """The decision of a policy that never acts, and how it and the live one have fared since ``since``.
-
-    ``options`` are the ones that differ from the live policy's. ``since`` is ISO 8601 with its offset. Both
-    scores are by the model, on the requests that came.
-    """
-
-    options: Mapping[str, Any]
-    decision: Decision
-    since: str
-    live_score: PolicyScore
-    shadow_score: PolicyScore
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ShadowRecord:
-        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
-        return cls(
-            document["options"],
-            Decision.from_json(document["decision"]),
-            document["since"],
-            PolicyScore(**document["live_score"]),
-            PolicyScore(**document["shadow_score"]),
-        )
-
-
-@dataclass(frozen=True)
 class DecisionRecord:
     """One interval as it is written down: enough to decide it again, and to explain it.
 
     ``wall_time`` is ISO 8601 with its offset. ``decide(settings, state, observation)`` gives ``(next_state,
-    decision)``. ``shadow`` is what a second policy decided beside it, where one does.
+    decision)``.
     """
 
     wall_time: str
@@ -167,11 +140,10 @@ class DecisionRecord:
     observation: Observation
     decision: Decision
     next_state: PlannerState = field(default_factory=PlannerState)
-    shadow: ShadowRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back; the settings' fingerprint is added."""
-        document = {
+        return {
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
             "settings": self.settings.to_options(),
@@ -180,22 +152,28 @@ class DecisionRecord:
             "decision": asdict(self.decision),
             "next_state": self.next_state.to_json(),
         }
-        return {**document, "shadow": asdict(self.shadow)} if self.shadow else document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DecisionRecord:
         """Read the form of ``to_json``; raises KeyError, TypeError or ConfigError when it is not one."""
         record = cls(
             wall_time=document["wall_time"],
-            settings=PlannerSettings.from_options(document["settings"]),
+            settings=PlannerSettings.from_options(_known_options(document["settings"])),
             state=PlannerState.from_json(document["state"]),
             observation=Observation.from_json(document["observation"]),
             decision=Decision.from_json(document["decision"]),
             next_state=PlannerState.from_json(document["next_state"]),
-            shadow=ShadowRecord.from_json(document["shadow"]) if "shadow" in document else None,
         )
         check_types(record)
         return record
+
+
+REMOVED_OPTIONS = frozenset({"adaptive-interval", "recommend-every", "shadow"})
+"""Options of earlier versions, which their records name: none of them changes what an interval decides."""
+
+
+def _known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recorded.items() if name not in REMOVED_OPTIONS}
 
 
 def fingerprint(settings: PlannerSettings) -> str:

@@ -142,8 +142,7 @@ class Observation:
     ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
     time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
     counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
-    all is well. ``holds`` are those in force. ``early`` says why the decision does not wait for the end of
-    the interval; "" at its end.
+    all is well. ``holds`` are those in force.
     """
 
     at_s: float
@@ -156,14 +155,11 @@ class Observation:
     foresight: Foresight | None = None
     startup_s: float = 0.0
     holds: RoleHolds = field(default_factory=RoleHolds)
-    early: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back; without holds or sleepers no key for them."""
         document, holds = asdict(self), self.holds.to_json()
         del document["holds"]
-        if not self.early:
-            del document["early"]
         fleet, load = document["fleet"], document["load"]
         for part, key in (
             (fleet["prefill"], "asleep"),
@@ -194,5 +190,4 @@ class Observation:
             foresight=Foresight.from_json(foresight) if foresight else None,
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
-            early=document.get("early", ""),
         )

@@ -105,11 +105,6 @@ class Decoding:
         """The number of requests that decode, in every stage."""
         return sum(self.requests)
 
-    @property
-    def unjudged(self) -> float:
-        """The number of requests that decode and have missed no target so far."""
-        return self.total - self.counted
-
 
 @dataclass(frozen=True)
 class StandingTrial:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, kebab, option, options_of
+from dynaplan.domain.settings.fields import NO_EFFECT, WRITTEN, kebab, option
 from dynaplan.domain.settings.forecasting import ForecastSettings
 from dynaplan.domain.settings.routing import ROUTERS, ComponentSettings
 from dynaplan.domain.settings.servers import MessagingSettings
@@ -36,16 +35,6 @@ AS_THE_GRAPH = "as the graph says"
 
 MINIMUMS = {"min-gpu-budget", "min-endpoint"}
 """Options that state the same minimum: one given replaces the other's value."""
-
-SHARED_WITH_SHADOW = (
-    "shadow",
-    "namespace",
-    "environment",
-    "adjustment-interval",
-    "metric-pulling-interval",
-    *options_of(ForecastSettings),
-)
-"""Options that a shadow shares with the live policy, because both decide on the same observations."""
 
 POLICIES = ("load", "sla", "both")
 """Workers are counted by thresholds, by targets, or by thresholds with the targets' number as a floor."""
@@ -80,11 +69,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         None, "Directory for decisions.jsonl and the TensorBoard events", path=WRITTEN
     )
     adjustment_interval_s: float = option(30.0, "Seconds between scaling decisions", above=0)
-    adaptive_interval: bool = option(
-        False,
-        "Decide before the interval is over when a queue, or more misses than promised, say that waiting "
-        "costs more than a decision; not with `policy: load`",
-    )
     metric_pulling_interval_s: float = option(1.0, "Seconds between metric pulls", above=0)
     max_gpu_budget: int = option(8, "GPUs that prefill and decode workers never exceed together", least=1)
     min_gpu_budget: int = option(1, "GPUs of either kind of worker below which none is removed", least=1)
@@ -156,14 +140,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         0, "Port of the planner's own /metrics and /health when it runs on its own; 0 for none", least=0
     )
     metric_reporting_prometheus_host: str = option("127.0.0.1", "Address of that port")
-    recommend_every_s: float = option(
-        86400.0,
-        "Seconds between two recommendations by what `record-traffic` has recorded; 0: none",
-        least=0,
-    )
-    shadow: Mapping[str, Any] | None = option(
-        None, "Options of a second policy that decides beside this one and never acts, as `policy: sla`"
-    )
 
     @property
     def is_by_targets(self) -> bool:
@@ -180,38 +156,13 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         """True when planning for targets waits, too, until the last decision is carried out."""
         return self.is_by_targets and self.is_carried_out_elsewhere
 
-    @property
-    def sees_traffic(self) -> bool:
-        """True when traffic is read and forecast: for targets, or for a shadow, which is judged by it."""
-        return self.is_by_targets or self.shadow is not None
-
-    def of_shadow(self) -> PlannerSettings | None:
-        """Return the settings of the policy that decides beside this one; None without one.
-
-        Raises ConfigError for options that it cannot have of its own.
-        """
-        if self.shadow is None:
-            return None
-        given = {kebab(key): value for key, value in _mapping(self.shadow).items()}
-        for name in SHARED_WITH_SHADOW:
-            if name in given:
-                raise ConfigError(
-                    f"Planner.shadow.{name} is {given[name]!r}",
-                    hint=f"Expected no {name}: both policies decide on the same observations. "
-                    "`dynaplan simulate` and `dynaplan replay --gate` try others.",
-                )
-        return self.overridden(given, "shadow.")
-
-    def overridden(self, options: Mapping[str, Any], place: str = "") -> Self:
-        """Return the settings with these options in place of their own, and without a shadow.
-
-        Errors name an option as ``place`` and its key. Raises ConfigError.
-        """
+    def overridden(self, options: Mapping[str, Any]) -> Self:
+        """Return the settings with these options in place of their own; raises ConfigError."""
         given = {kebab(key): value for key, value in options.items()}
-        kept = {name: value for name, value in self.to_options().items() if name != "shadow"}
+        kept = self.to_options()
         if MINIMUMS & given.keys():
             kept = {name: value for name, value in kept.items() if name not in MINIMUMS}
-        return type(self).from_options({**kept, **given}, {name: place + name for name in given})
+        return type(self).from_options({**kept, **given})
 
     def to_options(self) -> dict[str, Any]:
         """Map every option that is set to its value, as ``from_options`` reads it."""
@@ -235,7 +186,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         if self.min_endpoint is None:
             self._require_order("min-gpu-budget", "max-gpu-budget", or_equal=True)
         self._require_order("metric-pulling-interval", "adjustment-interval", or_equal=True)
-        self.of_shadow()
 
     def _require_order(self, lower: str, upper: str, or_equal: bool = False) -> None:
         options = self.to_options()
@@ -246,17 +196,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
             f"{lower} is {options[lower]}, {upper} is {options[upper]}",
             hint=f"Expected {lower} to be {relation} {upper}.",
         )
-
-
-def _mapping(value: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    """Read a mapping, which a command line gives as its JSON text; raises ConfigError."""
-    try:
-        read = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        read = None
-    if not isinstance(read, Mapping):
-        raise ConfigError(f"Planner.shadow is {value!r}", hint='Expected options, as {"policy": "sla"}.')
-    return read
 
 
 def worker_sizes(role: str) -> Mapping[str, str]:

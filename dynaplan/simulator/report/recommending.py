@@ -17,7 +17,7 @@ from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.simulator.run import Result
 
 MAY_LOSE = 0.01
-"""The part of the requests below which a difference in time is none; as ``dynaplan replay --gate`` has it."""
+"""The part of the requests below which a difference in time is none."""
 MAY_COST = 0.05
 """The part of the GPU-hours below which a difference is none; likewise."""
 

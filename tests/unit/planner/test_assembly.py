@@ -18,7 +18,6 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.errors import DeploymentValidationError
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.options.service_config import ServiceConfig
 from dynaplan.options.stock import PLANNER
 from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
 from dynaplan.planner.service import Planner
@@ -81,15 +80,6 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     assert [task.done() for task in runtime.tasks] == [False]
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
     assert wiring.planning.recent_decisions(planner_log_root(), 3) == []
-    await runtime.end()
-
-
-async def test_a_graph_that_records_its_traffic_is_recommended_for_beside(log_dir, monkeypatch):
-    config = {"Frontend": {"record-traffic": str(log_dir / "traffic.jsonl")}}
-    monkeypatch.setattr(ServiceConfig, "_instance", ServiceConfig(config))
-    runtime = Runtime()
-    await start_planner(runtime)
-    assert [task.get_name() for task in runtime.tasks] == ["planner", "recommending"]
     await runtime.end()
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import aiohttp
-import pytest
 
 from dynaplan import wiring
 from dynaplan.adapters.recorders.gauges import GaugesRecorder
-from dynaplan.core.shadowing.shadow import Models, ShadowPlanner
 from dynaplan.domain.planning.observation import Sample
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -37,9 +35,6 @@ class Source:
         self.intervals.append(interval_s)
         return traffic(self.rate, interval_s=interval_s)
 
-    def so_far(self, interval_s: float) -> Traffic:
-        return traffic(self.rate, interval_s=interval_s)
-
     async def close(self) -> None:
         pass
 
@@ -50,7 +45,6 @@ class TargetsWorld(World):
     def __init__(self, **options: object) -> None:
         options = {"policy": "sla", "profile-results-dir": H200, "itl": 20, **options}
         super().__init__(1, 1, **options)
-        self.computed_s, self.cost_s = 0.0, 0.0
         self.source = Source(self.clock)
         forecaster = wiring.planning.make_forecaster(self.settings, self.settings.adjustment_interval_s)
         self.watch = TrafficWatch(self.settings, self.source, forecaster, self.clock)
@@ -63,13 +57,7 @@ class TargetsWorld(World):
             model=model(self.settings),
             traffic=self.watch,
             wall_time=lambda: "2026-01-01T00:00:00+00:00",
-            cpu_s=self.cpu_s,
         )
-
-    def cpu_s(self) -> float:
-        """The clock of a process that computes for ``cost_s`` between two looks at it."""
-        self.computed_s += self.cost_s
-        return self.computed_s
 
 
 async def test_it_looks_at_every_pull_and_plans_in_even_intervals():
@@ -111,44 +99,6 @@ async def test_how_long_workers_take_to_start_is_what_the_fleet_says_unless_the_
     told = TargetsWorld(**{"startup-time": 5})
     await told.passing(15)
     assert told.notes.records[-1].observation.startup_s == 5.0
-
-
-async def test_a_queue_is_answered_before_the_interval_is_over():
-    world = TargetsWorld(**{"adaptive-interval": True, "adjustment-interval": 60})
-    world.source.rate = 30.0
-    await world.passing(8)
-    assert not world.notes.records
-    world.depth.value = 300
-    await world.passing(4)
-    [record] = world.notes.records
-    assert record.decision.desired.prefill > 1
-    assert record.observation.early in "".join(step.why for step in record.decision.steps)
-    assert (await world.connector.desired()).num_prefill_workers == record.decision.desired.prefill
-    assert world.source.intervals == []
-    await world.passing(60)
-    assert [bool(each.observation.early) for each in world.notes.records] == [True, False]
-    assert world.source.intervals == [60.0]
-
-
-@pytest.mark.parametrize(("cost_s", "early"), [(0.0, 5), (0.15, 4), (0.9, 1)])
-async def test_decisions_come_no_faster_than_their_own_cost_allows(cost_s, early):
-    world = TargetsWorld(**{"adaptive-interval": True, "adjustment-interval": 60})
-    world.source.rate, world.cost_s = 1.0, cost_s
-    for doubled in range(1, 6):
-        world.depth.value = 100 * 2**doubled
-        await world.passing(10)
-    assert sum(bool(each.observation.early) for each in world.notes.records) == early
-
-
-async def test_an_early_decision_casts_no_shadow_and_its_interval_is_told_whole():
-    world = TargetsWorld(**{"adaptive-interval": True, "adjustment-interval": 60})
-    settings = replace(world.settings, shadow={"policy": "load"})
-    shadow = settings.of_shadow()
-    world.loop._shadow = ShadowPlanner(settings, shadow, Models(model(settings), None))
-    world.source.rate, world.depth.value = 30.0, 300
-    await world.passing(70)
-    assert [bool(each.observation.early) for each in world.notes.records] == [True, False]
-    assert [each.shadow is None for each in world.notes.records] == [True, False]
 
 
 def test_gpu_hours_count_by_the_clock_and_only_while_workers_are_there():

@@ -8,13 +8,11 @@ import logging
 import pytest
 
 from dynaplan.core.planning.load_policy import averaged
-from dynaplan.core.shadowing.shadow import Models, ShadowPlanner
 from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
 from dynaplan.domain.planning.decisions import DecisionRecord
 from dynaplan.domain.planning.holds import Hold, RoleHolds
 from dynaplan.domain.planning.observation import FleetCounts, Observation, Sample, WorkerCounts
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.wire.discovery import Instance
 from dynaplan.domain.wire.worker_load import WorkerLoad
@@ -23,7 +21,6 @@ from dynaplan.planner.observer import Observer
 from tests.fakes.clock import ManualClock
 from tests.fakes.connector import MemoryConnector
 from tests.fakes.worker_metrics import MemoryMetrics
-from tests.unit.core.planning.targets import SETTINGS, model
 
 
 class Notes:
@@ -68,9 +65,7 @@ class Depth:
 class World:
     """A deployment whose fleet follows what is desired as soon as ``is_obedient``."""
 
-    def __init__(
-        self, prefill: int = 1, decode: int = 1, shadow: ShadowPlanner | None = None, **options: object
-    ) -> None:
+    def __init__(self, prefill: int = 1, decode: int = 1, **options: object) -> None:
         self.settings = PlannerSettings.from_options({"adjustment-interval": 10, **options})
         self.clock = ManualClock()
         self.connector = MemoryConnector(
@@ -88,7 +83,6 @@ class World:
             [self.notes],
             self.clock,
             wall_time=lambda: "2026-01-01T00:00:00+00:00",
-            shadow=shadow,
         )
         self._running: asyncio.Task[None] | None = None
 
@@ -183,34 +177,6 @@ async def test_while_a_decision_is_carried_out_nothing_is_pulled_and_nothing_dec
     assert world.notes.samples == []
     assert len(world.notes.records) == 2
     assert "decision 5 is still being carried out" in world.notes.records[-1].decision.reason
-
-
-def shadow_of_targets() -> ShadowPlanner:
-    live = PlannerSettings.from_options({"adjustment-interval": 10})
-    return ShadowPlanner(live, SETTINGS, Models(model(), model()))
-
-
-async def test_a_shadow_decides_beside_and_nothing_of_it_is_carried_out():
-    world = World(shadow=shadow_of_targets())
-    await world.passing(21)
-    shadows = [record.shadow for record in world.notes.records]
-    assert [shadow.decision.current for shadow in shadows if shadow] == [Targets(1, 1)] * 2
-    assert await world.decode_workers() == 1
-
-
-async def test_a_shadow_that_fails_never_keeps_a_live_decision_back(monkeypatch, caplog):
-    shadow = shadow_of_targets()
-
-    def broken(*given):
-        raise ZeroDivisionError("a fault")
-
-    monkeypatch.setattr(shadow, "follow", broken)
-    world = World(shadow=shadow)
-    world.usage = 0.95
-    await world.passing(11)
-    assert await world.decode_workers() == 2
-    assert world.notes.records[0].shadow is None
-    assert "the shadow failed" in caplog.text
 
 
 SLOW = FleetCounts(WorkerCounts(ready=1, startup_s=5.0), WorkerCounts(ready=1, startup_s=62.0))

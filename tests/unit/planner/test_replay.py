@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dynaplan import wiring
 from dynaplan.core.planning.deciding import decide
+from dynaplan.core.planning.explaining import explain
 from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.planner.replay import Replayer, read_decisions, replay
+from dynaplan.planner.replay import replay
 from tests.unit.core.planning.situations import interval
 from tests.unit.core.planning.targets import SETTINGS, model, planned_interval
 
@@ -55,24 +56,6 @@ def test_the_same_settings_decide_the_same_again(which, request):
     replayed = replay(request.getfixturevalue(which), {})
     assert replayed
     assert all(each.is_same and each.recorded == each.replayed for each in replayed)
-
-
-async def foreseen_again(path, **options):
-    """The first forecast of each recorded decision with other options, and the history after them."""
-    records = list(read_decisions(path))
-    replayer = Replayer(records[0], options)
-    known = [(await replayer.with_forecast(each.observation)).foresight for each in records]
-    await replayer.close()
-    return [each.expected[0].requests for each in known], replayer._history.curve("requests")
-
-
-def test_an_early_decision_is_decided_the_same_again_and_adds_nothing_to_the_history(tmp_path):
-    early = replace(planned_interval(2, 1, [40.0], at_s=25.0), early="a prompt that comes now waits")
-    seen = [planned_interval(2, 1, [2.0], at_s=20.0), early, planned_interval(2, 1, [40.0], at_s=30.0)]
-    path = recorded(tmp_path, replace(SETTINGS, adaptive_interval=True), seen)
-    assert [each.is_same for each in replay(path, {})] == [True] * 3
-    foreseen, history = asyncio.run(foreseen_again(path, **{"load-predictor": "constant"}))
-    assert (foreseen, history) == ([20.0, 400.0, 400.0], [20.0, 400.0])
 
 
 def test_other_thresholds_decide_otherwise_and_say_why(by_thresholds):
@@ -129,6 +112,20 @@ def test_a_record_of_a_version_without_targets_is_read(by_thresholds):
         text = text.replace(key, "")
     by_thresholds.write_text(text)
     assert all(each.is_same for each in replay(by_thresholds, {}))
+
+
+OLD = Path(__file__).parents[2] / "fixtures" / "recordings" / "shadow_and_early_decisions.jsonl"
+"""Written by a version with a shadow policy and decisions before the end of an interval: 5 lines, 2 early."""
+
+
+def test_a_record_with_a_shadow_and_early_decisions_is_read_without_them():
+    replayed = replay(OLD, {})
+    assert [each.wall_time[14:16] for each in replayed] == ["00", "03", "04"]
+    assert all(each.is_same for each in replayed)
+    told = [explain(document) for _, document in wiring.planning.recorded_decisions(OLD)]
+    assert len(told) == 5
+    assert not [each for each in told if "cannot be read" in each]
+    assert "early: decided before the end of the interval" in told[1]
 
 
 def test_settings_that_changed_on_the_way_begin_anew(tmp_path):

@@ -131,9 +131,3 @@ def test_a_worker_that_leaves_is_named_with_the_reason() -> None:
 def test_the_order_of_queued_prompts_stands_beside_the_policy() -> None:
     shown = view_of(document(policy="sla", dispatch="by deadline, 500 ms (Planner.ttft)"), 0.0).service
     assert "policy sla  prompts by deadline, 500 ms (Planner.ttft)  ready" in shown
-
-
-def test_what_the_recording_recommends_stands_below_the_workers() -> None:
-    said = {"words": "set --Planner.policy=sla: 99.0% in time", "at_unix_s": 100.0}
-    notes = view_of(document(recommended=said), 3700.0).notes
-    assert notes == ("Recommended 1:00:00 ago by the recording: set --Planner.policy=sla: 99.0% in time.",)

@@ -110,11 +110,3 @@ def test_lost_hits_count_at_once_unless_few_requests_say_so() -> None:
     assert after(*cached, replace(traffic(60.0), prefix_hit_rate=0.3)).prefix_hit_rate == 0.3
     few = replace(traffic(FEWEST_FOR_HITS - 1.0), prefix_hit_rate=0.3)
     assert after(*cached, few).prefix_hit_rate == pytest.approx(0.8, abs=0.05)
-
-
-def test_an_interval_that_is_not_over_is_looked_at_and_not_kept() -> None:
-    history = after(traffic(60.0, isl=SHORT))
-    so_far = history.with_so_far(traffic(30.0, 10.0, isl=LONG))
-    assert so_far.curve("requests") == [60.0, 90.0]
-    assert so_far.isl != SHORT
-    assert (history.curve("requests"), history.isl) == ([60.0], SHORT)

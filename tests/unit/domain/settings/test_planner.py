@@ -12,7 +12,6 @@ DOCUMENTED = {
     "environment": "local",
     "no-operation": False,
     "adjustment-interval": 30,
-    "adaptive-interval": False,
     "metric-pulling-interval": 1,
     "max-gpu-budget": 8,
     "min-gpu-budget": 1,
@@ -55,7 +54,6 @@ def test_the_defaults_are_documented_ones():
         "learnt-floor": False,
         "hedge": True,
         "metric-reporting-prometheus-host": "127.0.0.1",
-        "recommend-every": 86400,
         "nats-max-reconnects": -1,
     }
     assert PlannerSettings().to_options() == DOCUMENTED | own
@@ -109,40 +107,4 @@ def test_virtual_is_an_environment():
 def test_what_is_wrong_is_named_with_key_value_and_what_was_expected(options, message):
     with pytest.raises(ConfigError) as caught:
         PlannerSettings.from_options(options)
-    assert message in str(caught.value)
-
-
-def test_a_shadow_has_the_other_options_of_the_live_policy_and_no_shadow_of_its_own():
-    settings = PlannerSettings.from_options(
-        {"max-gpu-budget": 4, "shadow": {"policy": "sla", "min_endpoint": 2}}
-    )
-    shadow = settings.of_shadow()
-    assert shadow == PlannerSettings.from_options({"max-gpu-budget": 4, "policy": "sla", "min-endpoint": 2})
-    assert settings.sees_traffic
-    assert not PlannerSettings().sees_traffic
-    assert PlannerSettings().of_shadow() is None
-
-
-def test_a_command_line_gives_a_shadow_as_json():
-    settings = PlannerSettings.from_options({"shadow": '{"policy": "sla"}'})
-    shadow = settings.of_shadow()
-    assert shadow
-    assert shadow.policy == "sla"
-
-
-@pytest.mark.parametrize(
-    ("shadow", "message"),
-    [
-        ({"adjustment-interval": 5}, "Planner.shadow.adjustment-interval is 5"),
-        ({"load_predictor": "kalman"}, "both policies decide on the same observations"),
-        ({"policy": "slo"}, "Planner.shadow.policy is 'slo'"),
-        ({"polcy": "sla"}, "Did you mean 'policy'"),
-        ("sla", "Expected a mapping"),
-        ("{sla", "Expected options, as"),
-        ({"shadow": {}}, "Planner.shadow.shadow is {}"),
-    ],
-)
-def test_a_wrong_shadow_is_named(shadow, message):
-    with pytest.raises(ConfigError) as caught:
-        PlannerSettings.from_options({"shadow": shadow})
     assert message in str(caught.value)
