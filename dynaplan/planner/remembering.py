@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from dynaplan.core.planning.burst_floor import without_requests
 from dynaplan.core.sizing.error_budget import faded
-from dynaplan.core.sizing.trials import hedging
 from dynaplan.domain.errors import UserError
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts import burst_policy
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,7 @@ def remembered(
     known, fade = last.next_state, math.exp(-passed_s / window_s)
     state = PlannerState(
         error_budget=faded(known.error_budget, passed_s, window_s),
-        standing=without_requests(known.standing, fade),
-        hedge=hedging.remembered(known.hedge, fade),
+        bursts=burst_policy.remembered(known.bursts, fade),
     )
     log.info(
         "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",

@@ -13,10 +13,11 @@ from itertools import groupby
 from dynaplan import wiring
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.core.sizing.queueing.workload import WorkerKind
-from dynaplan.core.sizing.standing import tried
 from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.sizing import SlaTargets, Standing, WorkerLimits
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
 from dynaplan.domain.planning.traffic import Demand, Lengths
+from dynaplan.planner.bursts.memory import Standing
+from dynaplan.planner.bursts.standing import tried
 from dynaplan.simulator.options import SimulateOptions
 from dynaplan.simulator.shell.simulation import run_simulations, service_settings
 from tests.bench.cases import FIRST_SEED, TRACES, hour_of

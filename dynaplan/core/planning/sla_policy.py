@@ -5,15 +5,14 @@ Each interval, in this order:
 1. *Error budget*: the misses of the finished interval are booked (``core/sizing/error_budget.py``).
 2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
    Not while the numbers of workers changed in the interval, nor with ``no-correction``.
-   With ``learnt-floor``, or an overspent error budget, what came raises the minimums (``burst_floor.py``).
+   *Bursts* then learn from what came, and may raise the minimums (``planner/bursts``).
 3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
    and once for one that is removed.
 4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
 5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
-   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``). Of those to be removed stay the ones that
-   a load beyond its forecast may want back, and an overspent error budget exchanges workers of one role for
-   the other's (``burst_floor.py``).
-6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``).
+   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``), and what bursts have taught.
+6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
+   more what bursts have taught: the hedge.
 7. *Failures*: no more workers of a role of which several failed for good.
 8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
 
@@ -26,25 +25,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.core.planning import guards
-from dynaplan.core.planning.burst_floor import exchanged, kept_for_surprises, with_learnt_floor
 from dynaplan.core.planning.scale_down import delay_scale_down, late_roles
 from dynaplan.core.planning.unmanaged import limits_together, managed_part, together, unmanaged_in
 from dynaplan.core.sizing import error_budget
 from dynaplan.core.sizing.backlog import with_backlog
 from dynaplan.core.sizing.corrections import updated_corrections
+from dynaplan.core.sizing.demand_forecast import demand_of
 from dynaplan.core.sizing.formula import Formula
 from dynaplan.core.sizing.look_ahead import Sizer, lookahead, size_for_all
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.core.sizing.trials.hedging import hedged
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import SCALED_ROLES
 from dynaplan.domain.planning.sizing import UNLIMITED, Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.planning.traffic import Demand, Expected, Foresight, Lengths
+from dynaplan.domain.planning.traffic import Demand, Expected, Foresight
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.burst_policy import BurstPolicy
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,9 @@ def plan_for_targets(
     state, notes = _update_corrections(model, settings, state, observation, current)
     if model.origin:
         notes = [Step("profile", current, current, model.origin), *notes]
-    bounds = limits
-    standing, limits, floor = with_learnt_floor(
-        settings, state, observation, _corrected(model, state, current), limits, current
-    )
-    state, notes = replace(state, standing=standing), [*notes, *floor]
+    service = _corrected(model, state, current)
+    bursts = BurstPolicy.observe(settings, state, observation, service, limits, current)
+    state, limits, notes = bursts.state, bursts.limits, [*notes, *bursts.steps]
     foresight, traffic = observation.foresight, observation.traffic
     is_measured = traffic is None or traffic.requests is not None
     if foresight is None or not foresight.expected or not is_measured:
@@ -99,12 +96,10 @@ def plan_for_targets(
             expected, foresight.interval_s, targets, state.corrections, limits, current
         )
     else:
-        sizing = _plan(model, settings, state, observation, foresight, limits, current)
+        sizing = bursts.adjust(_plan(service, settings, state, observation, foresight, limits, current))
         late = late_roles(model.service_for(current), observation, settings.targets())
         state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
-        bounds = limits if settings.learnt_floor else bounds
-        service = _corrected(model, state, current)
-        state, sizing = hedged(settings, state, observation, sizing, service, bounds, current)
+        state, sizing = bursts.hedge(state, sizing)
     sizing = _without_failing_roles(observation, sizing, current)
     return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
 
@@ -185,7 +180,7 @@ def _corrected(model: SlaModel, state: PlannerState, current: Targets) -> Servic
 
 
 def _plan(
-    model: SlaModel,
+    service: ServiceModel,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
@@ -194,7 +189,6 @@ def _plan(
     current: Targets,
 ) -> Sizing:
     """Size by the queueing model: demands, backlog and promises."""
-    service = _corrected(model, state, current)
     demands = [
         demand_of(settings, foresight, expected)
         for expected in foresight.expected
@@ -211,27 +205,9 @@ def _plan(
 
     headroom = _headroom(settings, foresight.expected[0])
     sizing = size_for_all(sized(adding), sized(removing), demands, current, limits, headroom, now)
-    sizing = kept_for_surprises(
-        sizing,
-        _surprised(settings, foresight),
-        state.standing,
-        service,
-        settings.targets(),
-        limits,
-        current,
-    )
-    sizing = exchanged(sizing, settings, state, service, limits, current)
     return replace(
         sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
     )
-
-
-def _surprised(settings: PlannerSettings, foresight: Foresight) -> Demand | None:
-    """Return the demand of the farthest forecast and its surprise; None where either is not known."""
-    farthest = foresight.expected[-1]
-    if farthest.requests is None or not farthest.surprise or not settings.slo_window_s:
-        return None
-    return demand_of(settings, foresight, replace(farthest, requests=farthest.requests + farthest.surprise))
 
 
 def _current_demand(
@@ -295,34 +271,6 @@ def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
 LEAST_HEADROOM = 0.05
 """Lowest headroom, a part of the demand: at the edge of a size a few per cent separate no misses from
 many."""
-
-
-def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
-    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
-
-    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured. Of its
-    prompts the part is left to compute that was of the recent ones: all of it where no hits were measured.
-    """
-    assert expected.requests is not None
-    return Demand(
-        expected.requests / foresight.interval_s,
-        _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
-        _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
-        foresight.prefix_hit_rate or 0.0,
-        max(1.0, foresight.dispersion or 1.0),
-        foresight.dispersions,
-    )
-
-
-def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
-    """Return the lengths scaled to a mean, by 0.5 to 2; ``unseen_tokens`` where none have been seen."""
-    if lengths is None or not lengths.total or not lengths.mean_tokens:
-        return Lengths.fixed(mean_tokens or unseen_tokens)
-    if not mean_tokens:
-        return lengths
-    factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
-    bounds = tuple(factor * bound for bound in lengths.upper_bounds_tokens)
-    return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
 
 
 def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:

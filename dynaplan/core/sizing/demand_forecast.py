@@ -19,16 +19,17 @@ forecast within a standard deviation of the recent mean, which independent clien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from dynaplan.core.forecasting.chance import is_near
 from dynaplan.core.forecasting.lengths import points_of
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths
+from dynaplan.domain.planning.traffic import Demand, Expected, Foresight, Lengths
 from dynaplan.domain.settings.forecasting import Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.surprises import surprise
 
 
 class Question(NamedTuple):
@@ -92,18 +93,32 @@ def foresight(
     )
 
 
-def surprise(outcomes: Sequence[tuple[float, float]], rest: float) -> float:
-    """Return by how much requests came in excess of their forecast, but for the part ``rest`` of them.
+def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
+    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
 
-    It is the least excess e of which so few came in intervals with more than forecast + e; 0 where forecasts
-    were hardly ever too low. ``rest`` is what the promise lets miss: surprises that large would break it.
+    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured. Of its
+    prompts the part is left to compute that was of the recent ones: all of it where no hits were measured.
     """
-    beyond, may_be = 0.0, rest * sum(came for _, came in outcomes)
-    for excess, came in sorted(outcomes, reverse=True):
-        beyond += came
-        if beyond > may_be:
-            return max(0.0, excess)
-    return 0.0
+    assert expected.requests is not None
+    return Demand(
+        expected.requests / foresight.interval_s,
+        _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
+        _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
+        foresight.prefix_hit_rate or 0.0,
+        max(1.0, foresight.dispersion or 1.0),
+        foresight.dispersions,
+    )
+
+
+def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
+    """Return the lengths scaled to a mean, by 0.5 to 2; ``unseen_tokens`` where none have been seen."""
+    if lengths is None or not lengths.total or not lengths.mean_tokens:
+        return Lengths.fixed(mean_tokens or unseen_tokens)
+    if not mean_tokens:
+        return lengths
+    factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
+    bounds = tuple(factor * bound for bound in lengths.upper_bounds_tokens)
+    return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
 
 
 def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:

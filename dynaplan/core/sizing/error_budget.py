@@ -47,10 +47,10 @@ the expected cost of a surge that no forecast announces, in requests that are la
 
 **Overspent.** Workers that left are the likeliest reason of a debt in traffic that comes in bursts. So while
 more requests missed either target than promised (a debt of half a request or more), no worker leaves below
-the number that, standing still, would have kept the promise over the window: the learnt floor
-(``standing.py``). It adds no GPU, for that is what the option ``learnt-floor`` does, debt or not; but those
-that there are go to the role that lacked them (``core/planning/burst_floor.py``). When the debt is paid or
-has faded, what it held leaves as any other worker.
+the number that, standing still, would have kept the promise over the window: the learnt floor. It adds no
+GPU, for that is what the option ``learnt-floor`` does, debt or not; but those that there are go to the role
+that lacked them (``planner/bursts/burst_floor.py``). When the debt is paid or has faded, what it held leaves
+as any other worker.
 
 **A restart** of the planner keeps the budget, and what floor and hedge have learnt: they are read from the
 last record of the planner before, faded by the time between (``planner/remembering.py``).

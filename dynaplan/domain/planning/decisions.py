@@ -8,20 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from dynaplan.domain.planning.hedge_form import decoding_from_json, hedge_from_json, hedge_to_json
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.planning.sizing import (
-    Corrections,
-    ErrorBudget,
-    Hedge,
-    Prediction,
-    Standing,
-    StandingTrial,
-)
+from dynaplan.domain.planning.sizing import Corrections, ErrorBudget, Prediction
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.settings.planner import PlannerSettings
 from dynaplan.domain.typed import check_types
+from dynaplan.planner.bursts.memory import BurstMemory
 
 
 @dataclass(frozen=True)
@@ -67,8 +60,7 @@ class PlannerState:
     ``pending_id`` is the decision that was not acknowledged at the last look, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
     profile. ``error_budget`` is what may still miss. ``wanted`` are the numbers of workers that the targets
-    asked for in the last intervals, the newest last. ``standing`` is what the learnt floor knows,
-    ``hedge`` what the hedge does.
+    asked for in the last intervals, the newest last.
     """
 
     decode_grace_left: int = 0
@@ -77,28 +69,26 @@ class PlannerState:
     corrections: Corrections = field(default_factory=Corrections)
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
     wanted: tuple[Targets, ...] = ()
-    standing: Standing = field(default_factory=Standing)
-    hedge: Hedge = field(default_factory=Hedge)
+    bursts: BurstMemory = field(default_factory=BurstMemory)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back; the hedge's numbers to six significant digits."""
-        return {**asdict(replace(self, hedge=Hedge())), "hedge": hedge_to_json(self.hedge)}
+        """Return plain data that ``from_json`` reads back."""
+        document = asdict(replace(self, bursts=BurstMemory()))
+        del document["bursts"]
+        return {**document, **self.bursts.to_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
-        """Read the form of ``to_json``, or of ``dataclasses.asdict``; KeyError or TypeError for another."""
-        corrections = Corrections(**document.get("corrections", {}))
-        budget = ErrorBudget(**document.get("error_budget", {}))
-        wanted = tuple(Targets(**each) for each in document.get("wanted", ()))
-        standing = _standing(document.get("standing", {}))
+        """Read the form of ``to_json``; KeyError or TypeError for another."""
+        own = dict(document)
+        bursts = {name: own.pop(name, {}) for name in ("standing", "hedge")}
         return cls(
             **{
-                **document,
-                "corrections": corrections,
-                "error_budget": budget,
-                "wanted": wanted,
-                "standing": standing,
-                "hedge": hedge_from_json(document.get("hedge", {})),
+                **own,
+                "corrections": Corrections(**document.get("corrections", {})),
+                "error_budget": ErrorBudget(**document.get("error_budget", {})),
+                "wanted": tuple(Targets(**each) for each in document.get("wanted", ())),
+                "bursts": BurstMemory.from_json(bursts),
             }
         )
 
@@ -113,17 +103,6 @@ class PlannerState:
     def one_interval_on(self) -> PlannerState:
         """Return the state with one interval of grace used up."""
         return replace(self, decode_grace_left=max(0, self.decode_grace_left - 1))
-
-
-def _standing(document: Mapping[str, Any]) -> Standing:
-    trials = {
-        role: tuple(
-            StandingTrial(**{**each, "decoding": decoding_from_json(each.get("decoding"))})
-            for each in document.get(role, ())
-        )
-        for role in ("prefill", "decode")
-    }
-    return Standing(**{**document, **trials})
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import pytest
 
 from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget, ExpertTrial, Hedge, Missed, Standing, StandingTrial
+from dynaplan.domain.planning.sizing import ErrorBudget
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.memory import BurstMemory, ExpertTrial, Hedge, Missed, Standing, StandingTrial
 from dynaplan.planner.remembering import remembered
 from tests.unit.core.planning.situations import interval
 from tests.unit.core.planning.targets import SETTINGS
@@ -21,12 +22,14 @@ AT = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
 KNOWN = PlannerState(
     decode_grace_left=2,
     error_budget=ErrorBudget(-40.0, 30.0),
-    standing=Standing(100.0, (StandingTrial(5.0, 20.0),), (StandingTrial(3.0, 0.0),)),
-    hedge=Hedge(
-        (ExpertTrial(Targets(2, 1), False, queue=5.0, held_gpu_s=300.0, late=Missed(20.0)),),
-        seconds=100.0,
-        requests=100.0,
-        trusted=(Targets(2, 1), False),
+    bursts=BurstMemory(
+        standing=Standing(100.0, (StandingTrial(5.0, 20.0),), (StandingTrial(3.0, 0.0),)),
+        hedge=Hedge(
+            (ExpertTrial(Targets(2, 1), False, queue=5.0, held_gpu_s=300.0, late=Missed(20.0)),),
+            seconds=100.0,
+            requests=100.0,
+            trusted=(Targets(2, 1), False),
+        ),
     ),
 )
 
@@ -41,11 +44,11 @@ def test_the_error_budget_goes_on_and_has_faded_by_the_time_between():
     state = remembered([record()], SETTINGS, AT + timedelta(hours=1))
     assert state.error_budget.ttft_requests == pytest.approx(-40 * 0.3679, rel=1e-3)
     assert state.error_budget.itl_requests == pytest.approx(30 * 0.3679, rel=1e-3)
-    assert state.standing.prefill[0].late == pytest.approx(20 * 0.3679, rel=1e-3)
+    assert state.bursts.standing.prefill[0].late == pytest.approx(20 * 0.3679, rel=1e-3)
 
 
 def test_the_hedge_goes_on_trusting_whom_it_trusted_and_has_forgotten_as_much():
-    hedge = remembered([record()], SETTINGS, AT + timedelta(hours=1)).hedge
+    hedge = remembered([record()], SETTINGS, AT + timedelta(hours=1)).bursts.hedge
     assert hedge.trusted == (Targets(2, 1), False)
     (trial,) = hedge.trials
     assert trial.queue == 0
@@ -60,7 +63,7 @@ def test_the_hedge_goes_on_trusting_whom_it_trusted_and_has_forgotten_as_much():
 
 def test_queues_grace_and_corrections_begin_anew():
     state = remembered([record()], SETTINGS, AT)
-    assert state.standing.prefill[0].load == 0
+    assert state.bursts.standing.prefill[0].load == 0
     assert state.decode_grace_left == 0
     assert state.corrections == PlannerState().corrections
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.planning.sla_policy import (
-    demand_of,
     effective_correction,
     limits_of,
     plan_for_targets,
 )
+from dynaplan.core.sizing.demand_forecast import demand_of
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import FleetCounts, Observation, WorkerCounts
 from dynaplan.domain.planning.sizing import Corrections

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
-from dynaplan.core.sizing.demand_forecast import Question, foresight, questions, surprise
+from dynaplan.core.sizing.demand_forecast import Question, foresight, questions
 from dynaplan.domain.planning.traffic import Expected, Lengths, Traffic
 from dynaplan.domain.settings.forecasting import Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -136,24 +136,6 @@ def test_a_length_is_believed_as_foretold_where_no_histogram_tells_how_much_leng
 def test_requests_that_are_all_of_one_length_leave_nothing_to_chance() -> None:
     fixed = history(Lengths.fixed(1000.0))
     assert expected(told(1.0), told(1300.0), fixed)[0].isl_tokens == pytest.approx(1300.0, abs=1.0)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "beyond"),
-    [
-        ([(0.0, 10.0)] * 30, 0.0),
-        ([(4.0, 14.0), (-4.0, 10.0)] * 15, 4.0),
-        ([(-4.0, 10.0)] * 30, 0.0),
-        ([(0.0, 0.0)] * 30, 0.0),
-        ([], 0.0),
-        ([(10.0, 20.0), *[(0.0, 10.0)] * 100], 0.0),  # 2 % of the requests
-        ([(40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100], 30.0),
-    ],
-)
-def test_the_surprise_is_what_came_beyond_the_forecast_but_for_as_many_as_may_miss(
-    outcomes: list[tuple[float, float]], beyond: float
-) -> None:
-    assert surprise(outcomes, 0.05) == beyond
 
 
 def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.fluid import Work, long_by_chance
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.trials.experts import (
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.experts import (
     ExpertPanel,
     chosen,
     followed,
@@ -18,10 +19,10 @@ from dynaplan.core.sizing.trials.experts import (
     tried,
     wants,
 )
-from dynaplan.core.sizing.trials.interval import Arrived
-from dynaplan.core.sizing.trials.lived import missed_more
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Missed, SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.fluid import Work, long_by_chance
+from dynaplan.planner.bursts.interval import Arrived
+from dynaplan.planner.bursts.lived import missed_more
+from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
 from tests.unit.core.planning.targets import model, traffic
 
 SERVICE = model().service

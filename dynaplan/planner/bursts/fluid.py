@@ -11,7 +11,8 @@ from functools import cached_property
 
 from dynaplan.core.sizing.queueing.prefill_model import largest_batch
 from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
-from dynaplan.domain.planning.sizing import Decoding, SlaTargets
+from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.planner.bursts.memory import Decoding
 
 MOST_BUSY = 0.95
 """Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
@@ -150,13 +151,6 @@ def in_stages(decoding: Decoding, stages: int) -> Decoding:
         sums[index * stages // known] += number * step_ms
     means = (total / number if number else 0.0 for total, number in zip(sums, requests, strict=True))
     return Decoding(tuple(requests), tuple(means), decoding.counted)
-
-
-def waiting(decoding: Decoding, arrived: float) -> Decoding:
-    """Return the requests after a pull in which no worker decoded: all that came miss a target."""
-    requests = decoding.requests or (0.0,)
-    now = (requests[0] + arrived, *requests[1:])
-    return Decoding(now, decoding.step_ms or (0.0,), decoding.counted + arrived)
 
 
 def decoded(

@@ -7,14 +7,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from dynaplan.core.planning.burst_floor import with_learnt_floor
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget, Standing, WorkerLimits
+from dynaplan.domain.planning.sizing import ErrorBudget, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.burst_floor import with_learnt_floor
+from dynaplan.planner.bursts.memory import BurstMemory, Standing
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
 
@@ -40,7 +41,7 @@ def floor_after(
     current: Targets = ONE_EACH,
 ) -> tuple[Standing, WorkerLimits, list[Step]]:
     """The trials, the limits and the steps after an interval with that traffic."""
-    state = PlannerState(standing=before or Standing(), error_budget=budget)
+    state = PlannerState(bursts=BurstMemory(before or Standing()), error_budget=budget)
     observation = replace(planned_interval(1, 1, [1.0]), traffic=traffic)
     return with_learnt_floor(settings, state, observation, service, limits, current)
 
@@ -86,7 +87,7 @@ def test_workers_that_a_quiet_interval_would_remove_stay_until_the_debt_is_paid(
     quiet = planned_interval(5, 1, [1.0, 1.0])
 
     def left(budget: ErrorBudget) -> int:
-        state = PlannerState(standing=learnt, error_budget=budget, wanted=wanted)
+        state = PlannerState(bursts=BurstMemory(learnt), error_budget=budget, wanted=wanted)
         settings = replace(targets.SETTINGS, hedge=hedge)
         return decide(settings, state, quiet, targets.model())[1].desired.prefill
 
@@ -138,5 +139,7 @@ def test_a_decision_keeps_to_the_floor_and_its_state_can_be_written_down() -> No
 
     assert decision.desired.prefill >= 3
     assert any(step.stage == "learnt floor" for step in decision.steps)
-    assert PlannerState.from_json(json.loads(json.dumps(asdict(state)))) == state
+    assert (
+        PlannerState.from_json(json.loads(json.dumps({**state.to_json(), **asdict(state.bursts)}))) == state
+    )
     assert Traffic.from_json(json.loads(json.dumps(asdict(seen())))) == seen()

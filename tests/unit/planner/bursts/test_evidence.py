@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.trials.evidence import (
+from dynaplan.domain.planning.sizing import WorkerLimits
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.evidence import (
     Counted,
     Served,
     late_by_evidence,
     long_by_evidence,
     ratio,
 )
-from dynaplan.core.sizing.trials.experts import ExpertPanel, tried
-from dynaplan.domain.planning.sizing import Decoding, ExpertTrial, Hedge, Lived, Missed, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from tests.unit.core.sizing.trials.test_experts import ALONE, PROMISE, after, came, trial
+from dynaplan.planner.bursts.experts import ExpertPanel, tried
+from dynaplan.planner.bursts.memory import Decoding, ExpertTrial, Hedge, Lived, Missed
+from tests.unit.planner.bursts.test_experts import ALONE, PROMISE, after, came, trial
 
 SERVED = Targets(3, 2)
 CAME = Counted(SERVED, 40.0, 20.0)

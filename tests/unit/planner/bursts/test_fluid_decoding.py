@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.fluid import Work, decoded, in_stages, waiting
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import SteadyState
-from dynaplan.domain.planning.sizing import Decoding, SlaTargets
+from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.planner.bursts.fluid import Work, decoded, in_stages
+from dynaplan.planner.bursts.memory import Decoding
 from tests.unit.core.planning.targets import model, traffic
 
 ITL_MS = 20.0
@@ -87,12 +88,6 @@ def test_prompts_prolong_the_steps_of_those_workers_only_that_compute_them() -> 
     for work, slower in ((WORK, False), (aggregated, True)):
         few, many = (decoded(Decoding(), arrived, 1.0, 1, work)[0] for arrived in (0.1, 15.0))
         assert (many.step_ms[-1] > 1.5 * few.step_ms[-1]) is slower
-
-
-def test_where_no_worker_decodes_all_that_come_wait_and_are_counted() -> None:
-    once = waiting(Decoding(), 5.0)
-    twice = waiting(once, 3.0)
-    assert (twice.total, twice.counted, twice.unjudged) == (8.0, 8.0, 0.0)
 
 
 def test_requests_are_as_far_on_in_other_stages() -> None:

@@ -41,17 +41,18 @@ from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import is_overspent
 from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least, fit
-from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.core.sizing.standing import learnt_floor, tried
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
 from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Demand
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
+from dynaplan.planner.bursts.memory import Standing, StandingTrial
+from dynaplan.planner.bursts.standing import learnt_floor, tried
 
 
 def with_learnt_floor(
@@ -67,8 +68,8 @@ def with_learnt_floor(
     The floor fits the GPU budget; where it does not fit beside higher minimums these stay.
     """
     if not settings.slo_window_s:
-        return state.standing, limits, []
-    after = _after(settings, state.standing, observation, service, limits)
+        return state.bursts.standing, limits, []
+    after = _after(settings, state.bursts.standing, observation, service, limits)
     is_owed = is_overspent(state.error_budget, settings.slo_window_s)
     if not settings.learnt_floor and not is_owed:
         return after, limits, []
@@ -169,7 +170,8 @@ def exchanged(
     """
     if not settings.slo_window_s or not is_overspent(state.error_budget, settings.slo_window_s):
         return sizing
-    floor = learnt_floor(state.standing, settings.targets(), limits, is_aggregated=service.prefill is None)
+    standing, is_aggregated = state.bursts.standing, service.prefill is None
+    floor = learnt_floor(standing, settings.targets(), limits, is_aggregated=is_aggregated)
     gpus = min(limits.max_gpus, max(limits.gpus(current), limits.gpus(sizing.targets)))
     wanted = limits.capped(at_least(sizing.targets, floor))
     after = fit(wanted, replace(limits, least=limits.capped(at_least(floor, limits.least)), max_gpus=gpus))

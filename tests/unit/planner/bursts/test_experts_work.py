@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from dynaplan.core.planning.deciding import decide
-from dynaplan.core.sizing import standing
 from dynaplan.core.sizing.queueing import queueing_model
-from dynaplan.core.sizing.trials import interval
 from dynaplan.domain.planning.decisions import PlannerState
+from dynaplan.planner.bursts import interval, standing
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
-from tests.unit.core.sizing.trials.test_hedging import ON, counting, seen
+from tests.unit.planner.bursts.test_hedging import ON, counting, seen
 
 PULLS = 10
 FLUID = ("queued", "queued_by_deadline", "decoded")

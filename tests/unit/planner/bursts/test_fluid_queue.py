@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dynaplan.core.sizing.fluid import late_by_chance, queued
+from dynaplan.planner.bursts.fluid import late_by_chance, queued
 
 
 @pytest.mark.parametrize(

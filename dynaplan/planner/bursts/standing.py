@@ -54,11 +54,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dynaplan.core.sizing.fluid import Work, decoded, queued
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets, Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand
+from dynaplan.planner.bursts.fluid import Work, decoded, queued
+from dynaplan.planner.bursts.memory import Standing, StandingTrial
 
 
 def tried(
@@ -91,12 +92,17 @@ def tried(
     decode = []
     for number, each in enumerate(_known(before.decode, most), 1):
         late, decoding = fade * each.late, each.decoding
-        beside = number if is_aggregated else min(enough, limits.prefill_beside(number))
+        beside = number if is_aggregated else min(enough, _prefill_beside(number, limits))
         for arrived in computed[beside - 1]:
             decoding, long = decoded(decoding, arrived, pull_s, number, work)
             late += long
         decode.append(StandingTrial(decoding.total, late, decoding))
     return Standing(requests, tuple(prefill), tuple(decode))
+
+
+def _prefill_beside(decode: int, limits: WorkerLimits) -> int:
+    """Return the most prefill workers that the GPUs hold beside that many decode workers, at least 1."""
+    return max(1, (limits.max_gpus - decode * limits.decode_gpus) // limits.prefill_gpus)
 
 
 def _known(trials: Sequence[StandingTrial], count: int) -> list[StandingTrial]:

@@ -10,29 +10,22 @@ import math
 from dataclasses import replace
 
 from dynaplan.core.sizing.error_budget import missed_requests
-from dynaplan.core.sizing.fluid import Work
 from dynaplan.core.sizing.gpu_budget import at_least, fit
 from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand
 from dynaplan.core.sizing.pool_sizes import size_pools
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.trials.evidence import Counted
-from dynaplan.core.sizing.trials.experts import ExpertPanel, chosen, followed, tried, wants
-from dynaplan.core.sizing.trials.interval import Arrived
 from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import (
-    ExpertTrial,
-    Hedge,
-    Lived,
-    Missed,
-    Sizing,
-    SlaTargets,
-    WorkerLimits,
-)
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Step, Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
+from dynaplan.planner.bursts.evidence import Counted
+from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, tried, wants
+from dynaplan.planner.bursts.fluid import Work
+from dynaplan.planner.bursts.interval import Arrived
+from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed
 
 
 def hedged(
@@ -54,7 +47,7 @@ def hedged(
     panel, wish = ExpertPanel(replace(limits, max_gpus=box), service.prefill is None), sizing.targets
     if len(panel.experts) < 2:
         return state, sizing
-    hedge = state.hedge
+    hedge = state.bursts.hedge
     came = _came(settings, observation, service)
     ahead = lookahead(observation.startup_s, settings.adjustment_interval_s)
     if came:
@@ -65,17 +58,21 @@ def hedged(
         hedge = replace(hedge, leasts=(*hedge.leasts, least)[-1 - ahead.intervals :])
     hedge = followed(hedge, wish, ahead.intervals, settings.adjustment_interval_s, settings.slo_window_s)
     if not hedge.seconds:
-        return replace(state, hedge=hedge), sizing
+        return _with_hedge(state, hedge), sizing
     trusted = chosen(hedge, panel, settings.targets(), box * ahead.until_s, wish)
     hedge = replace(hedge, trusted=(trusted.workers, trusted.follows))
-    state = replace(state, hedge=hedge)
+    state = _with_hedge(state, hedge)
     after = fit(wants(trusted, wish, hedge), limits) or wish
     prediction = sizing.prediction if after == wish else None
     steps = (*sizing.steps, Step("hedge", wish, after, _why(hedge, trusted, panel)))
     return state, replace(sizing, targets=after, steps=steps, prediction=prediction)
 
 
-def remembered(hedge: Hedge, fade: float) -> Hedge:
+def _with_hedge(state: PlannerState, hedge: Hedge) -> PlannerState:
+    return replace(state, bursts=replace(state.bursts, hedge=hedge))
+
+
+def remembered_hedge(hedge: Hedge, fade: float) -> Hedge:
     """Return the hedge that a planner begins with, by that of the one before: the past counts ``fade``.
 
     Queues have emptied, nothing is being followed, and the trusted expert is trusted still.

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.sizing.trials.evidence import SAME
-from dynaplan.core.sizing.trials.interval import Arrived, TriedInterval, fared
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Lived, Missed, SlaTargets
+from dynaplan.domain.planning.sizing import SlaTargets
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.evidence import SAME
+from dynaplan.planner.bursts.interval import Arrived, TriedInterval, fared
+from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed
 
 
 def lived_through(before: Hedge, came: Arrived, targets: SlaTargets, fade: float) -> tuple[Lived, Arrived]:

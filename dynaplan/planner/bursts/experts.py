@@ -55,10 +55,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dynaplan.core.sizing.gpu_budget import at_least
-from dynaplan.core.sizing.trials.interval import Arrived, fared
-from dynaplan.core.sizing.trials.lived import lived_through, missed_more
-from dynaplan.domain.planning.sizing import ExpertTrial, Hedge, Missed, SlaTargets, WorkerLimits
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.interval import Arrived, fared
+from dynaplan.planner.bursts.lived import lived_through, missed_more
+from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.planning.burst_floor import kept_for_surprises
 from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand
+from dynaplan.planner.bursts.burst_floor import kept_for_surprises
+from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
 
@@ -102,6 +103,6 @@ def test_in_a_decision_it_is_the_surprise_of_the_farthest_forecast(
     expected = (near, replace(far, surprise=surprise))
     observation = replace(quiet, foresight=replace(quiet.foresight, expected=expected))
     settings = replace(targets.SETTINGS, slo_window_s=window_s)
-    state = PlannerState(standing=BURSTS, wanted=(Targets(1, 1),) * 9)
+    state = PlannerState(bursts=BurstMemory(BURSTS), wanted=(Targets(1, 1),) * 9)
     desired = decide(settings, state, observation, targets.model())[1].desired
     assert desired.of(Role.PREFILL) == least

@@ -11,10 +11,11 @@ import pytest
 
 from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.core.sizing.standing import learnt_floor, tried
-from dynaplan.domain.planning.sizing import SlaTargets, Standing, WorkerLimits
+from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Demand
+from dynaplan.planner.bursts.memory import Standing
+from dynaplan.planner.bursts.standing import learnt_floor, tried
 from tests.unit.core.planning.targets import model, traffic
 from tests.unit.core.sizing.engine_pools import Arrival, decode_times_ms
 

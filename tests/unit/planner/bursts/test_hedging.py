@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from dynaplan.core.planning.deciding import decide
-from dynaplan.core.sizing.trials.hedging import hedged, remembered
 from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.sizing import Decoding, Lived, Sizing, WorkerLimits
+from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
 from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.planner.bursts.hedging import hedged, remembered_hedge
+from dynaplan.planner.bursts.memory import BurstMemory, Decoding, Lived
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
 
@@ -77,7 +78,7 @@ def test_it_is_off_where_it_is_switched_off_and_without_a_window_or_a_choice() -
 
 def test_the_first_interval_counts_too() -> None:
     """What a burst leaves to the first workers is not held against those that come then."""
-    hedge = after([seen(BURST)])[0].hedge
+    hedge = after([seen(BURST)])[0].bursts.hedge
     assert hedge.requests == 600
     assert hedge.lived.trial.workers == ONE
     assert hedge.lived.trial.queue > 100
@@ -86,12 +87,14 @@ def test_the_first_interval_counts_too() -> None:
 def test_a_planner_that_starts_stands_still_where_the_one_before_it_did() -> None:
     bursts = [seen(BURST), *[seen(CALM)] * 9] * 4
     before, standing = after(bursts)
-    begun = PlannerState(hedge=remembered(before.hedge, math.exp(-60 / ON.slo_window_s)))
+    begun = PlannerState(
+        bursts=BurstMemory(hedge=remembered_hedge(before.bursts.hedge, math.exp(-60 / ON.slo_window_s)))
+    )
     observation = replace(planned_interval(1, 1, [1.0], startup_s=30.0), traffic=seen(CALM))
     state, sizing = hedged(ON, begun, observation, Sizing(ONE), SERVICE, LIMITS, standing.targets)
     assert sizing.targets == standing.targets
-    assert state.hedge.trusted == before.hedge.trusted
-    assert state.hedge.most == before.hedge.most
+    assert state.bursts.hedge.trusted == before.bursts.hedge.trusted
+    assert state.bursts.hedge.most == before.bursts.hedge.most
 
 
 def test_without_arrivals_by_pull_nothing_is_learnt_and_the_forecast_counts() -> None:
@@ -99,15 +102,15 @@ def test_without_arrivals_by_pull_nothing_is_learnt_and_the_forecast_counts() ->
     for unknown in (None, Traffic(10.0, missing="no frontend answered"), no_pulls):
         state, sizing = after([unknown] * 3)
         assert sizing == Sizing(ONE)
-        assert not state.hedge.trials
-    learnt = after([seen(BURST)] * 2)[0].hedge
-    assert after([seen(BURST)] * 2 + [None])[0].hedge.trials == learnt.trials
+        assert not state.bursts.hedge.trials
+    learnt = after([seen(BURST)] * 2)[0].bursts.hedge
+    assert after([seen(BURST)] * 2 + [None])[0].bursts.hedge.trials == learnt.trials
 
 
 def test_a_silence_costs_the_workers_that_stand_still_their_gpus() -> None:
     before, silent = (
-        after([seen(BURST)] * 2)[0].hedge,
-        after([seen(BURST)] * 2 + [targets.traffic(0.0)])[0].hedge,
+        after([seen(BURST)] * 2)[0].bursts.hedge,
+        after([seen(BURST)] * 2 + [targets.traffic(0.0)])[0].bursts.hedge,
     )
     assert silent.seconds > before.seconds
     assert silent.trials[-1].held_gpu_s > before.trials[-1].held_gpu_s
@@ -127,23 +130,27 @@ def test_a_decision_is_hedged_and_its_state_can_be_written_down() -> None:
     state, decision = decide(ON, state, observation, targets.model())
 
     assert any(step.stage == "hedge" for step in decision.steps)
-    assert len(state.hedge.trials) == 56
+    assert len(state.bursts.hedge.trials) == 56
     record = DecisionRecord("2026-01-01T00:00:00+00:00", ON, state, observation, decision, state)
     line = json.dumps(record.to_json())
-    read = DecisionRecord.from_json(json.loads(line)).next_state.hedge
-    assert (read.trusted, read.followed, len(read.trials)) == (state.hedge.trusted, state.hedge.followed, 56)
-    for after, before in zip(read.trials, state.hedge.trials, strict=True):
+    read = DecisionRecord.from_json(json.loads(line)).next_state.bursts.hedge
+    assert (read.trusted, read.followed, len(read.trials)) == (
+        state.bursts.hedge.trusted,
+        state.bursts.hedge.followed,
+        56,
+    )
+    for after, before in zip(read.trials, state.bursts.hedge.trials, strict=True):
         assert (after.workers, after.follows) == (before.workers, before.follows)
         assert (after.queue, after.held_gpu_s) == pytest.approx((before.queue, before.held_gpu_s), rel=1e-5)
         assert after.late.requests == pytest.approx(before.late.requests, rel=1e-5, abs=1e-6)
         assert after.decoding.requests == pytest.approx(before.decoding.requests, rel=1e-5, abs=1e-6)
     assert len(line) < 60_000, "two memories of 56 experts: the last lines of a file are read at each look"
 
-    document = json.loads(json.dumps(asdict(state)))
+    document = json.loads(json.dumps({**state.to_json(), **asdict(state.bursts)}))
     assert PlannerState.from_json(document) == state
     del document["hedge"]["lived"]
     document["hedge"]["trials"][0]["decoding"] = 3.0
-    older = PlannerState.from_json(document).hedge
+    older = PlannerState.from_json(document).bursts.hedge
     assert (older.lived, older.trials[0].decoding) == (Lived(), Decoding())
 
 
@@ -153,11 +160,11 @@ def counting(late: float, long: float, came: Sequence[float] = BUSY) -> Traffic:
 
 
 def test_misses_that_frontends_counted_are_evidence_and_else_those_that_the_error_budget_estimates() -> None:
-    hedge = after([seen(CALM), counting(30.0, 10.0)])[0].hedge
+    hedge = after([seen(CALM), counting(30.0, 10.0)])[0].bursts.hedge
     assert (hedge.lived.late, hedge.lived.long) == (30.0, 10.0 * (1 - 30 / 300))
     estimated = replace(seen(BUSY), ttft_ms=2000.0)
-    assert after([seen(CALM), estimated])[0].hedge.lived.late > 100
-    assert after([seen(CALM), seen(BUSY)])[0].hedge.lived.late == 0
+    assert after([seen(CALM), estimated])[0].bursts.hedge.lived.late > 100
+    assert after([seen(CALM), seen(BUSY)])[0].bursts.hedge.lived.late == 0
 
 
 def test_a_promise_that_is_counted_as_broken_is_not_waited_for() -> None:
@@ -169,7 +176,7 @@ def test_a_promise_that_is_counted_as_broken_is_not_waited_for() -> None:
 
 def test_an_interval_in_which_nothing_was_answered_is_tried_with_the_recent_lengths() -> None:
     unanswered = replace(seen(BURST), isl=None, osl=None, isl_tokens=None, osl_tokens=None)
-    hedge = after([seen(CALM), unanswered])[0].hedge
+    hedge = after([seen(CALM), unanswered])[0].bursts.hedge
     assert hedge.requests == pytest.approx(600 + 10 * math.exp(-10 / ON.slo_window_s))
     assert hedge.trials[0].late.requests > 100
 
@@ -179,7 +186,8 @@ def test_an_interval_in_which_no_worker_served_is_no_evidence() -> None:
     nobody = replace(observation, load=replace(observation.load, prefill_workers=0))
     state = after([seen(CALM)])[0]
     served, unserved = (
-        hedged(ON, state, each, Sizing(ONE), SERVICE, LIMITS, ONE)[0].hedge for each in (observation, nobody)
+        hedged(ON, state, each, Sizing(ONE), SERVICE, LIMITS, ONE)[0].bursts.hedge
+        for each in (observation, nobody)
     )
     assert unserved.lived == Lived() != served.lived
     assert unserved.trials[0].late.requests > served.trials[0].late.requests == pytest.approx(0)

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.planning.hedge_form import decoding_from_json, hedge_from_json, hedge_to_json
-from dynaplan.domain.planning.sizing import Decoding, ExpertTrial, Hedge, Lived, Missed
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.memory import (
+    Decoding,
+    ExpertTrial,
+    Hedge,
+    Lived,
+    Missed,
+    decoding_from_json,
+    hedge_from_json,
+    hedge_to_json,
+)
 
 TRIAL = ExpertTrial(
     Targets(2, 1),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.sizing.measured_load import arrived_demand, lasting_demand, measured_demand
+from dynaplan.core.sizing.measured_load import measured_demand
 from dynaplan.domain.planning.traffic import Demand, Foresight, Lengths
+from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from tests.unit.core.planning.targets import SETTINGS, traffic
 
 ANSWERED = traffic(10.0)

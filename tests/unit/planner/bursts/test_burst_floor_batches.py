@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.planning.burst_floor import exchanged, with_learnt_floor
 from dynaplan.core.planning.deciding import decide
 from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget, Sizing, Standing, StandingTrial, WorkerLimits
+from dynaplan.domain.planning.sizing import ErrorBudget, Sizing, WorkerLimits
 from dynaplan.domain.planning.targets import Targets
 from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.planner.bursts.burst_floor import exchanged, with_learnt_floor
+from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
 from tests.unit.core.planning import targets
 from tests.unit.core.planning.targets import planned_interval
 
@@ -25,7 +26,7 @@ OWED = ErrorBudget(itl_requests=-50)
 def learnt(traffic: Traffic, before: Standing | None = None) -> Standing:
     """What the floor knows after an interval with that traffic."""
     observation = replace(planned_interval(1, 1, [1.0]), traffic=traffic)
-    state = PlannerState(standing=before or Standing())
+    state = PlannerState(bursts=BurstMemory(before or Standing()))
     return with_learnt_floor(targets.SETTINGS, state, observation, SERVICE, LIMITS, Targets(1, 1))[0]
 
 
@@ -68,7 +69,7 @@ def split(
     limits: WorkerLimits = LIMITS,
 ) -> Sizing:
     """What becomes of a sizing."""
-    state = PlannerState(standing=standing, error_budget=budget)
+    state = PlannerState(bursts=BurstMemory(standing), error_budget=budget)
     return exchanged(Sizing(sizing, ()), targets.SETTINGS, state, SERVICE, limits, current)
 
 
@@ -103,5 +104,5 @@ def test_nothing_is_exchanged_without_a_debt_or_where_the_floor_is_there_or_unkn
 def test_a_decision_exchanges_the_worker_as_soon_as_prefill_can_spare_it() -> None:
     quiet = planned_interval(7, 1, [1.0, 1.0])
     settings = replace(targets.SETTINGS, max_gpu_budget=8)
-    state = PlannerState(standing=DECODE_LACKS, error_budget=OWED, wanted=(Targets(3, 2),) * 9)
+    state = PlannerState(bursts=BurstMemory(DECODE_LACKS), error_budget=OWED, wanted=(Targets(3, 2),) * 9)
     assert decide(settings, state, quiet, targets.model())[1].desired == Targets(3, 2)

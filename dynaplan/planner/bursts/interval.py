@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaplan.core.routing.dispatching import DispatchRule
-from dynaplan.core.sizing.fluid import (
+from dynaplan.domain.lifecycle import Role
+from dynaplan.domain.planning.targets import Targets
+from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.planner.bursts.evidence import Counted, Served, late_by_evidence, long_by_evidence
+from dynaplan.planner.bursts.fluid import (
     Work,
     decoded,
     late_by_chance,
     queued,
     queued_by_deadline,
 )
-from dynaplan.core.sizing.trials.evidence import Counted, Served, late_by_evidence, long_by_evidence
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.sizing import Decoding, ExpertTrial, Hedge
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.planner.bursts.memory import Decoding, ExpertTrial, Hedge
 
 DISPATCH = DispatchRule(DisaggregationSettings.prefill_late_wait_s)
 """The rule by which late prompts that have waited for long take turns."""

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaplan.domain.planning.sizing import ExpertTrial, Lived, Missed
 from dynaplan.domain.planning.targets import Targets
+from dynaplan.planner.bursts.memory import ExpertTrial, Lived, Missed
 
 SAME = 1.0
 """Requests by which two numbers of waiting or decoding requests may differ and still count as the same."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.trials.evidence import Counted
-from dynaplan.core.sizing.trials.lived import lived_through
-from dynaplan.domain.planning.sizing import Hedge, Lived
 from dynaplan.domain.planning.targets import Targets
-from tests.unit.core.sizing.trials.test_experts import AGGREGATED, PROMISE, SERVICE, came
+from dynaplan.planner.bursts.evidence import Counted
+from dynaplan.planner.bursts.lived import lived_through
+from dynaplan.planner.bursts.memory import Hedge, Lived
+from tests.unit.planner.bursts.test_experts import AGGREGATED, PROMISE, SERVICE, came
 
 BURST, CALM = [60.0] * 30, [1.0] * 30
 

@@ -1,1 +1,0 @@
-"""Standing still and following, tried on what came."""
