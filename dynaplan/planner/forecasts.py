@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
-from dynaplan.core.sizing.demand_forecast import foresight, questions
+from dynaplan.core.sizing.demand_forecast import forecast_traffic
 
 if TYPE_CHECKING:
     from dynaplan.core.forecasting.warm_start import IntervalLoad
@@ -33,11 +33,11 @@ class TrafficWatch:
         clock: Clock,
         before: Iterable[IntervalLoad] = (),
     ) -> None:
-        self._settings, self._interval_s = settings, settings.adjustment_interval_s
+        self._settings = settings
         self._source = source
         self._forecaster = forecaster
         self._clock = clock
-        self._history = TrafficHistory(self._interval_s, before)
+        self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._seen_s = clock.now_s()
         self._missing = ""
 
@@ -52,16 +52,8 @@ class TrafficWatch:
         self._seen_s = now_s
         self._log_missing(traffic.missing if traffic.requests is None else "")
         self._history.add(traffic)
-        return traffic, await self._foresight(startup_s)
-
-    async def _foresight(self, startup_s: float) -> Foresight:
-        answers = {
-            asked: await self._forecaster.forecast(
-                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
-            )
-            for asked in questions(startup_s, self._interval_s)
-        }
-        return foresight(self._history, answers, self._settings)
+        forecast = self._forecaster.forecast
+        return traffic, await forecast_traffic(self._history, forecast, startup_s, self._settings)
 
     async def close(self) -> None:
         """Close the source's connections, and end the processes that compute forecasts."""

@@ -17,6 +17,8 @@ from dynaplan.domain.planning.observation import FleetCounts, Observation
 if TYPE_CHECKING:
     from dynaplan.core.planning.sla_policy import SlaModel
     from dynaplan.domain.planning.decisions import PlannerState
+    from dynaplan.domain.planning.observation import Load, Sample
+    from dynaplan.domain.planning.scaling import DesiredCounts
     from dynaplan.domain.settings.planner import PlannerSettings
     from dynaplan.planner.forecasts import TrafficWatch
     from dynaplan.planner.observer import Observer
@@ -43,7 +45,8 @@ def local_time() -> str:
 class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
-    ``PlanningCycle`` says when to pull and when to decide. ``beat`` is told at every pull that the loop goes
+    It is the ``PlannedDeployment`` of its ``PlanningCycle``, which says when to pull and when to decide.
+    ``beat`` is told at every pull that the loop goes
     on, and in how many seconds the next pull is due.
     """
 
@@ -82,7 +85,7 @@ class PlannerLoop:
         while True:
             self._beat(self._settings.metric_pulling_interval_s)
             try:
-                await self._tick()
+                await self._cycle.tick(self)
             except Exception:
                 log.exception("this pull failed; going on with the next one")
             # A pull that took longer than its interval does not make the next ones come in a burst.
@@ -112,41 +115,33 @@ class PlannerLoop:
         component, namespace = self._settings.decode_component, self._settings.namespace
         return f"no {component} is registered in namespace {namespace}"
 
-    async def _tick(self) -> None:
-        cycle = self._cycle
-        if cycle.is_scaling:
-            await self._check_scaling()
-        if self._traffic:
-            await self._traffic.pull()
-        if not cycle.is_waiting:
-            sample = await self._observer.pull()
-            cycle.add(sample)
-            for recorder in self._recorders:
-                recorder.pulled(sample)
-        if cycle.is_due(self._clock.now_s()):
-            await self._adjust()
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        return self._clock.now_s()
 
-    async def _check_scaling(self) -> None:
+    async def desired(self) -> DesiredCounts | None:
+        """Return the desired counts and whether they are carried out; None where that is not known now."""
         try:
-            desired = await self._connector.desired()
+            return await self._connector.desired()
         except DynaplanError as error:
             log.debug("whether scaling has ended is not known: %s", error)
-            return
-        self._cycle.saw(desired, self._clock.now_s())
+            return None
 
-    async def _adjust(self) -> None:
-        try:
-            observation = await self._observe()
-            decision = self._cycle.decide(observation)
-            self._record(observation, decision)
-            self._failure = ""
-            if decision.is_change:
-                await self._carry_out(decision)
-        finally:
-            self._cycle.begin(self._clock.now_s())
+    async def pull_traffic(self) -> None:
+        """Have the source of traffic take a sample, where there is one."""
+        if self._traffic:
+            await self._traffic.pull()
 
-    async def _observe(self) -> Observation:
-        load, failure = self._cycle.load, self._failure
+    async def pull_load(self) -> Sample:
+        """Return the load of the workers, and note it."""
+        sample = await self._observer.pull()
+        for recorder in self._recorders:
+            recorder.pulled(sample)
+        return sample
+
+    async def observe(self, load: Load) -> Observation:
+        """Return the observation of the interval; where the fleet is not known, the reason."""
+        failure = self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
@@ -179,30 +174,32 @@ class PlannerLoop:
         traffic, foresight = await watch.look(startup_s)
         return replace(observation, traffic=traffic, foresight=foresight, startup_s=startup_s)
 
-    def _record(self, observation: Observation, decision: Decision) -> None:
+    def record(
+        self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
+    ) -> None:
+        """Log the decision, and hand its record to the recorders."""
         level = logging.INFO if decision.is_change else logging.DEBUG
         log.log(level, "%s -> %s: %s", decision.current, decision.desired, decision.reason)
         if not decision.is_change and not observation.unknown:
             log.info(NO_SCALING, decision.current.prefill, decision.current.decode)
-        before, after, wall_time = self._cycle.before, self._cycle.state, self._wall_time()
-        record = DecisionRecord(wall_time, self._settings, before, observation, decision, after)
+        record = DecisionRecord(self._wall_time(), self._settings, before, observation, decision, after)
         for recorder in self._recorders:
             recorder.decided(record)
+        self._failure = ""
 
-    async def _carry_out(self, decision: Decision) -> None:
+    async def apply(self, decision: Decision) -> bool:
+        """Ask the connector for the desired counts; with ``no-operation`` nothing is asked for."""
         if self._settings.no_operation:
             log.info("no-operation: %s would have been asked for", decision.desired)
-            self._cycle.not_carried_out()
-            return
+            return False
         try:
             identifier = await self._connector.apply(decision)
         except Exception as error:
-            self._cycle.not_carried_out()
             self._failure = str(error) or type(error).__name__
             log.warning("not carried out: %s", self._failure, exc_info=not isinstance(error, DynaplanError))
-            return
+            return False
         log.info("decision %d asks for %s", identifier, decision.desired)
-        self._cycle.asked()
+        return True
 
     def _mode(self) -> str:
         return "; no-operation: nothing will be changed" if self._settings.no_operation else ""

@@ -13,7 +13,7 @@ from dynaplan.core.forecasting.traffic_history import TrafficHistory
 from dynaplan.core.planning.deciding import decide
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.core.planning.startup_time import startup_time_s
-from dynaplan.core.sizing.demand_forecast import foresight, questions
+from dynaplan.core.sizing.demand_forecast import forecast_traffic
 from dynaplan.domain.errors import ConfigError, UserError
 from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
 from dynaplan.domain.planning.observation import Observation
@@ -71,8 +71,8 @@ class Replayer:
 
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
-        self.settings = settings = _replayed_settings(first.settings, options)
-        self.model: SlaModel | None = (
+        self._settings = settings = _replayed_settings(first.settings, options)
+        self._model: SlaModel | None = (
             wiring.planning.sla_model(settings, {}) if settings.is_by_targets else None
         )
         self._state: PlannerState = first.state
@@ -83,8 +83,8 @@ class Replayer:
 
     async def decide(self, record: DecisionRecord) -> Replayed:
         """Decide the record's interval again, from its observation and the state of the last one."""
-        observation = await self.with_forecast(record.observation)
-        self._state, decision = decide(self.settings, self._state, observation, self.model)
+        observation = await self._with_forecast(record.observation)
+        self._state, decision = decide(self._settings, self._state, observation, self._model)
         return Replayed(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:
@@ -92,9 +92,9 @@ class Replayer:
         if self._forecaster:
             await self._forecaster.close()
 
-    async def with_forecast(self, observation: Observation) -> Observation:
+    async def _with_forecast(self, observation: Observation) -> Observation:
         """Return the observation with forecasts of these settings; raises ConfigError without traffic."""
-        settings = self.settings
+        settings = self._settings
         if settings.is_by_targets and observation.traffic is None and not observation.unknown:
             raise ConfigError(
                 f"Planner.policy: {settings.policy!r}, but the planner that recorded saw no traffic",
@@ -106,13 +106,8 @@ class Replayer:
         if observation.traffic is None or self._forecaster is None:
             return observation
         self._history.add(observation.traffic)
-        answers = {
-            asked: await self._forecaster.forecast(
-                self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count
-            )
-            for asked in questions(observation.startup_s, settings.adjustment_interval_s)
-        }
-        return replace(observation, foresight=foresight(self._history, answers, settings))
+        expected = await forecast_traffic(self._history, self._forecaster.forecast, startup_s, settings)
+        return replace(observation, foresight=expected)
 
 
 def _replayed_settings(recorded: PlannerSettings, options: Mapping[str, Any]) -> PlannerSettings:

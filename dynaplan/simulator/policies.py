@@ -1,11 +1,10 @@
-"""The live planner in virtual time: its own cycle, its own ``decide``, and the service as its fleet."""
+"""The live planner in virtual time: its own loop, its own ``decide``, and the service as its deployment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from dynaplan.core.forecasting.forecaster import forecast
 from dynaplan.core.forecasting.traffic_history import TrafficHistory
@@ -13,9 +12,9 @@ from dynaplan.core.forecasting.warm_start import IntervalLoad
 from dynaplan.core.planning.cycle import PlanningCycle
 from dynaplan.core.planning.sla_policy import SlaModel
 from dynaplan.core.planning.startup_time import startup_time_s
-from dynaplan.core.sizing.demand_forecast import Question, foresight, questions
+from dynaplan.core.sizing.demand_forecast import forecast_traffic
 from dynaplan.domain.planning.decisions import Decision, PlannerState
-from dynaplan.domain.planning.observation import Observation
+from dynaplan.domain.planning.observation import Load, Observation, Sample
 from dynaplan.domain.planning.scaling import DesiredCounts
 from dynaplan.domain.settings.forecasting import Forecast
 from dynaplan.domain.settings.planner import PlannerSettings
@@ -39,9 +38,10 @@ OnDecision = Callable[[PlannerState, Observation, Decision, PlannerState], None]
 
 
 class PlannerPolicy:
-    """Plans as the live planner does: its cycle, its ``decide``, and the acknowledgement of its decisions.
+    """Plans as the live planner does: its loop, its ``decide``, and the acknowledgement of its decisions.
 
-    ``before`` is the traffic of a warm-up trace. Forecasts are made by ``method``, or by the core's own.
+    It is the ``PlannedDeployment`` of that loop; ``begin`` comes before all else. ``before`` is the traffic
+    of a warm-up trace. Forecasts are made by ``method``, or by the core's own.
     """
 
     def __init__(
@@ -62,65 +62,90 @@ class PlannerPolicy:
         self._on_decision = on_decision
         self._cycle = PlanningCycle(settings, model)
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
+        self._service: SimulatedService
         self._desired = DesiredCounts()
-        self._looked_s = 0.0
+        self._observed_s = 0.0
 
     def begin(self, service: SimulatedService) -> None:
         """Begin with the workers of the service as the first decision."""
         wanted = service.pools.wanted
+        self._service = service
         self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
         self._cycle.begin(service.now_s)
-        self._looked_s = service.now_s
+        self._observed_s = service.now_s
 
     def look(self, service: SimulatedService) -> None:
         """Make a metric pull, and at the end of an interval a decision."""
-        cycle, now_s = self._cycle, service.now_s
-        if cycle.is_scaling:
-            if service.pools.is_carried_out():
-                self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
-            cycle.saw(self._desired, now_s)
-        if not cycle.is_waiting:
-            cycle.add(service.sample())
-        if now_s > self._looked_s:
-            service.meter.pull()
-        if cycle.is_due(now_s):
-            self._adjust(service)
-            cycle.begin(now_s)
-
-    def _adjust(self, service: SimulatedService) -> None:
-        observation = Observation(service.now_s, service.pools.counts(), self._desired, self._cycle.load)
-        if self._settings.is_by_targets:
-            observation = self._with_traffic(observation, service)
-        decision = self._cycle.decide(observation)
-        if self._on_decision:
-            self._on_decision(self._cycle.before, observation, decision, self._cycle.state)
-        if decision.is_change:
-            desired = decision.desired
-            identifier = self._desired.next_decision_id
-            self._desired = DesiredCounts(
-                desired.prefill, desired.decode, identifier, self._desired.scaled_decision_id
-            )
-            self.why = decision.reason
-            service.want(desired)
-            self._cycle.asked()
+        _run_at_once(self._cycle.tick(self))
 
     def close(self) -> None:
         """End the processes that compute forecasts, if there are any."""
         if self._method:
             self._method.close()
 
-    def _forecast(self, asked: Question) -> Forecast:
-        method = self._method or partial(forecast, settings=self._settings)
-        return method(self._history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+    def now_s(self) -> float:
+        """Return the virtual time, seconds."""
+        return self._service.now_s
 
-    def _with_traffic(self, observation: Observation, service: SimulatedService) -> Observation:
-        settings, interval_s = self._settings, observation.at_s - self._looked_s
-        self._looked_s = observation.at_s
-        traffic = service.meter.traffic(interval_s)
+    async def desired(self) -> DesiredCounts:
+        """Return the desired counts, which are acknowledged as soon as every wanted worker serves."""
+        if self._service.pools.is_carried_out():
+            self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
+        return self._desired
+
+    async def pull_traffic(self) -> None:
+        """Have the service count the arrivals since the last pull; the first pull ends no time."""
+        if self._service.now_s > self._observed_s:
+            self._service.meter.pull()
+
+    async def pull_load(self) -> Sample:
+        """Return the load of the workers now."""
+        return self._service.sample()
+
+    async def observe(self, load: Load) -> Observation:
+        """Return the observation of the interval, with the forecast where targets are planned for."""
+        service, settings = self._service, self._settings
+        observation = Observation(service.now_s, service.pools.counts(), self._desired, load)
+        if not settings.is_by_targets:
+            return observation
+        traffic = service.meter.traffic(service.now_s - self._observed_s)
+        self._observed_s = service.now_s
         self._history.add(traffic)
         startup_s = startup_time_s(settings, service.settings.startup_s.values())
-        answers = {
-            asked: self._forecast(asked) for asked in questions(startup_s, settings.adjustment_interval_s)
-        }
-        expected = foresight(self._history, answers, settings)
+        expected = await forecast_traffic(self._history, self._forecast, startup_s, settings)
         return replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)
+
+    def record(
+        self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
+    ) -> None:
+        """Hand the decision to whoever wants to know."""
+        if self._on_decision:
+            self._on_decision(before, observation, decision, after)
+
+    async def apply(self, decision: Decision) -> bool:
+        """Ask the service for the desired counts."""
+        desired, last = decision.desired, self._desired
+        self._desired = replace(
+            last,
+            num_prefill_workers=desired.prefill,
+            num_decode_workers=desired.decode,
+            decision_id=last.next_decision_id,
+        )
+        self.why = decision.reason
+        self._service.want(desired)
+        return True
+
+    async def _forecast(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        if self._method:
+            return self._method(history, steps, is_count=is_count)
+        return forecast(history, steps, settings=self._settings, is_count=is_count)
+
+
+def _run_at_once(step: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end; nothing in virtual time waits, so no event loop is needed."""
+    try:
+        step.send(None)
+    except StopIteration:
+        return
+    step.close()
+    raise RuntimeError("a simulated deployment does not wait")

@@ -19,8 +19,8 @@ forecast within a standard deviation of the recent mean, which independent clien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from dynaplan.core.forecasting.chance import is_near
 from dynaplan.core.forecasting.lengths import points_of
@@ -54,6 +54,25 @@ def questions(startup_s: float, interval_s: float) -> list[Question]:
     steps = sorted({1, -(-last // 2), last})
     lengths = [Question(curve, last) for curve in ("isl_tokens", "osl_tokens")]
     return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
+
+
+class ForecastMethod(Protocol):
+    """Forecasts one curve."""
+
+    async def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        """Forecast the value ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
+        ...
+
+
+async def forecast_traffic(
+    history: TrafficHistory, method: ForecastMethod, startup_s: float, settings: PlannerSettings
+) -> Foresight:
+    """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
+    answers = {
+        asked: await method(history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+        for asked in questions(startup_s, settings.adjustment_interval_s)
+    }
+    return foresight(history, answers, settings)
 
 
 def foresight(

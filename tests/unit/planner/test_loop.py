@@ -288,7 +288,6 @@ async def test_a_store_that_is_away_changes_nothing_and_is_recorded():
     world = World()
     await world.passing(5)
     world.connector.is_available = False
-    world.loop._is_scaling = False
     world.usage = 0.95
     await world.passing(11)
     assert "no data: change nothing, because the fleet is away" in world.notes.records[-1].decision.reason

@@ -16,7 +16,7 @@ from dynaplan.domain.settings.planner import PlannerSettings
 SEEDS = PlannerSettings(
     prefill_queue_scale_up_threshold=5.0, prefill_queue_scale_down_threshold=0.2, consolidation_guard=False
 )
-"""The settings of the golden vectors: the original's, without the guard that it does not have."""
+"""The original's thresholds with one prefill worker, without the guard that it does not have."""
 
 
 def workers(prefill: int, decode: int) -> FleetCounts:

@@ -1,4 +1,4 @@
-"""What a decision depends on beyond the original's rules."""
+"""What a decision depends on: the original's rules (reference 5.4), and those beyond them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,56 @@ from tests.unit.core.planning.situations import SEEDS, interval, outcome, story,
 
 GUARDED = replace(SEEDS, consolidation_guard=True)
 PENDING = DesiredCounts(1, 1, 5, 4)
+BUDGET_OF_3 = replace(SEEDS, max_gpu_budget=3)
 
 
 def told(settings, observation, state=None):
     return story(decide(settings, state or PlannerState(), observation)[1])
+
+
+ORIGINAL = {
+    "a queue that shrinks fast enough adds none": (SEEDS, (1, 1), 0.7, (9, 7, 5), (1, 1)),
+    "a queue at the upper threshold is not above it": (SEEDS, (1, 1), 0.7, (5, 5), (1, 1)),
+    "a queue at the lower threshold is not below it": (SEEDS, (2, 1), 0.7, (0.4,), (2, 1)),
+    "KV usage at the upper threshold is not above it": (SEEDS, (1, 1), 0.9, (1,), (1, 1)),
+    "KV usage above the upper threshold adds a decode worker": (SEEDS, (1, 1), 0.91, (1,), (1, 2)),
+    "KV usage at the lower threshold is not below it": (SEEDS, (1, 2), 0.5, (1,), (1, 2)),
+    "KV usage below the lower threshold removes a decode worker": (SEEDS, (1, 2), 0.49, (1,), (1, 1)),
+    "prefill gets the last GPU of the budget": (BUDGET_OF_3, (1, 1), 0.95, (9, 9), (2, 1)),
+    "a prefill worker makes room for a decode worker": (BUDGET_OF_3, (2, 1), 0.95, (0, 0), (1, 2)),
+    "a decode worker makes room for a prefill worker": (BUDGET_OF_3, (1, 2), 0.1, (9, 9), (2, 1)),
+    "nothing goes below the minimum of each kind": (
+        replace(SEEDS, min_endpoint=2),
+        (2, 2),
+        0.1,
+        (0,),
+        (2, 2),
+    ),
+}
+"""Settings, workers, mean KV usage, the prefill queue at each pull, and what is desired then."""
+
+
+@pytest.mark.parametrize(("settings", "current", "kv", "queue", "desired"), ORIGINAL.values(), ids=ORIGINAL)
+def test_the_original_s_rule(settings, current, kv, queue, desired):
+    assert outcome(settings, interval(*current, kv, queue)) == Targets(*desired)
+
+
+def played(usages: list[float]) -> list[int]:
+    """The decode workers after each interval; the fleet follows every decision."""
+    state, decode, seen = PlannerState(), 1, []
+    for usage in usages:
+        state, decision = decide(SEEDS, state, interval(1, decode, usage, (1,)))
+        decode = decision.desired.decode
+        seen.append(decode)
+    return seen
+
+
+def test_no_decode_worker_is_removed_in_the_three_intervals_after_one_was_added():
+    assert played([0.95, 0.1, 0.1, 0.1, 0.1]) == [2, 2, 2, 2, 1]
+
+
+def test_every_added_decode_worker_starts_the_grace_anew():
+    assert played([0.95, 0.95, 0.1, 0.1, 0.1, 0.1]) == [2, 3, 3, 3, 3, 2]
 
 
 def test_the_queue_threshold_is_per_prefill_worker():
