@@ -46,8 +46,7 @@ class PlannerLoop:
     """One planner. ``run`` never returns, and only a cancellation leaves it. ``state`` is remembered.
 
     It is the ``PlannedDeployment`` of its ``PlanningCycle``, which says when to pull and when to decide.
-    ``beat`` is told at every pull that the loop goes
-    on, and in how many seconds the next pull is due.
+    ``beat`` is called at every pull, with the seconds until the next one is due.
     """
 
     def __init__(

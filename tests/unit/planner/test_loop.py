@@ -179,6 +179,19 @@ async def test_while_a_decision_is_carried_out_nothing_is_pulled_and_nothing_dec
     assert "decision 5 is still being carried out" in world.notes.records[-1].decision.reason
 
 
+async def test_a_store_that_is_away_while_a_decision_is_carried_out_does_not_end_the_waiting():
+    world = World()
+    world.is_obedient = False
+    world.connector.set_desired(DesiredCounts(1, 2, 5, 4))
+    await world.passing(3)
+    world.connector.is_available = False
+    await world.passing(3)
+    assert world.notes.samples == []
+    world.connector.is_available, world.is_obedient = True, True
+    await world.passing(3)
+    assert world.notes.samples
+
+
 SLOW = FleetCounts(WorkerCounts(ready=1, startup_s=5.0), WorkerCounts(ready=1, startup_s=62.0))
 
 
