@@ -17,8 +17,8 @@ OWN_PROCESS = "own process"
 class LazyGroup(click.Group):
     """A group by a table: each command in the order of the help page, with its module and its purpose.
 
-    Modules are named below ``dynaplan.cli`` and have the command as ``command``. ``habits`` are words that
-    users of other tools type, and the command that does the same.
+    Modules are named below ``dynaplan.cli``; the command is called ``command`` there, or by the name behind a
+    colon. ``habits`` are words that users of other tools type, and the command that does the same.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class LazyGroup(click.Group):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module and return its ``command``."""
+        """Import the command's module and return the command."""
         if cmd_name not in self._table:
             return None
-        module = import_module(f"dynaplan.cli.{self._table[cmd_name][0]}")
-        command: click.Command = module.command
+        module, _, name = self._table[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"dynaplan.cli.{module}"), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

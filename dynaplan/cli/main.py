@@ -36,7 +36,7 @@ COMMANDS = {
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
-    "export": ("exporting.export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
+    "export": ("export", "Write what Kubernetes, Prometheus or Grafana needs of a deployment."),
     "doctor": ("box.doctor", "Say what this box has and lacks."),
     "report": ("box.report", "Write one masked file for a bug report."),
     "pull": ("pull", "Fetch a small model to serve."),

@@ -78,6 +78,12 @@ def section_options(config: Mapping[str, Mapping[str, Any]], service_name: str) 
     return kebab_keys(_parsed(config, service_name))
 
 
+def served_model_name(config: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the Frontend's name for the model, for workers without one of their own; it is Common's, too."""
+    sections = (section_options(config, name) for name in ("Frontend", COMMON))
+    return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
+
+
 def common_values(config: Mapping[str, Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a section's ``common-configs`` takes from ``Common``, its own keys apart."""
     own = {kebab(key) for key in section}

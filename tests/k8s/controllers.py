@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 
 from dynaplan.adapters.kubernetes.client import PODS, KubernetesClient, Object, Resource
 from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
-from dynaplan.core.manifests.objects import ROLE_LABEL
 from dynaplan.domain.errors import DynaplanError
+from dynaplan.domain.wire.kubernetes_objects import ROLE_LABEL
 from tests.k8s.kubelets import Kubelet, PaperKubelet
 
 COST = "controller.kubernetes.io/pod-deletion-cost"

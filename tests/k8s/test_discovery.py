@@ -19,8 +19,9 @@ import pytest
 from dynaplan.adapters.kubernetes.client import KubernetesClient, Object, Resource
 from dynaplan.adapters.stores.kubernetes_kv.documents import SLICES, WORKER_METADATA
 from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
-from dynaplan.core.manifests.documents import manifests
-from dynaplan.core.manifests.worker_metadata import worker_metadata_definition
+from dynaplan.cluster.manifests import manifests
+from dynaplan.cluster.sources import of_graph
+from dynaplan.cluster.templates import documents as filled
 from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound, DynaplanError, StoreUnavailable
 from dynaplan.domain.wire.discovery import SERVICES_PREFIX
 from tests.e2e.test_exported import address_of_this_machine
@@ -29,7 +30,7 @@ from tests.fakes.pods import Pod, running
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import CRDS, Cluster
 from tests.k8s.test_export import cleared, create, resource_of
-from tests.unit.cli.exporting.sources import exported, of_graph
+from tests.unit.cluster.deployments import exported
 
 NAME = "dynaplan"
 """The account of frontends and workers is that of the test's token then: ``dynaplan-discovery``."""
@@ -129,7 +130,7 @@ async def applied(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Deployment]
     """The manifests, applied, with a frontend and two workers that are starting."""
     await cleared(cluster)
     with suppress(DynaplanError):
-        await cluster.admin._object("POST", CRDS, worker_metadata_definition())
+        await cluster.admin._object("POST", CRDS, filled("crd.yaml", {})[0])
     wanted = documents()
     await eventually(lambda: served(cluster.admin, WORKER_METADATA))
     for document in wanted:

@@ -17,7 +17,7 @@ from dynaplan.adapters.kubernetes.graph_deployment import GraphDeployment
 from dynaplan.adapters.kubernetes.intent import IntentMap
 from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
 from dynaplan.adapters.kubernetes.workloads import Workloads
-from dynaplan.core.manifests.documents import DYNAMO, NONE, OPERATORS, manifests
+from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
 from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import Decision
@@ -25,7 +25,7 @@ from dynaplan.domain.planning.targets import Targets
 from tests.fakes.pods import running
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, ROLES, Cluster
-from tests.unit.cli.exporting.sources import disagg, exported
+from tests.unit.cluster.deployments import disagg, exported
 
 NAME = "dynaplan"
 """The planner's account is that of the test's token then: ``dynaplan-planner``."""

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynaplan.adapters.kubernetes.client import CONFIG_MAPS, KubernetesClient, Object
-from dynaplan.core.manifests.objects import intent_map_name
 from dynaplan.domain.errors import ClusterConflict, ClusterNotFound
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.holds import HOLDS
 from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.domain.wire.documents import object_field, parse_object, whole_field
+from dynaplan.domain.wire.kubernetes_objects import intent_map_name
 
 UNFINISHED = "unfinished"
 """The field with the changes of the newest decision that are still to be made, JSON by role; "" when none."""

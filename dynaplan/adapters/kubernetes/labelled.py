@@ -20,11 +20,11 @@ from dynaplan.adapters.kubernetes.workloads import (
     model_of_pod,
     whole,
 )
-from dynaplan.core.manifests.objects import NAMESPACE_LABEL, ROLE_LABEL
 from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.errors import DuplicateSubComponentError, SubComponentNotFoundError
 from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.domain.wire.kubernetes_objects import NAMESPACE_LABEL, ROLE_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -132,7 +132,7 @@ def _packages() -> Iterable[str]:
 
 
 def _environment() -> Iterator[str]:
-    from dynaplan.cli.exporting.systemd import KEPT
+    from dynaplan.cluster.systemd import KEPT
 
     for name, value in sorted(os.environ.items()):
         if KEPT.fullmatch(name):

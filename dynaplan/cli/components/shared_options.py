@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from dynaplan.domain.settings.events import HOST_VARIABLE
+from dynaplan.domain.settings.events import COMPAT_VARIABLE, HOST_VARIABLE
 from dynaplan.domain.settings.tls import OPTIONS, VARIABLES
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -21,6 +21,15 @@ token_file_option = click.option(
     type=click.Path(path_type=Path),
     envvar="DYNAPLAN_TOKEN_FILE",
     help="File with the namespace's token, mode 0600; not needed on one host.",
+)
+
+compat_option = click.option(
+    "--compat",
+    envvar=COMPAT_VARIABLE,
+    metavar="API",
+    expose_value=False,
+    callback=lambda ctx, parameter, name: name and os.environ.update({COMPAT_VARIABLE: name}),
+    help="Let graphs import another system's modules: dynamo, for `from dynamo.sdk import ...`.",
 )
 
 advertise_host_option = click.option(

@@ -10,7 +10,7 @@ from dynaplan.domain.errors import ConfigError
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.settings.fields import WRITTEN
 from dynaplan.domain.settings.worker import SIMULATED, engine_of
-from dynaplan.options.service_config import COMMON, section_options
+from dynaplan.options.service_config import section_options, served_model_name
 from dynaplan.options.stock import agreed_with
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         if engine and options.get("model"):
             model, usual = wiring.engines.model_location(engine, options["model"], directory)
             found["model"] = model
-            found["served-model-name"] = options.get("served-model-name") or frontend_name(config) or usual
+            found["served-model-name"] = (
+                options.get("served-model-name") or served_model_name(config) or usual
+            )
         located[service.name] = {key: value for key, value in found.items() if value}
     return merge_sections(config, {name: section for name, section in located.items() if section})
 
@@ -69,12 +71,6 @@ def _found(value: object, directory: Path, is_new: bool) -> str:
     """The absolute path of what may be a path in that directory; empty when there is nothing, nor will be."""
     path = directory / Path(str(value)).expanduser()
     return str(path.absolute()) if value and (is_new or path.exists()) else ""
-
-
-def frontend_name(config: Sections) -> str:
-    """The Frontend's name for the model when its workers have none; it reads Common's unasked."""
-    sections = (section_options(config, name) for name in ("Frontend", COMMON))
-    return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
 
 
 def _check_both_sides(spec: GraphSpec, config: Sections) -> None:

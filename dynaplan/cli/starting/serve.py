@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.cli.components.shared_options import tls_options, token_file_option
+from dynaplan.cli.components.shared_options import compat_option, tls_options, token_file_option
 from dynaplan.cli.deployment import settle_paths, store_option
 from dynaplan.cli.lazy_group import OWN_PROCESS
 from dynaplan.cli.overriding import (
@@ -22,7 +22,6 @@ from dynaplan.cli.overriding import (
     model_override,
     serve_command,
 )
-from dynaplan.domain.settings.events import COMPAT_VARIABLE
 from dynaplan.domain.settings.frontend import FrontendSettings
 from dynaplan.domain.settings.worker import ProcessSettings
 from dynaplan.domain.wire.discovery import is_loopback
@@ -32,15 +31,6 @@ from dynaplan.foundation.signals import ended_by_sigint
 
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 """The variable of ``supervisor/upkeep/event_hook.py``, which the help page need not import."""
-
-compat_option = click.option(
-    "--compat",
-    envvar=COMPAT_VARIABLE,
-    metavar="API",
-    expose_value=False,
-    callback=lambda ctx, parameter, name: name and os.environ.update({COMPAT_VARIABLE: name}),
-    help="Let graphs import another system's modules: dynamo, for `from dynamo.sdk import ...`.",
-)
 
 if TYPE_CHECKING:
     from dynaplan.domain.graph import GraphSpec

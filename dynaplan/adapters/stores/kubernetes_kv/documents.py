@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dynaplan.adapters.kubernetes.client import CONFIG_MAPS, Object, Resource
-from dynaplan.core.manifests.worker_metadata import GROUP, KIND, PLURAL, VERSION
 from dynaplan.domain.wire.documents import object_field, parse_object, text_field, whole_field
+from dynaplan.domain.wire.kubernetes_objects import GROUP, KIND, PLURAL, VERSION
 
 log = logging.getLogger(__name__)
 

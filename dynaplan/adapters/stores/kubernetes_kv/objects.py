@@ -17,9 +17,8 @@ from dynaplan.adapters.stores.kubernetes_kv.documents import (
     shared_keys,
 )
 from dynaplan.adapters.stores.kubernetes_kv.picture import ClusterPicture
-from dynaplan.core.manifests.objects import STORE_MAP
-from dynaplan.core.manifests.worker_metadata import KIND
 from dynaplan.domain.errors import ClusterNotFound
+from dynaplan.domain.wire.kubernetes_objects import KIND, STORE_MAP
 
 
 @dataclass

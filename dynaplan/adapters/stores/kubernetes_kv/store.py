@@ -39,7 +39,6 @@ from dynaplan.adapters.stores.kubernetes_kv.follower import ClusterFollower
 from dynaplan.adapters.stores.kubernetes_kv.lapsing import HeldLeases
 from dynaplan.adapters.stores.kubernetes_kv.objects import ClusterObjects
 from dynaplan.adapters.stores.kubernetes_kv.picture import ClusterPicture
-from dynaplan.core.manifests.objects import STORE_MAP
 from dynaplan.domain.errors import (
     ClusterConflict,
     ClusterExpired,
@@ -50,6 +49,7 @@ from dynaplan.domain.errors import (
     PermanentError,
     StoreUnavailable,
 )
+from dynaplan.domain.wire.kubernetes_objects import STORE_MAP
 from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
 
 ANSWER_S = 2.9

@@ -11,13 +11,13 @@ from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
 from dynaplan.adapters.kubernetes.carrying_out import Budget
 from dynaplan.adapters.kubernetes.intent import IntentMap
 from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
-from dynaplan.core.manifests.documents import NONE, manifests
+from dynaplan.cluster.manifests import NONE, manifests
 from dynaplan.domain.lifecycle import Role
 from dynaplan.domain.planning.decisions import Decision
 from dynaplan.domain.planning.targets import Targets
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import eventually
-from tests.unit.core.manifests.deployments import DECODE, PREFILL, deployment, found, of_kind
+from tests.unit.cluster.deployments import DECODE, PREFILL, deployment, found, of_kind
 
 PATH = re.compile(
     r"/apis?/(?:(?P<group>[^/]+)/)?v\w+/namespaces/[^/]+/(?P<kind>[^/?]+)"

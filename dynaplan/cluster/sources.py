@@ -1,0 +1,102 @@
+"""The deployment that is exported: one that runs on this box, or one that a graph describes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynaplan import wiring
+from dynaplan.core.fleet.startup_times import startup_key, usual_s
+from dynaplan.domain.errors import ConfigError
+from dynaplan.domain.graph import GraphSpec
+from dynaplan.domain.lifecycle import COUNTS, Role, Worker
+from dynaplan.domain.planning.scaling import SCALED_ROLES
+from dynaplan.options.overrides import Sections, merge_sections
+from dynaplan.options.service_config import section_options
+
+TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A deployment as this box knows it.
+
+    ``counts`` are its workers by role, ``token`` the one of its workers, empty for a new one. ``startup_s``
+    is how long the slower of its workers usually takes to start here, None where none has. ``log_dir`` is
+    where its planners write decisions. ``warnings`` are those of the configuration.
+    """
+
+    spec: GraphSpec
+    config: Sections
+    counts: Mapping[Role, int]
+    token: str = field(default="", repr=False)
+    startup_s: float | None = None
+    log_dir: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def of_graph(
+    graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
+) -> ExportSource:
+    """Return what a graph and its configuration describe; raises a UserError as ``serve`` would."""
+    from dynaplan.sdk.config import find_config_file, read_config
+    from dynaplan.sdk.graph import load_graph
+    from dynaplan.sdk.resolve import resolve_graph
+    from dynaplan.sdk.validation import unused_common, validate_config
+
+    directory = (Path(graph) if Path(graph).is_dir() else Path.cwd()).resolve()
+    loaded = load_graph(graph, directory)
+    path = find_config_file(config_file, directory, loaded) if config_file else None
+    config = read_config(path, overrides)
+    warnings = validate_config(loaded, config) + unused_common(config, overrides)
+    spec = resolve_graph(loaded, config, namespace)
+    counts = {service.role: service.workers for service in spec.services}
+    startup_s = _startup_s(spec, config)
+    return ExportSource(spec, config, counts, startup_s=startup_s, warnings=tuple(warnings))
+
+
+def of_running(namespace: str | None, overrides: Sequence[str]) -> ExportSource:
+    """Return the deployment that runs here, with as many workers as it has now; raises a UserError."""
+    from dynaplan.options.overrides import parse_overrides
+    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.supervisor.launch import read_launch
+
+    found = find_deployment(namespace)
+    try:
+        launch = read_launch(found.runtime_dir)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the launch file of {found.namespace} cannot be read: {error}",
+            hint="Name the graph and its file: `dynaplan export kubernetes GRAPH -f FILE`.",
+        ) from error
+    config = merge_sections(launch.config, parse_overrides(overrides))
+    return ExportSource(
+        launch.graph,
+        config,
+        running_counts(launch.graph, found.workers),
+        found.environment().get(TOKEN_VARIABLE, ""),
+        _startup_s(launch.graph, config),
+        found.log_dir,
+    )
+
+
+def running_counts(graph: GraphSpec, workers: Iterable[Worker]) -> dict[Role, int]:
+    """Return the number of processes of each role: workers that drain do not count."""
+    present = Counter(worker.role for worker in workers if worker.state in COUNTS)
+    return {
+        service.role: present[service.role] if service.role in SCALED_ROLES else service.workers
+        for service in graph.services
+    }
+
+
+def _startup_s(spec: GraphSpec, config: Sections) -> float | None:
+    times = wiring.box.startup_times(wiring.box.statefile_path(spec.namespace)).read()
+    found = []
+    for service in spec.services:
+        gpus, share = tuple(range(math.ceil(service.gpus))), min(1.0, service.gpus)
+        worker = Worker(service.name, service.name, service.role, gpus=gpus, gpu_share=share)
+        found.append(usual_s(times, startup_key(worker, section_options(config, service.name))))
+    return max((usual for usual in found if usual is not None), default=None)

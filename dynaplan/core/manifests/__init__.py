@@ -1,1 +1,0 @@
-"""Kubernetes manifests of a deployment, as plain data: with Dynamo's operator or without one."""
