@@ -197,7 +197,7 @@ def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         params = serve.make_context("serve", list(arguments)).params
     except click.MissingParameter as error:
-        raise ConfigError("which graph is the unit to serve?", hint=_graphs_to_name()) from error
+        raise ConfigError("which graph is the unit to serve?", hint=_graph_hint()) from error
     for name in ("detach", "dry_run"):
         if params[name]:
             raise ConfigError(f"--{name.replace('_', '-')} is nothing for a unit", hint="Leave it out.")
@@ -209,7 +209,7 @@ def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     return params
 
 
-def _graphs_to_name() -> str:
+def _graph_hint() -> str:
     """Return how a graph is named, and the words for each deployment that runs here."""
     from dynaplan.supervisor.deployments import find_deployments
     from dynaplan.supervisor.launch import read_launch
