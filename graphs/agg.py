@@ -1,7 +1,7 @@
 """Aggregated: every worker prefills and decodes."""
 
 from dynaplan.planner.service import Planner
-from dynaplan.serving.services import Frontend, Processor, VllmWorker
+from dynaplan.services import Frontend, Processor, VllmWorker
 
 Frontend.link(Processor).link(VllmWorker)
 Frontend.link(Planner)

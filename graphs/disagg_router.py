@@ -1,7 +1,7 @@
 """Disaggregated, with the Router choosing the decode worker."""
 
 from dynaplan.planner.service import Planner
-from dynaplan.serving.services import Frontend, PrefillWorker, Processor, Router, VllmWorker
+from dynaplan.services import Frontend, PrefillWorker, Processor, Router, VllmWorker
 
 Frontend.link(Processor).link(Router).link(VllmWorker).link(PrefillWorker)
 Frontend.link(Planner)

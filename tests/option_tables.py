@@ -10,19 +10,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynaplan.domain.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
-from dynaplan.domain.settings.fields import NO_EFFECT, Option, Options, options_of
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.routing import DisaggregationSettings, RoutingSettings
-from dynaplan.domain.settings.service_args import Resources, ServiceArgs
-from dynaplan.domain.settings.worker import (
-    CommandSettings,
-    EngineOptions,
-    SimulationOptions,
-    WorkerSettings,
-)
-from dynaplan.options.stock import OURS
+from dynaplan.config.settings.engines import LlamaCppOptions, OtherServerOptions, VllmOptions
+from dynaplan.config.settings.fields import NO_EFFECT, Option, Options, options_of
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
+from dynaplan.config.settings.service_args import Resources, ServiceArgs
+from dynaplan.config.settings.worker import CommandSettings, EngineOptions, SimulationOptions, WorkerSettings
+from dynaplan.config.stock import OURS
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "configuration.md"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from dynaplan.domain.errors import ConfigError
+from dynaplan.util.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def command(words: tuple[str, ...]) -> None:
 
     They do dynaplan's work. For example `dynaplan compat python client.py`.
     """
-    from dynaplan.sdk.compat import compat_environment
+    from dynaplan.graph.compat import compat_environment
 
     try:
         os.execvpe(words[0], words, compat_environment(os.environ))

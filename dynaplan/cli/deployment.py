@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.settings.servers import (
+from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     PATHS,
     says_where,
     shared_backend,
     store_backend,
 )
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 namespace_option = click.option(
     "--namespace", envvar="DYN_NAMESPACE", default=None, help="The deployment; not needed when only one runs."
@@ -90,7 +90,7 @@ def connect(namespace: str | None) -> RunningDeployment:
 
     Raises DeploymentError when no deployment runs, or several run and none is named.
     """
-    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.fleet.deployments import find_deployment
 
     found = find_deployment(namespace)
     os.environ.update(found.environment())

@@ -18,8 +18,8 @@ from dynaplan.cli.deployment import namespace_option
 from dynaplan.cli.lazy_group import LazyGroup
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.cluster.manifests import NONE, OPERATORS
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.settings.servers import KUBERNETES, NATS
+from dynaplan.config.settings.servers import KUBERNETES, NATS
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
     from dynaplan.cluster.templates import Document
@@ -161,7 +161,7 @@ def prometheus(namespace: str | None, output: Path | None) -> None:
     port, and reads all their metrics, /metrics/all.
     """
     from dynaplan.cluster.monitoring import prometheus_config
-    from dynaplan.supervisor.deployments import find_deployments
+    from dynaplan.fleet.deployments import find_deployments
 
     write_text(prometheus_config(find_deployments(namespace)), output)
 
@@ -211,8 +211,8 @@ def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _graph_hint() -> str:
     """Return how a graph is named, and the words for each deployment that runs here."""
-    from dynaplan.supervisor.deployments import find_deployments
-    from dynaplan.supervisor.launch import read_launch
+    from dynaplan.fleet.deployments import find_deployments
+    from dynaplan.fleet.launch import read_launch
 
     lines = ["Write `dynaplan export systemd GRAPH`, with the options of `dynaplan serve`."]
     with suppress(DeploymentError, OSError, ValueError, KeyError, TypeError):
@@ -241,7 +241,7 @@ def schema(output: Path | None) -> None:
 
     A first line `# yaml-language-server: $schema=dynaplan.schema.json` names it to VS Code and others.
     """
-    from dynaplan.options.schema import config_schema
+    from dynaplan.config.schema import config_schema
 
     write_text(json.dumps(config_schema(), indent=1) + "\n", output)
 
@@ -257,10 +257,10 @@ def grafana(namespace: str, output: Path | None) -> None:
     It shows one deployment at a time, out of the Prometheus server that `dynaplan export prometheus`
     configures: load, latencies against targets, workers, caches and GPUs.
     """
-    from dynaplan import wiring
     from dynaplan.cluster.monitoring import dashboard
+    from dynaplan.planner import factory
 
-    write_text(json.dumps(dashboard(wiring.planning.metrics_prefix(), namespace), indent=1) + "\n", output)
+    write_text(json.dumps(dashboard(factory.metrics_prefix(), namespace), indent=1) + "\n", output)
 
 
 def yaml_of(documents: Iterable[Document]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dynaplan.domain.errors import nearest
+from dynaplan.util.errors import nearest
 
 OWN_PROCESS = "own process"
 """The ``obj`` of the root context where the command line is all that this process does: it may fork."""

@@ -10,8 +10,8 @@ import click
 
 from dynaplan import __version__
 from dynaplan.cli.lazy_group import OWN_PROCESS, LazyGroup
-from dynaplan.domain.errors import DynaplanError, UserError
-from dynaplan.foundation import screen
+from dynaplan.util import screen
+from dynaplan.util.errors import DynaplanError, UserError
 
 COMMANDS = {
     "serve": ("starting.serve", "Run a graph until Ctrl-C."),

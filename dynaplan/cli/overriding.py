@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dynaplan.domain.model_catalogue import CATALOGUE
+from dynaplan.engines.model_catalogue import CATALOGUE
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+(?<!\.py)", re.ASCII)
 """``organization/model``, the name of a model on the Hugging Face hub."""
@@ -24,7 +24,7 @@ class OverridingCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split the overrides off, then parse as usual."""
-        from dynaplan.options.overrides import split_overrides
+        from dynaplan.config.overrides import split_overrides
 
         overrides, rest = split_overrides(args)
         ctx.obj = list(overrides)
@@ -99,9 +99,9 @@ def option_hint(name: str, arguments: Sequence[str]) -> str:
 
 def _section_of(key: str) -> str:
     """Return the section of the stock graphs that has this key; empty for none."""
-    from dynaplan.domain.settings.fields import options_of
-    from dynaplan.domain.settings.worker import ModelSettings
-    from dynaplan.options import stock
+    from dynaplan.config import stock
+    from dynaplan.config.settings.fields import options_of
+    from dynaplan.config.settings.worker import ModelSettings
 
     tables = {
         "Common": {*options_of(ModelSettings), "engine"},

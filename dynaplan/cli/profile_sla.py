@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
+from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 
 if TYPE_CHECKING:
-    from dynaplan.profiler.session import Profiled, ProfileOptions, RunStage
+    from dynaplan.lab.profiling.session import Profiled, ProfileOptions, RunStage
 
 EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -170,11 +170,11 @@ def _log_to(path: Path) -> None:
 
 
 def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> ProfileOptions:
-    from dynaplan.core.profiling.selection import Goal
-    from dynaplan.domain.errors import ConfigError
-    from dynaplan.profiler.session import ProfileOptions
-    from dynaplan.sdk.config import find_config_file, read_config
-    from dynaplan.sdk.graph import load_graph
+    from dynaplan.graph.config import find_config_file, read_config
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.lab.profiling.selection import Goal
+    from dynaplan.lab.profiling.session import ProfileOptions
+    from dynaplan.util.errors import ConfigError
 
     directory = Path.cwd()
     graph = load_graph(given["graph"], directory)
@@ -201,10 +201,10 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
 
 def _check_names(options: ProfileOptions) -> None:
     """Raise ConfigError for an option that no service has, before anything is started."""
-    from dynaplan.domain.errors import ConfigError
-    from dynaplan.profiler.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.validation import validate_config
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.validation import validate_config
+    from dynaplan.lab.profiling.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
+    from dynaplan.util.errors import ConfigError
 
     graph = load_graph(options.graph, Path.cwd())
     validate_config(graph, measured_config(options.config, Phase.DECODE, 1))
@@ -218,8 +218,8 @@ def _check_names(options: ProfileOptions) -> None:
 
 def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
     """Return the options, and what measures; raises ConfigError for an option that only an estimate has."""
-    from dynaplan.domain.errors import ConfigError
-    from dynaplan.profiler.stage import run_stage
+    from dynaplan.lab.profiling.stage import run_stage
+    from dynaplan.util.errors import ConfigError
 
     for name in ("gpu_type", "model_config", "estimate_with"):
         if given[name]:
@@ -230,10 +230,10 @@ def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOp
 
 def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
     """Return the options of an estimate, and what stands for starting and measuring an engine."""
-    from dynaplan import wiring
-    from dynaplan.profiler.estimating import ROOFLINE, estimated_engine
+    from dynaplan.fleet import local_host
+    from dynaplan.lab.profiling.estimating import ROOFLINE, estimated_engine
 
-    gpus, _ = wiring.box.gpu_inventory(None)
+    gpus, _ = local_host.gpu_inventory(None)
     names = tuple(gpu.name for gpu in gpus)
     estimator = given["estimate_with"] or ROOFLINE
     engine = estimated_engine(options.config, given["gpu_type"], given["model_config"], names, estimator)
@@ -244,7 +244,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
     """Run to the end; None when it was interrupted, and has ended in order."""
     import uvloop
 
-    from dynaplan.profiler.session import profile
+    from dynaplan.lab.profiling.session import profile
 
     async def until_told() -> Profiled | None:
         task = asyncio.create_task(profile(options, progress, run_stage))
@@ -261,8 +261,8 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
 def _next_step(options: ProfileOptions) -> str:
     """Return the commands that go on with the result: with the disaggregated graph if the file is for it."""
-    from dynaplan.domain.settings.routing import PREFILL_COMPONENT
-    from dynaplan.profiler.results import CONFIG_FILE
+    from dynaplan.config.settings.routing import PREFILL_COMPONENT
+    from dynaplan.lab.profiling.results import CONFIG_FILE
 
     is_shipped = options.graph == "graphs.agg:Frontend"
     graph = "graphs.disagg:Frontend" if is_shipped and PREFILL_COMPONENT in options.config else options.graph

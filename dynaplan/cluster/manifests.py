@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.cluster.templates import Document, documents
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.settings.servers import KUBERNETES
-from dynaplan.domain.wire.kubernetes_objects import STORE_MAP, intent_map_name
+from dynaplan.config.settings.servers import KUBERNETES
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.kubernetes_objects import STORE_MAP, intent_map_name
 
 NONE, DYNAMO = "none", "dynamo"
 OPERATORS = (NONE, DYNAMO)

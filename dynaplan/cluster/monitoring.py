@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.cluster.templates import read_template
-from dynaplan.domain.routes import ALL_METRICS_PATH
-from dynaplan.domain.settings.tls import CA_VARIABLE
-from dynaplan.supervisor.deployments import RunningDeployment
-from dynaplan.supervisor.upkeep.prometheus_targets import TARGETS_FILE
+from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.fleet.deployments import RunningDeployment
+from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE
+from dynaplan.util.http_routes import ALL_METRICS_PATH
 
 SCRAPE_INTERVAL_S = 5
 """Seconds between two scrapes: the planner and the engines tell something new every few seconds."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynaplan import wiring
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.forecasting import HISTORY_INTERVALS
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner import factory
+from dynaplan.util.errors import ConfigError
 
 DIRECTORY = "/etc/dynaplan/planner"
 """Where the planner's pod has the files: ``mountPath`` of ``templates/planner.yaml``."""
@@ -71,7 +71,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> bytes:
 def _decisions(log_dir: Path) -> list[Mapping[str, Any]]:
     """Return the newest planner's decisions with measured traffic; none where it has not decided yet."""
     try:
-        records = [record for _, record in wiring.planning.recorded_decisions(log_dir)]
+        records = [record for _, record in factory.recorded_decisions(log_dir)]
     except ConfigError:
         return []
     return [record for record in records if (record.get("observation") or {}).get("traffic")]

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynaplan import wiring
-from dynaplan.core.fleet.startup_times import startup_key, usual_s
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.lifecycle import COUNTS, Role, Worker
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.options.overrides import Sections, merge_sections
-from dynaplan.options.service_config import section_options
+from dynaplan.config.overrides import Sections, merge_sections
+from dynaplan.config.service_config import section_options
+from dynaplan.fleet import local_host
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.rules.startup_times import startup_key, usual_s
+from dynaplan.graph.lifecycle import COUNTS, Role, Worker
+from dynaplan.graph.model import GraphSpec
+from dynaplan.util.errors import ConfigError
 
 TOKEN_VARIABLE = "DYNAPLAN_WORKER_TOKEN"
 
@@ -42,10 +42,10 @@ def of_graph(
     graph: str, config_file: str | None, namespace: str | None, overrides: Sequence[str]
 ) -> ExportSource:
     """Return what a graph and its configuration describe; raises a UserError as ``serve`` would."""
-    from dynaplan.sdk.config import find_config_file, read_config
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph
-    from dynaplan.sdk.validation import unused_common, validate_config
+    from dynaplan.graph.config import find_config_file, read_config
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.resolve import resolve_graph
+    from dynaplan.graph.validation import unused_common, validate_config
 
     directory = (Path(graph) if Path(graph).is_dir() else Path.cwd()).resolve()
     loaded = load_graph(graph, directory)
@@ -60,9 +60,9 @@ def of_graph(
 
 def of_running(namespace: str | None, overrides: Sequence[str]) -> ExportSource:
     """Return the deployment that runs here, with as many workers as it has now; raises a UserError."""
-    from dynaplan.options.overrides import parse_overrides
-    from dynaplan.supervisor.deployments import find_deployment
-    from dynaplan.supervisor.launch import read_launch
+    from dynaplan.config.overrides import parse_overrides
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.launch import read_launch
 
     found = find_deployment(namespace)
     try:
@@ -93,7 +93,7 @@ def running_counts(graph: GraphSpec, workers: Iterable[Worker]) -> dict[Role, in
 
 
 def _startup_s(spec: GraphSpec, config: Sections) -> float | None:
-    times = wiring.box.startup_times(wiring.box.statefile_path(spec.namespace)).read()
+    times = local_host.startup_times(local_host.statefile_path(spec.namespace)).read()
     found = []
     for service in spec.services:
         gpus, share = tuple(range(math.ceil(service.gpus))), min(1.0, service.gpus)

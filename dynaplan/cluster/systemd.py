@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.cluster.templates import lines
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.masking import looks_secret
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.masking import looks_secret
 
 ENDING_S = 15
 """Seconds that ``serve`` needs after its drain deadline: to kill what is left, and to clean up."""

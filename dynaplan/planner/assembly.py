@@ -14,29 +14,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynaplan import wiring
-from dynaplan.core.forecasting.warm_start import IntervalLoad, interval_history
-from dynaplan.domain.errors import ConfigError, TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
-from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
-from dynaplan.domain.wire.discovery import public_urls
-from dynaplan.domain.wire.pulse import LATE_AFTER_S
-from dynaplan.foundation.connection import OnFirstUse
-from dynaplan.options.planner import settings_in_graph
+from dynaplan.config.planner import settings_in_graph
+from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
+from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, says_where
+from dynaplan.events import event_connections
+from dynaplan.fleet import local_host
+from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
+from dynaplan.fleet.heartbeat import LATE_AFTER_S
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner import factory
+from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.planner.forecasts import TrafficWatch
 from dynaplan.planner.loop import STILL_WAITING_S, PlannerLoop
 from dynaplan.planner.observer import Observer
 from dynaplan.planner.remembering import remembered
+from dynaplan.process import process_table
+from dynaplan.store import connections
+from dynaplan.store.instances import public_urls
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.connection import OnFirstUse
+from dynaplan.util.errors import ConfigError, TemporaryError
 
 if TYPE_CHECKING:
-    from dynaplan.ports.box import Clock
-    from dynaplan.ports.messaging import Messenger
-    from dynaplan.ports.planning import Connector, Recorder
-    from dynaplan.ports.stores import KeyValueStore, Store
-    from dynaplan.runtime.discovery import Discovery
-    from dynaplan.runtime.process import WorkerRuntime
+    from dynaplan.events.messaging_port import Messenger
+    from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.store.discovery import Discovery
+    from dynaplan.store.port import KeyValueStore, Store
+    from dynaplan.util.clock import Clock
+    from dynaplan.worker.process import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ def _heart(name: str, runtime_dir: str | None) -> Callable[[float], None]:
     """The function that says for a planner of that name that it goes on; without ``serve`` nobody listens."""
     if not runtime_dir:
         return lambda every_s: None
-    heartbeats = wiring.box.heartbeats(Path(runtime_dir))
+    heartbeats = local_host.heartbeats(Path(runtime_dir))
     return lambda every_s: heartbeats.beat(name, every_s)
 
 
@@ -93,28 +98,28 @@ def check_sources(settings: PlannerSettings) -> None:
     if not settings.is_by_targets:
         return
     if settings.prometheus_endpoint:
-        wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
-    wiring.planning.sla_model(settings, {})
-    wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
+        factory.prometheus_traffic(settings.prometheus_endpoint, settings)
+    factory.sla_model(settings, {})
+    factory.make_forecaster(settings, settings.adjustment_interval_s)
     _warm_up(settings)
 
 
 async def run_planner(settings: PlannerSettings) -> None:
     """Plan until cancelled, in a process of its own, with the servers that the environment names."""
-    from dynaplan.runtime.discovery import Discovery
+    from dynaplan.store.discovery import Discovery
 
     async with AsyncExitStack() as stack:
         store = _store(settings)
         stack.push_async_callback(store.close)
-        discovery = Discovery(store, settings.namespace, wiring.box.network())
+        discovery = Discovery(store, settings.namespace, process_table.network())
         stack.push_async_callback(discovery.close)
         await _announced(discovery.start(), "the key-value store to answer")
         if settings.environment != KUBERNETES:
             await _tell_owner(store, settings.namespace)
         reconnects = settings.nats_max_reconnects
-        messenger = OnFirstUse(partial(wiring.connections.connect_messenger, max_reconnects=reconnects))
+        messenger = OnFirstUse(partial(event_connections.connect_messenger, max_reconnects=reconnects))
         stack.push_async_callback(messenger.close)
-        clock = wiring.connections.system_clock()
+        clock = SystemClock()
         pulse = LoopPulse(clock)
         planner = make_planner(settings, store, discovery, messenger, clock, pulse.beat)
         stack.push_async_callback(planner.close)
@@ -131,19 +136,19 @@ async def run_planner(settings: PlannerSettings) -> None:
 def _store(settings: PlannerSettings) -> Store:
     """Return the key-value store; on a cluster without one an empty store, where the policy needs none."""
     if settings.environment != KUBERNETES or says_where(os.environ) or os.environ.get(BACKEND_VARIABLE):
-        return wiring.connections.connect_store()
+        return connections.connect_store()
     if settings.policy != "sla" or not settings.prometheus_endpoint:
         raise ConfigError(
             f"the policy {settings.policy} cannot find the workers and frontends of this deployment",
             hint=f"Set {ETCD_VARIABLE} or {BACKEND_VARIABLE}, or policy: sla with prometheus-endpoint.",
         )
-    return wiring.connections.empty_store()
+    return connections.empty_store()
 
 
 async def _validated(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
-    clock = wiring.connections.system_clock()
-    planner = wiring.planning.component_connector(connector, settings, clock)
+    clock = SystemClock()
+    planner = factory.component_connector(connector, settings, clock)
     said = ""
     while True:
         try:
@@ -228,20 +233,20 @@ def make_planner(
     beat: Callable[[float], None] = lambda every_s: None,
 ) -> AssembledPlanner:
     """Assemble a planner over these connections; it does not run yet."""
-    observer = Observer(settings, discovery.instances, wiring.planning.worker_metrics(), messenger, clock)
+    observer = Observer(settings, discovery.instances, factory.worker_metrics(), messenger, clock)
     connector, end = _connector(settings, store, observer)
     log_dir = log_directory(settings)
     log.info("what the planner sees and decides is written to %s", log_dir)
-    gauges = wiring.planning.planner_gauges(settings)
-    recorders = (*wiring.planning.planner_recorders(log_dir, settings), gauges)
-    state = remembered(wiring.planning.recent_decisions(planner_log_root(), 1), settings, datetime.now(UTC))
+    gauges = factory.planner_gauges(settings)
+    recorders = (*factory.planner_recorders(log_dir, settings), gauges)
+    state = remembered(factory.recent_decisions(planner_log_root(), 1), settings, datetime.now(UTC))
     try:
-        wiring.planning.announce_log_dir(planner_log_root(), log_dir)
+        factory.announce_log_dir(planner_log_root(), log_dir)
     except OSError as error:
         log.warning("`dynaplan why` may not find these decisions: %s", error)
     model, traffic = None, None
     if settings.is_by_targets:
-        model = wiring.planning.sla_model(settings, {})
+        model = factory.sla_model(settings, {})
         if model.origin:
             log.warning("the profile %s is %s", settings.profile_results_dir, model.origin)
         traffic = _watch(settings, discovery, clock)
@@ -264,9 +269,9 @@ def _connector(
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
     """Return the connector that ``environment`` names, and what closes it."""
     if settings.environment == KUBERNETES:
-        cluster = wiring.planning.cluster_connector(settings, observer.loads_by_host)
+        cluster = factory.cluster_connector(settings, observer.loads_by_host)
         return cluster, cluster.close
-    return wiring.planning.planner_connector(
+    return factory.planner_connector(
         store, settings.namespace, observer.registered, observer.components
     ), None
 
@@ -274,19 +279,17 @@ def _connector(
 def _watch(settings: PlannerSettings, discovery: Discovery, clock: Clock) -> TrafficWatch:
     interval_s, before = settings.adjustment_interval_s, _warm_up(settings)
     if settings.prometheus_endpoint:
-        source = wiring.planning.prometheus_traffic(settings.prometheus_endpoint, settings)
+        source = factory.prometheus_traffic(settings.prometheus_endpoint, settings)
     else:
-        source = wiring.planning.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
-    return TrafficWatch(
-        settings, source, wiring.planning.make_forecaster(settings, interval_s), clock, before
-    )
+        source = factory.frontend_traffic(lambda: public_urls(discovery.all()), settings, clock)
+    return TrafficWatch(settings, source, factory.make_forecaster(settings, interval_s), clock, before)
 
 
 def _warm_up(settings: PlannerSettings) -> list[IntervalLoad]:
     trace = settings.load_predictor_warmup_trace
     if not trace:
         return []
-    before = interval_history(wiring.planning.read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
+    before = interval_history(factory.read_requests(trace, 1.0, 1), settings.adjustment_interval_s)
     log.info("the history begins with %d intervals of %s", len(before), trace)
     return before
 

@@ -6,15 +6,16 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dynaplan.core.forecasting.traffic_history import TrafficHistory
-from dynaplan.core.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 
 if TYPE_CHECKING:
-    from dynaplan.core.forecasting.warm_start import IntervalLoad
-    from dynaplan.domain.planning.traffic import Foresight, Traffic
-    from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports.box import Clock
-    from dynaplan.ports.planning import Forecaster, TrafficSource
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.gateway.traffic import Traffic
+    from dynaplan.planner.forecasting.warm_start import IntervalLoad
+    from dynaplan.planner.model.traffic import Foresight
+    from dynaplan.planner.ports import Forecaster, TrafficSource
+    from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -8,22 +8,24 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.core.planning.cycle import PlanningCycle
-from dynaplan.core.planning.startup_time import startup_time_s
-from dynaplan.domain.errors import DynaplanError
-from dynaplan.domain.planning.decisions import Decision, DecisionRecord
-from dynaplan.domain.planning.observation import FleetCounts, Observation
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.planner.model.decisions import Decision, DecisionRecord
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.rules.cycle import PlanningCycle
+from dynaplan.planner.rules.startup_time import startup_time_s
+from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
-    from dynaplan.core.planning.sla_policy import SlaModel
-    from dynaplan.domain.planning.decisions import PlannerState
-    from dynaplan.domain.planning.observation import Load, Sample
-    from dynaplan.domain.planning.scaling import DesiredCounts
-    from dynaplan.domain.settings.planner import PlannerSettings
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.fleet.desired_counts import DesiredCounts
+    from dynaplan.fleet.load_sample import Sample
     from dynaplan.planner.forecasts import TrafficWatch
+    from dynaplan.planner.model.decisions import PlannerState
+    from dynaplan.planner.model.observation import Load
     from dynaplan.planner.observer import Observer
-    from dynaplan.ports.box import Clock
-    from dynaplan.ports.planning import Connector, Recorder
+    from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.planner.rules.sla_policy import SlaModel
+    from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.listening.connections import ConnectionLimits
-from dynaplan.runtime.listening.limited_runner import LimitedRunner
-from dynaplan.runtime.metrics import CONTENT_TYPE, render
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.metrics import CONTENT_TYPE, render
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.http_server.connections import ConnectionLimits
+from dynaplan.worker.http_server.limited_runner import LimitedRunner
 
 
 async def serve_metrics(

@@ -11,19 +11,19 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynaplan.core.planning.load_policy import kv_pressure
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.components import ScaledComponent
-from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
-from dynaplan.domain.wire.discovery import Instance, host_of
-from dynaplan.domain.wire.prefill import prefill_stream
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
+from dynaplan.events.prefill_requests import prefill_stream
+from dynaplan.fleet.counts import FleetCounts, WorkerCounts
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.model.components import ScaledComponent
+from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
-    from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports.box import Clock
-    from dynaplan.ports.messaging import Messenger, WorkQueue
-    from dynaplan.ports.planning import MetricsSource
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.events.messaging_port import Messenger, WorkQueue
+    from dynaplan.planner.ports import MetricsSource
+    from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
 

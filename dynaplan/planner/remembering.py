@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from dynaplan.core.sizing.error_budget import faded
-from dynaplan.domain.errors import UserError
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.bursts import burst_policy
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.sizing.error_budget import faded
+from dynaplan.util.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynaplan import wiring
-from dynaplan.core.forecasting.traffic_history import TrafficHistory
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.sla_policy import SlaModel
-from dynaplan.core.planning.startup_time import startup_time_s
-from dynaplan.core.sizing.demand_forecast import forecast_traffic
-from dynaplan.domain.errors import ConfigError, UserError
-from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.settings.fields import options_of
-from dynaplan.domain.settings.forecasting import ForecastSettings
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.forecasting import ForecastSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner import factory
+from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.sla_policy import SlaModel
+from dynaplan.planner.rules.startup_time import startup_time_s
+from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.util.errors import ConfigError, UserError
 
 IN_THE_RECORD = ("adjustment-interval", "metric-pulling-interval")
 """Options that cannot change: averages and counts over them cannot be taken apart again."""
@@ -72,14 +72,12 @@ class Replayer:
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
         self._settings = settings = _replayed_settings(first.settings, options)
-        self._model: SlaModel | None = (
-            wiring.planning.sla_model(settings, {}) if settings.is_by_targets else None
-        )
+        self._model: SlaModel | None = factory.sla_model(settings, {}) if settings.is_by_targets else None
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
         if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
-            self._forecaster = wiring.planning.make_forecaster(settings, settings.adjustment_interval_s)
+            self._forecaster = factory.make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> Replayed:
         """Decide the record's interval again, from its observation and the state of the last one."""
@@ -133,7 +131,7 @@ def read_decisions(path: Path) -> Iterator[DecisionRecord]:
 
     Earlier versions decided before the end of an interval, too; these records are left out.
     """
-    for number, document in wiring.planning.recorded_decisions(path):
+    for number, document in factory.recorded_decisions(path):
         try:
             record = DecisionRecord.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from dynaplan.options.known import known
-from dynaplan.sdk.context import dynamo_context
-from dynaplan.sdk.endpoints import async_on_start
-from dynaplan.sdk.interfaces import PlannerInterface
-from dynaplan.sdk.service import ComponentType, service
+from dynaplan.config.known import known
+from dynaplan.graph.context import dynamo_context
+from dynaplan.graph.endpoints import async_on_start
+from dynaplan.graph.interfaces import PlannerInterface
+from dynaplan.graph.service import ComponentType, service
 
 
 @service(dynamo={"component_type": ComponentType.PLANNER}, options=partial(known, "PLANNER"))

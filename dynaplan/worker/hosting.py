@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.domain.lifecycle import Role
-from dynaplan.runtime.client import DependencyClient, LocalClient, worker_session
-from dynaplan.runtime.endpoints import ServedEndpoint
-from dynaplan.runtime.life import HostedService
-from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.sdk.service import Service
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.service import Service
+from dynaplan.worker.client import DependencyClient, LocalClient, worker_session
+from dynaplan.worker.endpoints import ServedEndpoint
+from dynaplan.worker.life import HostedService
+from dynaplan.worker.process import WorkerRuntime
 
 ENGINE_ENDPOINT = "generate"
 """The endpoint that a decode or prefill worker registers, also when its class has only an engine."""

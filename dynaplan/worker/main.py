@@ -15,22 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.domain.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
-from dynaplan.domain.lifecycle import EXIT_NEVER, Role
-from dynaplan.domain.settings.events import COMPAT_VARIABLE
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.settings.servers import lease_ttl_s
-from dynaplan.domain.settings.worker import ProcessSettings
-from dynaplan.runtime.logfile import LogFile, configure_logging
+from dynaplan.config.settings.events import COMPAT_VARIABLE
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.servers import lease_ttl_s
+from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.graph.lifecycle import EXIT_NEVER, Role
+from dynaplan.process.logfile import LogFile, configure_logging
+from dynaplan.util.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
 
 if TYPE_CHECKING:
     import socket
 
-    from dynaplan.foundation.tls.server import ServerTls
-    from dynaplan.ports.stores import Store
-    from dynaplan.runtime.process import WorkerRuntime
-    from dynaplan.runtime.server import WorkerServer
-    from dynaplan.sdk.service import Service
+    from dynaplan.graph.service import Service
+    from dynaplan.store.port import Store
+    from dynaplan.util.tls.server import ServerTls
+    from dynaplan.worker.process import WorkerRuntime
+    from dynaplan.worker.server import WorkerServer
 
 CLOSE_S = 3.0
 """Seconds that closing connections may take at the end; servers may be away."""
@@ -98,7 +98,7 @@ class Alone:
 
 def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
     """Live one worker's life; the exit code."""
-    from dynaplan.runtime.process import EXIT_CRASHED
+    from dynaplan.worker.process import EXIT_CRASHED
 
     try:
         options = _options(arguments)
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str], alone: Alone | None = None) -> int:
 def _prepare_process(surroundings: Surroundings) -> LogFile | None:
     """First of all: die with the parent, and write into the own log."""
     if surroundings.parent_pid:
-        from dynaplan.foundation.guard import die_with_parent
+        from dynaplan.process.parent_death import die_with_parent
 
         die_with_parent(surroundings.parent_pid)
     log_file = None
@@ -139,12 +139,13 @@ async def _live(
 ) -> int:
     import asyncio
 
-    from dynaplan import wiring
-    from dynaplan.foundation.sockets import bound_socket, socket_of_stdin
-    from dynaplan.runtime.life import WorkerLife
-    from dynaplan.runtime.listening.connections import ConnectionLimits
-    from dynaplan.runtime.server import WorkerServer
+    from dynaplan.config import certificates
+    from dynaplan.store import connections
+    from dynaplan.util.sockets import bound_socket, socket_of_stdin
     from dynaplan.worker.hosting import Host
+    from dynaplan.worker.http_server.connections import ConnectionLimits
+    from dynaplan.worker.life import WorkerLife
+    from dynaplan.worker.server import WorkerServer
 
     # First of all, so that nothing that this process starts inherits it.
     inherited = (alone and alone.public_socket) or socket_of_stdin(surroundings.port)
@@ -153,9 +154,9 @@ async def _live(
         inherited.close()
         inherited = None
     is_reached = _is_public(service) or (alone is not None and alone.own_socket is not None)
-    tls = wiring.certificates.own_certificate(os.environ) if is_reached else None
+    tls = certificates.own_certificate(os.environ) if is_reached else None
     server = _own_server(alone, surroundings.worker_token, tls)
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     runtime = await _runtime(service, surroundings, server.url, store)
     runtime.public_socket, runtime.server_tls = inherited, tls
     if alone:
@@ -185,8 +186,8 @@ async def _live(
 
 def _own_server(alone: Alone | None, token: str, tls: ServerTls | None) -> WorkerServer:
     """Return the worker's own server: in clear on loopback, or where other hosts reach it."""
-    from dynaplan.foundation.sockets import bound_socket
-    from dynaplan.runtime.server import WorkerServer
+    from dynaplan.util.sockets import bound_socket
+    from dynaplan.worker.server import WorkerServer
 
     if alone and alone.own_socket:
         return WorkerServer(alone.own_socket, token, advertised=alone.advertised, tls=tls)
@@ -218,7 +219,7 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.sdk.graph import load_graph
+    from dynaplan.graph.graph import load_graph
 
     return load_graph(options["graph"], Path.cwd()).service(options["service-name"])
 
@@ -226,14 +227,18 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 async def _runtime(
     service: Service[Any], surroundings: Surroundings, url: str, store: Store
 ) -> WorkerRuntime:
-    from dynaplan import wiring
-    from dynaplan.options.service_config import ServiceConfig, section_options
-    from dynaplan.runtime.discovery import Discovery
-    from dynaplan.runtime.process import WorkerRuntime
+    from dynaplan.config import certificates
+    from dynaplan.config.service_config import ServiceConfig, section_options
+    from dynaplan.events import event_connections
+    from dynaplan.fleet import local_host
+    from dynaplan.process import process_table
+    from dynaplan.store.discovery import Discovery
+    from dynaplan.util.clock import SystemClock
+    from dynaplan.worker.process import WorkerRuntime
 
     settings = section_options(ServiceConfig.get_instance(), service.name)
     reconnects = ProcessSettings.from_options(settings).nats_max_reconnects
-    network = wiring.box.network()
+    network = process_table.network()
     discovery = Discovery(store, surroundings.namespace, network)
     await discovery.start()
     return WorkerRuntime(
@@ -244,12 +249,12 @@ async def _runtime(
         url=url,
         store=store,
         leases=store,
-        clock=wiring.connections.system_clock(),
+        clock=SystemClock(),
         discovery=discovery,
         settings=settings,
-        connect_messenger=partial(wiring.connections.connect_messenger, max_reconnects=reconnects),
+        connect_messenger=partial(event_connections.connect_messenger, max_reconnects=reconnects),
         connect_events=partial(
-            wiring.connections.connect_events,
+            event_connections.connect_events,
             store,
             directory=surroundings.scratch_dir,
             prefix=surroundings.worker_name,
@@ -261,13 +266,13 @@ async def _runtime(
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
         network=network,
-        owner=wiring.box.this_process(),
-        client_tls=wiring.certificates.authorities(os.environ),
+        owner=local_host.this_process(),
+        client_tls=certificates.authorities(os.environ),
     )
 
 
 def _fill_context(service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]) -> None:
-    from dynaplan.sdk.context import dynamo_context
+    from dynaplan.graph.context import dynamo_context
 
     dynamo_context.update(
         service_name=service.name,
@@ -286,8 +291,8 @@ def _original_context(
     service: Service[Any], runtime: WorkerRuntime, options: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what differs in the context of a service that is written against the original's API."""
-    from dynaplan.runtime.membership.distributed import DistributedRuntime
-    from dynaplan.runtime.membership.runtime import Runtime
+    from dynaplan.worker.membership.distributed import DistributedRuntime
+    from dynaplan.worker.membership.runtime import Runtime
 
     joined = Runtime.of_worker(runtime)
     runtime.on_stop(joined.close)

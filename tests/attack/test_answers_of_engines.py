@@ -12,28 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.engines import trtllm
-from dynaplan.adapters.engines.common.kinds import sequential
-from dynaplan.adapters.engines.common.server_client import _object
-from dynaplan.adapters.engines.common.signals import read_signals
-from dynaplan.adapters.engines.llamacpp.desk import SlotDesk
-from dynaplan.adapters.engines.llamacpp.kind import SIGNALS as LLAMACPP
-from dynaplan.adapters.engines.llamacpp.slots import SlotFiles, SlotPool
-from dynaplan.adapters.engines.sglang import SIGNALS as SGLANG
-from dynaplan.adapters.engines.sim.api import read_request
-from dynaplan.adapters.engines.vllm import ASK_TO_HOLD, SIGNALS, make
-from dynaplan.adapters.metrics.exposition import Exposition, increase, traffic_of
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import TemporaryError, UserError
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.documents import parse_object
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.serving.frontend.stream_events import failure_in, is_aborted
-from dynaplan.serving.frontend.stream_tokens import tokens_in, usage_in
-from dynaplan.serving.frontend.upstream import WorkerDied
-from dynaplan.serving.openai_api import ApiError
-from dynaplan.serving.routing.reservation import _read_fields
+from dynaplan.engines import trtllm
+from dynaplan.engines.common.kinds import sequential
+from dynaplan.engines.common.server_client import _object
+from dynaplan.engines.common.signals import read_signals
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.llamacpp.desk import SlotDesk
+from dynaplan.engines.llamacpp.kind import SIGNALS as LLAMACPP
+from dynaplan.engines.llamacpp.slots import SlotFiles, SlotPool
+from dynaplan.engines.sglang import SIGNALS as SGLANG
+from dynaplan.engines.sim.api import read_request
+from dynaplan.engines.vllm import ASK_TO_HOLD, SIGNALS, make
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.gateway.openai_api import ApiError
+from dynaplan.gateway.routing.reservation import _read_fields
+from dynaplan.gateway.stream_events import failure_in, is_aborted
+from dynaplan.gateway.stream_tokens import tokens_in, usage_in
+from dynaplan.gateway.upstream import WorkerDied
+from dynaplan.planner.metrics.exposition import Exposition, increase, traffic_of
+from dynaplan.store.instances import Instance
+from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import TemporaryError, UserError
 from tests.attack.fuzzing import bytes_of, json_text, mutated, text_of, total
 
 ENGINES = Path(__file__).parents[1] / "fixtures" / "engines"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynaplan.runtime.listening.connections import LARGEST_HEAD_BYTES, MOST_HEADERS
+from dynaplan.worker.http_server.connections import LARGEST_HEAD_BYTES, MOST_HEADERS
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import consistently, eventually
 

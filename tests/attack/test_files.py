@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.engines.sim.profiles import SHIPPED_DIR, load_profile
-from dynaplan.adapters.local.claims import NodeClaims, claimants
-from dynaplan.adapters.local.port_leases import lease_ports
-from dynaplan.adapters.local.startup_times import FILE_NAME, StartupTimesFile
-from dynaplan.adapters.recorders.jsonl import read_all, read_records
-from dynaplan.adapters.traces.reading import read_trace
-from dynaplan.core.fleet import statefile
-from dynaplan.core.fleet.startup_times import usual_s
-from dynaplan.domain.errors import StatefileCorrupt, UserError
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.options.yaml_file import read_sections, read_sections_file
+from dynaplan.config.yaml_file import read_sections, read_sections_file
+from dynaplan.engines.sim.profiles import SHIPPED_DIR, load_profile
+from dynaplan.fleet.gpu_claims import NodeClaims, claimants
+from dynaplan.fleet.host.startup_times import FILE_NAME, StartupTimesFile
+from dynaplan.fleet.rules import statefile
+from dynaplan.fleet.rules.startup_times import usual_s
+from dynaplan.planner.recorders.jsonl import read_all, read_records
 from dynaplan.planner.replay import replay
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.port_leases import lease_ports
+from dynaplan.simulation.traces.reading import read_trace
+from dynaplan.util.errors import StatefileCorrupt, UserError
 from tests.attack.fuzzing import bytes_of, json_text, mutated, text_of, total
 
 REPOSITORY = Path(__file__).resolve().parents[2]

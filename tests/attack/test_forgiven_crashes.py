@@ -6,9 +6,9 @@ import asyncio
 import time
 from dataclasses import replace
 
-from dynaplan.core.fleet.restarting import CrashLedger, after_exit
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.domain.wire.instance_keys import FORGIVEN_CRASHES
+from dynaplan.fleet.rules.restarting import CrashLedger, after_exit
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.store.instance_keys import FORGIVEN_CRASHES
 from tests.attack.test_poison import COMPLETIONS, POISON, Hospital, MortalWorker
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL

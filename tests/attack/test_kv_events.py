@@ -8,10 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.events.engine_batches import read_engine_events
-from dynaplan.core.events.envelope import payload_reader, written
-from dynaplan.core.routing.block_translation import BlockTranslation
-from dynaplan.domain.wire.kv_events import (
+from dynaplan.engines.kv_events.block_translation import BlockTranslation
+from dynaplan.engines.kv_events.wire import (
     LARGEST_HASH,
     Cleared,
     KvEvent,
@@ -20,6 +18,8 @@ from dynaplan.domain.wire.kv_events import (
     kv_payload,
     read_kv_payload,
 )
+from dynaplan.events.engine_batches import read_engine_events
+from dynaplan.events.envelope import payload_reader, written
 from tests.attack.fuzzing import anything, bytes_of, mutated, total
 from tests.fakes.kv_recordings import recorded
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core.routing.disaggregation import DisaggregationSettings, with_live_settings
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance
-from dynaplan.domain.wire.documents import parse_object, whole_number
-from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest
-from dynaplan.domain.wire.store import KeyValue
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.runtime.unreadable import unreadable
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.unreadable import unreadable
+from dynaplan.gateway.prefill.disaggregation import DisaggregationSettings, with_live_settings
+from dynaplan.store.instances import PUBLIC_URL, Instance
+from dynaplan.store.model import KeyValue
+from dynaplan.util.documents import parse_object, whole_number
 
 EXAMPLES = 10_000 if os.environ.get("DYNAPLAN_TORTURE") else 300
 

@@ -17,21 +17,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.adapters.engines.llamacpp import child
-from dynaplan.adapters.local.port_leases import lease_ports
-from dynaplan.adapters.metrics.exposition import traffic_of
-from dynaplan.adapters.metrics.prometheus import PrometheusTraffic
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.explaining import explain, is_change
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.foundation.sockets import quiet_ports
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.engines.llamacpp import child
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.planner.metrics.exposition import traffic_of
+from dynaplan.planner.metrics.prometheus import PrometheusTraffic
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
 from dynaplan.planner.replay import replay
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.explaining import explain, is_change
+from dynaplan.process.port_leases import lease_ports
+from dynaplan.util.errors import DeploymentError
+from dynaplan.util.sockets import quiet_ports
 from tests.attack.fuzzing import anything, json_text, mutated, text_of, total
 from tests.attack.test_files import directory, is_said
-from tests.unit.core.planning.situations import interval
+from tests.unit.planner.rules.situations import interval
 
 
 def recorded() -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_where_every_port_is_taken_a_sentence_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowest, _ = quiet_ports()
-    monkeypatch.setattr("dynaplan.adapters.local.port_leases.quiet_ports", lambda: (lowest, lowest + 2))
+    monkeypatch.setattr("dynaplan.process.port_leases.quiet_ports", lambda: (lowest, lowest + 2))
     for port in range(lowest, lowest + 3):
         (tmp_path / f"port-{port}.lock").mkdir()
     with pytest.raises(DeploymentError, match="no 2 free loopback ports"):

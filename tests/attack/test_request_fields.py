@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
+from dynaplan.engines import registry
 from tests.fakes.frontend_runtime import body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 
@@ -133,6 +133,6 @@ async def test_what_ends_or_halts_an_engine_does_not_reach_it(name: str, fields:
 
 
 def test_every_engine_has_a_list_and_an_unknown_one_none() -> None:
-    assert all(wiring.engines.engine_api(name).fields for name in wiring.engines.ENGINES if name != "sim")
-    assert not wiring.engines.engine_api("sim").fields
-    assert not wiring.engines.engine_api("../x").fields
+    assert all(registry.engine_api(name).fields for name in registry.ENGINES if name != "sim")
+    assert not registry.engine_api("sim").fields
+    assert not registry.engine_api("../x").fields

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.run import Result
+from dynaplan.lab.simulate.simulation import run_simulations
 from tests.bench.bursts import LEAST_OF_ORACLE, LEAST_OF_ORACLE_WITH_LONG_START, MOST_GPUS_FORETOLD, RULES
 from tests.bench.cases import AZURE, AZURE_LONG_START
 from tests.bench.rivals import RIVALS

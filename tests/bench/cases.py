@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.simulator.options import EVERY_PROMPT_REMOTE, SimulateOptions
-from dynaplan.simulator.outcome import Slo
+from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
+from dynaplan.simulation.outcome import Slo
 
 SLOW = {"speedup-ratio": 0.25}
 HOUR = SimulateOptions(

@@ -25,10 +25,10 @@ from typing import Any
 import numpy
 from scipy.optimize import lsq_linear
 
-from dynaplan.adapters.engines.sim.profiles import SHIPPED_DIR
-from dynaplan.core.profiling.gpu_sheets import GPU_SHEETS
-from dynaplan.core.profiling.model_shape import ModelShape, shape_of
-from dynaplan.core.profiling.roofline import FitError, Roofline, Terms
+from dynaplan.engines.sim.profiles import SHIPPED_DIR
+from dynaplan.lab.profiling.gpu_sheets import GPU_SHEETS
+from dynaplan.lab.profiling.model_shape import ModelShape, shape_of
+from dynaplan.lab.profiling.roofline import FitError, Roofline, Terms
 
 OSL_TOKENS = 500
 """The length of the answers that the profiles were measured with."""

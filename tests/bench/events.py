@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 
-from dynaplan.domain.wire.events import Subject
-from dynaplan.ports.events import EventPlane
+from dynaplan.events.port import EventPlane
+from dynaplan.events.subjects import Subject
 from tests.bench.table import Row
 from tests.fakes.servers import start_nats
 
@@ -78,10 +78,11 @@ def _measured(plane: str, kept: str, events: int, pace_s: float) -> dict[str, fl
 
 @asynccontextmanager
 async def _connected() -> AsyncIterator[EventPlane]:
-    from dynaplan import wiring
+    from dynaplan.events import event_connections
+    from dynaplan.store import connections
 
-    store = wiring.connections.connect_store()
-    plane = await wiring.connections.connect_events(store)
+    store = connections.connect_store()
+    plane = await event_connections.connect_events(store)
     yield plane
     await plane.close()
     await store.close()

@@ -15,14 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from dynaplan.adapters.forecasters.library_forecaster import LibraryForecaster
-from dynaplan.adapters.traces.reading import read_trace
-from dynaplan.adapters.traces.synthetic import synthetic
-from dynaplan.core.forecasting.backtest import score
-from dynaplan.core.forecasting.forecaster import METHODS, choice_of_method, forecast, run
-from dynaplan.core.forecasting.series import Series, measured
-from dynaplan.core.forecasting.warm_start import interval_history
-from dynaplan.domain.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
+from dynaplan.config.settings.forecasting import HISTORY_INTERVALS, ForecastSettings
+from dynaplan.planner.forecasting.backtest import score
+from dynaplan.planner.forecasting.forecaster import METHODS, choice_of_method, forecast, run
+from dynaplan.planner.forecasting.library_forecaster import LibraryForecaster
+from dynaplan.planner.forecasting.series import Series, measured
+from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.simulation.traces.reading import read_trace
+from dynaplan.simulation.traces.synthetic import synthetic
 
 STEPS = (1, 3, 6)
 WARM_UP = 10

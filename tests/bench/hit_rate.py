@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan import wiring
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.router import SimulatedRouting
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.planner import factory
+from dynaplan.simulation.router import SimulatedRouting
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
@@ -44,7 +44,7 @@ def rows(_: int) -> Iterator[Row]:
     """A minute each, and measured once."""
     trace = [
         each
-        for each in wiring.planning.read_requests(TRACE, 1.0, 1)
+        for each in factory.read_requests(TRACE, 1.0, 1)
         if each.prompt_tokens + each.output_tokens <= ENGINE["max-model-len"]
     ]
     for name, routing in ROUTERS.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dynaplan.simulator.options import SimulateOptions
+from dynaplan.lab.simulate.options import SimulateOptions
 from tests.bench.bursts import RULES
 from tests.bench.cases import HOUR
 from tests.bench.standing import dominating, fared

@@ -83,13 +83,13 @@ def event_costs(repeats: int) -> dict[str, list[float]]:
 
 def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     """The three stations of these messages, each with what the one before leaves."""
-    from dynaplan.core.events.engine_batches import read_engine_events
-    from dynaplan.core.events.envelope import payload_reader, written
-    from dynaplan.core.routing.block_translation import BlockTranslation
-    from dynaplan.core.routing.cached_blocks import CachedBlocks
-    from dynaplan.core.routing.kv_following import KvFollowing
-    from dynaplan.core.routing.kv_index import KvIndex
-    from dynaplan.domain.wire.kv_events import CacheSnapshot, kv_payload, read_kv_payload
+    from dynaplan.engines.kv_events.block_translation import BlockTranslation
+    from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
+    from dynaplan.engines.kv_events.wire import CacheSnapshot, kv_payload, read_kv_payload
+    from dynaplan.events.engine_batches import read_engine_events
+    from dynaplan.events.envelope import payload_reader, written
+    from dynaplan.gateway.kv_routing.kv_following import KvFollowing
+    from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
     translation, cached, following = BlockTranslation(), CachedBlocks(), KvFollowing(KvIndex())
     following.present([1])
@@ -142,8 +142,8 @@ class Ours:
     """dynaplan's."""
 
     def __init__(self) -> None:
-        from dynaplan.core.engine.block_hashes import block_hashes
-        from dynaplan.core.routing.kv_index import KvIndex
+        from dynaplan.engines.timing_model.block_hashes import block_hashes
+        from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
         self._index = KvIndex()
         self._hashes = block_hashes

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dynaplan import wiring
-from dynaplan.core.engine.kv_blocks import KvBlocks
-from dynaplan.core.engine.settings import EngineSettings
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.simulator.meter import TrafficMeter
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.router import SimulatedRouting
-from dynaplan.simulator.run import Result, StaticPolicy, simulate
-from dynaplan.simulator.shell.simulation import run_simulations, service_settings
+from dynaplan.engines.timing_model.kv_blocks import KvBlocks
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.run import Result, StaticPolicy, simulate
+from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.planner import factory
+from dynaplan.simulation.meter import TrafficMeter
+from dynaplan.simulation.router import SimulatedRouting
 from tests.bench.table import Row
 
 MOONCAKE = str(Path(__file__).parent.parent / "fixtures" / "traces" / "mooncake_synthetic.jsonl.gz")
@@ -122,7 +122,7 @@ def mean(result: Result) -> float:
 def run(trace: str, routing: SimulatedRouting, workers: int, engine: Mapping[str, Any]) -> Result:
     """Simulate that many aggregated workers."""
     options = SimulateOptions(trace, gpus=workers, is_disaggregated=False, engine=engine, routing=routing)
-    requests = wiring.planning.read_requests(trace, 1.0, 1)
+    requests = factory.read_requests(trace, 1.0, 1)
     return simulate(requests, service_settings(options), Targets(0, workers), StaticPolicy())
 
 
@@ -132,7 +132,7 @@ def limit(trace: str, workers: int, engine: Mapping[str, Any]) -> float:
     sizes, _ = service_settings(options).engines[Role.DECODE]
     blocks = KvBlocks(workers * sizes.total_blocks)
     cached = asked = 0
-    for request in wiring.planning.read_requests(trace, 1.0, 1):
+    for request in factory.read_requests(trace, 1.0, 1):
         if request.prompt_tokens + request.output_tokens <= sizes.context_tokens:
             hashes = request.with_blocks_of(sizes.block_tokens).block_hashes
             cached += _through(blocks, hashes, request.prompt_tokens, sizes)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import aiohttp
 
-from dynaplan.domain.planning.scaling import planner_prefix
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX
-from dynaplan.domain.wire.store import Transaction
+from dynaplan.fleet.desired_counts import planner_prefix
+from dynaplan.store.instances import SERVICES_PREFIX
+from dynaplan.store.model import Transaction
 from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL, Deployment
@@ -57,7 +57,7 @@ def kill_to_routable() -> float:
 
 async def scale_up_and_down(deployment: Deployment, repeats: int) -> tuple[list[float], list[float]]:
     """From the desired count being written to the registration appearing (1 -> 2), and going (2 -> 1)."""
-    from dynaplan.adapters.stores.etcd import EtcdStore
+    from dynaplan.store.etcd import EtcdStore
 
     endpoints = deployment.statefile()["addresses"]["etcd"]
     store = EtcdStore.from_environment({"ETCD_ENDPOINTS": endpoints})
@@ -74,7 +74,7 @@ async def scale_up_and_down(deployment: Deployment, repeats: int) -> tuple[list[
 
 
 async def _until_registered(store: object, count: int) -> float:
-    from dynaplan.adapters.stores.etcd import EtcdStore
+    from dynaplan.store.etcd import EtcdStore
 
     assert isinstance(store, EtcdStore)
     prefix = planner_prefix("dynamo")

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.simulation.outcome import Slo
 from tests.bench.table import Row
 
 RATE = 100

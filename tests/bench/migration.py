@@ -19,8 +19,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
 from statistics import median
 
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.serving.frontend.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
+from dynaplan.store.instances import Instance
 from tests.bench.load_generator import generate
 from tests.bench.table import Row
 from tests.fakes.frontend_runtime import Stage, stage

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import process_time
 
-from dynaplan import wiring
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.oracle.oracle import OracleOptions, find_oracle
-from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.router import SimulatedRouting
-from dynaplan.simulator.service import ServiceSettings
-from dynaplan.simulator.shell.simulation import service_settings
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.oracle.oracle import OracleOptions, find_oracle
+from dynaplan.lab.simulate.simulation import service_settings
+from dynaplan.planner import factory
+from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.service import ServiceSettings
 from tests.bench.cases import HOUR, SLOW
 from tests.bench.kv_routing import LONG, MOONCAKE
 from tests.bench.table import Row
-from tests.unit.simulator.oracle.changes import cheaper
+from tests.unit.lab.simulate.oracle.changes import cheaper
 
 CHANGES = 60
 """Changes that are simulated of each schedule."""
@@ -52,7 +52,7 @@ TRACES: Mapping[str, tuple[SimulateOptions, float]] = {
 
 def requests_of(options: SimulateOptions, length_s: float) -> list[TracedRequest]:
     """Return the beginning of the trace."""
-    found = wiring.planning.read_requests(options.trace, options.rate_scale, options.seed)
+    found = factory.read_requests(options.trace, options.rate_scale, options.seed)
     return [request for request in found if request.arrival_s <= length_s]
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dynaplan.core.drawing import panels
-from dynaplan.core.drawing.svg import document
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.report import charts
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.lab.drawing import panels
+from dynaplan.lab.drawing.svg import document
+from dynaplan.lab.simulate import charts
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.run import Result
+from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.simulation.outcome import Slo
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 

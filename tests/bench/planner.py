@@ -37,10 +37,10 @@ def _imported() -> tuple[float, float]:
 
 def _step_ms() -> float:
     """One decision, of a fleet that is neither idle nor full."""
-    from dynaplan.core.planning.deciding import decide
-    from dynaplan.domain.planning.decisions import PlannerState
-    from dynaplan.domain.settings.planner import PlannerSettings
-    from tests.unit.core.planning.situations import interval
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.planner.model.decisions import PlannerState
+    from dynaplan.planner.rules.deciding import decide
+    from tests.unit.planner.rules.situations import interval
 
     settings, state, seen = PlannerSettings(), PlannerState(), interval(2, 3, 0.7, [1.0] * 31)
     started_s = time.perf_counter()

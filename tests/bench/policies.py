@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
 
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.simulator.options import EVERY_PROMPT_REMOTE, SimulateOptions
-from dynaplan.simulator.outcome import Slo
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import run_simulations
+from dynaplan.fleet.counts import Targets
+from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
+from dynaplan.lab.simulate.run import Result
+from dynaplan.lab.simulate.simulation import run_simulations
+from dynaplan.simulation.outcome import Slo
 from tests.bench.table import Row
 
 WAVE = "sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import uvloop
 
-from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.profiling.loads import DecodeLoad
-from dynaplan.domain.settings.worker import SimOptions
-from dynaplan.profiler.load.completions import CompletionClient
-from dynaplan.profiler.load.meters import DecodeMeter
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.engines.sim.profiles import timing_for
+from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.meters import DecodeMeter
+from dynaplan.lab.profiling.loads import DecodeLoad
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL

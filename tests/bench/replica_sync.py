@@ -14,14 +14,14 @@ from contextlib import AsyncExitStack
 from random import Random
 from statistics import mean
 
-from dynaplan.adapters.events.memory import MemoryEventPlane
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.runtime.coordination.events import ComponentEvents
-from dynaplan.serving.openai_api import COMPLETIONS, Call, read_call
-from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
-from dynaplan.serving.routing.replica_sync import ReplicaSync, shares
-from dynaplan.serving.routing.worker_router import WorkerRouter
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.events.component_events import ComponentEvents
+from dynaplan.events.memory import MemoryEventPlane
+from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
+from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, shares
+from dynaplan.gateway.openai_api import COMPLETIONS, Call, read_call
+from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.store.instances import Instance
 from tests.bench.table import Row
 
 WORKERS = 8

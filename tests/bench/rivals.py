@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from dynaplan import wiring
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.rivals import HpaPolicy
-from dynaplan.simulator.run import simulate
-from dynaplan.simulator.shell.simulation import service_settings
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.rivals import HpaPolicy
+from dynaplan.lab.simulate.run import simulate
+from dynaplan.lab.simulate.simulation import service_settings
+from dynaplan.planner import factory
 from tests.bench.bursts import LEAST_OF_ORACLE, MOST_GPUS, MOST_GPUS_FORETOLD, RULES
 from tests.bench.cases import FIRST_CASE, SMOOTH, TRACES, hour_of
 from tests.bench.schedules import run_oracle
@@ -95,7 +95,7 @@ def tuned_hpa(hour: SimulateOptions) -> Fared:
 
 
 def _hpa(hour: SimulateOptions, queue: float, kv_usage: float) -> Fared:
-    trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    trace = factory.read_requests(hour.trace, hour.rate_scale, hour.seed)
     policy = HpaPolicy({Role.PREFILL: queue, Role.DECODE: kv_usage})
     return judged(
         simulate(trace, service_settings(hour), Targets(1, 1), policy), f"hpa {queue:g}, {kv_usage:g}"

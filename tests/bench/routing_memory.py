@@ -20,15 +20,15 @@ from random import Random
 
 from prometheus_client import CollectorRegistry
 
-from dynaplan.core.routing.cache_worth import CacheWorth
-from dynaplan.core.routing.kv_index import KvIndex
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.serving.frontend.trials import Trials
-from dynaplan.serving.openai_api import COMPLETIONS, Call
-from dynaplan.serving.routing.cached_prefixes import CachedPrefixes
-from dynaplan.serving.routing.router_metrics import RouterMetrics
-from dynaplan.serving.routing.worker_router import Booking, WorkerRouter
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
+from dynaplan.gateway.kv_routing.cached_prefixes import CachedPrefixes
+from dynaplan.gateway.kv_routing.kv_index import KvIndex
+from dynaplan.gateway.openai_api import COMPLETIONS, Call
+from dynaplan.gateway.routing.router_metrics import RouterMetrics
+from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
+from dynaplan.gateway.trials import Trials
+from dynaplan.store.instances import Instance
 from tests.bench.table import Row
 
 WORKERS = 4

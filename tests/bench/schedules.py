@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dynaplan import wiring
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.oracle.oracle import find_oracle
-from dynaplan.simulator.oracle.schedule import SchedulePolicy
-from dynaplan.simulator.run import Result, simulate
-from dynaplan.simulator.shell.simulation import service_settings
+from dynaplan.fleet.counts import Targets
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.oracle.oracle import find_oracle
+from dynaplan.lab.simulate.oracle.schedule import SchedulePolicy
+from dynaplan.lab.simulate.run import Result, simulate
+from dynaplan.lab.simulate.simulation import service_settings
+from dynaplan.planner import factory
 from tests.bench.cases import AZURE, CASES, TRACES, hour_of
 
 FILE = Path(__file__).parent / "schedules.json"
@@ -32,14 +32,14 @@ def run_oracle(case: str, hour: SimulateOptions) -> Result | None:
     if found is None:
         return None
     entries = [(at_s, Targets(prefill, decode)) for at_s, prefill, decode in found["schedule"]]
-    trace = wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed)
+    trace = factory.read_requests(hour.trace, hour.rate_scale, hour.seed)
     policy = SchedulePolicy("oracle" if found["is_slo_met"] else UNMET, entries)
     return simulate(trace, service_settings(hour), entries[0][1], policy)
 
 
 def find(case: str, hour: SimulateOptions) -> None:
     """Find the schedule of that hour, and write it down."""
-    trace = list(wiring.planning.read_requests(hour.trace, hour.rate_scale, hour.seed))
+    trace = list(factory.read_requests(hour.trace, hour.rate_scale, hour.seed))
     oracle = find_oracle(lambda: trace, service_settings(hour))
     entries = [[at_s, targets.prefill, targets.decode] for at_s, targets in oracle.schedule]
     found = {"is_slo_met": oracle.verdict.is_slo_met, "schedule": entries}

@@ -12,9 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from dynaplan import wiring
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX
-from dynaplan.domain.wire.store import Deleted, Snapshot
+from dynaplan.store import connections
+from dynaplan.store.instances import SERVICES_PREFIX
+from dynaplan.store.model import Deleted, Snapshot
 from tests.bench.deployments import INSTANT, idle_cpu_of_each, idle_cpu_percent, name_of, serving, tree
 from tests.bench.lifecycle import first_answer
 from tests.bench.table import Row
@@ -85,7 +85,7 @@ def _unplanned(store: str, measure: Callable[[Deployment], float]) -> float:
 
 async def _death_noticed(deployment: Deployment) -> float:
     """From kill -9 of a worker to the end of its registration, in seconds."""
-    store = wiring.connections.connect_store({**os.environ, **deployment.clients_environment()})
+    store = connections.connect_store({**os.environ, **deployment.clients_environment()})
     try:
         events = store.watch(f"{SERVICES_PREFIX}dynamo/VllmWorker/")
         assert isinstance(await anext(events), Snapshot)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dynaplan.adapters.engines.sim.profiles import timing_for
-from dynaplan.core.engine.settings import EngineSettings
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.core.sizing.queueing.workload import WorkerKind
-from dynaplan.domain.planning.sizing import SlaTargets
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.worker import SimOptions
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.engines.sim.profiles import timing_for
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.bench.table import Row
-from tests.unit.core.sizing.engine_pools import (
+from tests.unit.planner.sizing.engine_pools import (
     Arrival,
     Shape,
     arrivals,

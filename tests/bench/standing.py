@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.run import Result
-from dynaplan.simulator.shell.simulation import run_simulations, service_settings
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.run import Result
+from dynaplan.lab.simulate.simulation import run_simulations, service_settings
 
 KNOWN_FROM_S = 900.0
 POINTS = 0.02

@@ -20,12 +20,12 @@ from statistics import median
 
 import psutil
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
-from dynaplan.foundation.guard import guarded
-from dynaplan.ports.stores import Store
+from dynaplan.process.parent_death import guarded
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.model import Put, Snapshot, WatchEvent
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
 from tests.bench.table import Row
 from tests.fakes.servers import start_etcd, start_nats
 

@@ -1,5 +1,5 @@
 """An aggregated graph without a planner: what is idle there is everything but the planner."""
 
-from dynaplan.serving.services import Frontend, Processor, VllmWorker
+from dynaplan.services import Frontend, Processor, VllmWorker
 
 Frontend.link(Processor).link(VllmWorker)

@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from dynaplan.adapters.engines.sim.api import AnswerText, answer_offset, read_request
+from dynaplan.engines.sim.api import AnswerText, answer_offset, read_request
 
 CONTEXT_TOKENS = 16384
 

@@ -51,7 +51,7 @@ class Judge:
             return "" if self._losses(request, FRONTEND) else "the frontend broke off unharmed"
         losses = self._losses(request, DECODE)
         if "Workers have died over this request" in request.error:
-            # By core/routing/suspects.py a request that was alone at a death is convicted by the next, one of
+            # By gateway/suspects.py a request that was alone at a death is convicted by the next, one of
             # the same shape by the third; then all of that shape are, whatever has befallen them.
             deaths = sum(service == DECODE and at_s <= request.ended_s for at_s, service in self.harms)
             return "" if losses >= 2 or deaths >= DEATHS_OF_A_SHAPE else "convicted of too few deaths"

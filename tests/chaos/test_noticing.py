@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from dynaplan.supervisor.fleet.document import Statefile
-from dynaplan.supervisor.fleet.keeper import FleetKeeper
+from dynaplan.fleet.plugin.document import Statefile
+from dynaplan.fleet.plugin.keeper import FleetKeeper
 from tests.chaos.schedules.schedule import Schedule, run_schedule
 
 SEEDS = range(4)

@@ -8,8 +8,8 @@ import nats as nats_py
 import pytest
 from nats.js.kv import KeyValue
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.nats_kv.store import NatsStore
 from tests.fakes.servers import Server, start_etcd, start_nats
 
 

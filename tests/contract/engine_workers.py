@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynaplan import wiring
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
-from dynaplan.ports.engines import Engine
+from dynaplan.engines import registry
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import Engine
+from dynaplan.events.prefill_requests import RemotePrefillRequest
 
 TOKEN = "secret"
 
@@ -119,7 +119,7 @@ async def starting(scratch_dir: Path, token: str = TOKEN) -> AsyncIterator[Start
         context = EngineContext(
             f"ns_Worker_{len(cleanups)}", role, address, token=token, scratch_dir=str(scratch_dir)
         )
-        engine = wiring.engines.make_engine(name, options, context)
+        engine = registry.make_engine(name, options, context)
         session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
 
         async def stop() -> None:

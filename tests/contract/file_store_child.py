@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.store import Transaction
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.registration import Registration
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.instances import Instance
+from dynaplan.store.model import Transaction
+from dynaplan.store.registration import Registration
+from dynaplan.util.clock import SystemClock
 
 STEPS = ("open", "write", "pwrite", "replace", "rename", "unlink", "mkdir", "ftruncate", "utime")
 """The calls with which a store changes files."""

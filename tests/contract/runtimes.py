@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.ports.events import EventPlane
-from dynaplan.ports.messaging import Messenger
-from dynaplan.ports.stores import Store
-from dynaplan.runtime.membership.runtime import Runtime
+from dynaplan.events.messaging_port import Messenger
+from dynaplan.events.port import EventPlane
+from dynaplan.store.port import Store
+from dynaplan.util.clock import SystemClock
+from dynaplan.worker.membership.runtime import Runtime
 
 
 def runtime_of(store: Store, namespace: str = "ns") -> Runtime:

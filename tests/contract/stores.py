@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.adapters.stores.kubernetes_kv.documents import PodIdentity
-from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.wire.store import Put, Snapshot, WatchEvent
-from dynaplan.ports.stores import Store
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.kubernetes_kv.documents import PodIdentity
+from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.model import Put, Snapshot, WatchEvent
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
+from dynaplan.util.clock import SystemClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server

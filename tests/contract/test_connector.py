@@ -6,16 +6,15 @@ import json
 
 import pytest
 
-from dynaplan.adapters.connectors.virtual import VirtualConnector
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import StoreUnavailable, TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.held_hours import HOURS, HeldHours
+from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.connectors.virtual import VirtualConnector
+from dynaplan.planner.model.decisions import Decision
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.errors import StoreUnavailable, TemporaryError
 from tests.fakes.clock import LoopClock
 from tests.fakes.connector import MemoryConnector
 

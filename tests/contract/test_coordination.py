@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.adapters.stores.kubernetes_kv.documents import PodIdentity
-from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.errors import ConfigError, LockLost, LockNotFree
-from dynaplan.ports.stores import Store
-from dynaplan.runtime.coordination.buckets import Bucket, BucketChange, BucketEntry
-from dynaplan.runtime.coordination.locks import Locks
+from dynaplan.store.coordination.buckets import Bucket, BucketChange, BucketEntry
+from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.kubernetes_kv.documents import PodIdentity
+from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, LockLost, LockNotFree
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_etcd, start_nats

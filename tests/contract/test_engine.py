@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan import wiring
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import PermanentError
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.engines import registry
+from dynaplan.engines.context import EngineContext
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.errors import PermanentError
 from tests.contract.engine_workers import KINDS, Kind, Worker, raw_post, starting
 from tests.fakes.polling import eventually
 
@@ -166,7 +166,7 @@ async def test_a_request_that_no_engine_takes_is_handed_over_to_nobody(start_wor
 async def test_stopping_twice_or_before_it_has_started_does_not_raise(
     start_worker: StartWorker, kind: Kind, request: pytest.FixtureRequest
 ) -> None:
-    await wiring.engines.make_engine(kind.name, kind.options(request), EngineContext("w")).stop()
+    await registry.make_engine(kind.name, kind.options(request), EngineContext("w")).stop()
     worker = await start_worker()
     await worker.engine.stop()
     await worker.engine.stop()

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from dynaplan.adapters.stores.encoding import key_range
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.gateway import Gateway, endpoints_of
-from dynaplan.adapters.stores.watch import Watch
-from dynaplan.domain.errors import ConfigError, PermanentError
-from dynaplan.domain.wire.store import Put, WatchEvent
+from dynaplan.store.encoding import key_range
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.etcd_gateway import Gateway, endpoints_of
+from dynaplan.store.model import Put, WatchEvent
+from dynaplan.store.watch import Watch
+from dynaplan.util.errors import ConfigError, PermanentError
 from tests.contract.stores import Watched
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.events.memory import MemoryEventPlane
-from dynaplan.adapters.events.nats_plane import NatsEventPlane
-from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
-from dynaplan.adapters.messaging.nats import NatsMessenger
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import ConfigError, PermanentError
-from dynaplan.domain.wire.events import KEPT, Event, Start, Subject
-from dynaplan.ports.events import EventPlane, EventPublisher, EventSubscription
+from dynaplan.events.memory import MemoryEventPlane
+from dynaplan.events.nats_plane import NatsEventPlane
+from dynaplan.events.port import EventPlane, EventPublisher, EventSubscription
+from dynaplan.events.subjects import KEPT, Event, Start, Subject
+from dynaplan.events.zmq_plane import ZmqEventPlane
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, PermanentError
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 

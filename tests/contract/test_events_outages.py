@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.events.memory import MemoryEventPlane
-from dynaplan.adapters.events.nats_plane import NatsEventPlane
-from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
-from dynaplan.adapters.events.zmq_sockets import curve_keys
-from dynaplan.adapters.messaging.nats import NatsMessenger
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.core.events.envelope import Envelope, frames_of
-from dynaplan.core.events.wires import OriginalWire
-from dynaplan.domain.errors import ConfigError, QueueUnavailable
-from dynaplan.domain.wire.event_channels import EventChannel
-from dynaplan.domain.wire.events import KEPT, Event, Start, Subject
-from dynaplan.ports.events import EventPlane, EventSubscription
+from dynaplan.events.envelope import Envelope, frames_of
+from dynaplan.events.event_channels import EventChannel
+from dynaplan.events.memory import MemoryEventPlane
+from dynaplan.events.nats_plane import NatsEventPlane
+from dynaplan.events.port import EventPlane, EventSubscription
+from dynaplan.events.subjects import KEPT, Event, Start, Subject
+from dynaplan.events.wires import OriginalWire
+from dynaplan.events.zmq_plane import ZmqEventPlane
+from dynaplan.events.zmq_sockets import curve_keys
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, QueueUnavailable
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 
@@ -344,7 +344,7 @@ async def test_a_directory_whose_path_is_too_long_for_sockets_is_used_as_any_oth
 ) -> None:
     directory = tmp_path / ("long" * 30) / "s"
     directory.mkdir(mode=0o700, parents=True)
-    monkeypatch.setattr("dynaplan.adapters.events.zmq_plane.RESTORE_S", 0.1)
+    monkeypatch.setattr("dynaplan.events.zmq_plane.RESTORE_S", 0.1)
     reader = Reader(await zmq_planes(directory).subscribe(str(SUBJECT), KEPT))
     publisher = zmq_planes(directory, prefix="ns_VllmWorker").publisher(SUBJECT, is_kept=True)
     await publisher.publish(b"0")
@@ -366,7 +366,7 @@ async def test_sockets_whose_directory_was_removed_are_opened_anew(
 ) -> None:
     directory = tmp_path / "s"
     directory.mkdir(mode=0o700)
-    monkeypatch.setattr("dynaplan.adapters.events.zmq_plane.RESTORE_S", 0.1)
+    monkeypatch.setattr("dynaplan.events.zmq_plane.RESTORE_S", 0.1)
     publisher = zmq_planes(directory).publisher(SUBJECT, is_kept=True)
     await publisher.publish(b"0")
     for name in os.listdir(directory):
@@ -384,7 +384,7 @@ async def test_without_a_directory_events_are_kept_until_there_is_one(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.events.zmq_publishing.REOPEN_S", 0.05)
+    monkeypatch.setattr("dynaplan.events.zmq_publishing.REOPEN_S", 0.05)
     publisher = zmq_planes(tmp_path / "gone").publisher(SUBJECT, is_kept=True)
     reader = Reader(await zmq_planes().subscribe(str(SUBJECT), KEPT))
     assert await publisher.publish(b"0") == 0

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.stores.file import disk, following
-from dynaplan.adapters.stores.file.names import place_of
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.domain.errors import ConfigError, PermanentError, StoreUnavailable
-from dynaplan.domain.wire.store import Deleted, Transaction
-from dynaplan.foundation.guard import guarded
+from dynaplan.process.parent_death import guarded
+from dynaplan.store.file import disk, following
+from dynaplan.store.file.names import place_of
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.model import Deleted, Transaction
+from dynaplan.util.errors import ConfigError, PermanentError, StoreUnavailable
 from tests.contract.stores import Watched
 from tests.fakes.polling import consistently, eventually
 

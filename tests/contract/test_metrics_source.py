@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from dynaplan.adapters.metrics.http import HttpMetrics
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.planner.metrics.http import HttpMetrics
 from tests.fakes.worker_metrics import MemoryMetrics
 
 LOAD = WorkerLoad(2, 8, 3, 40, 100, 0.4, 0.1)

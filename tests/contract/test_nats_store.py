@@ -10,9 +10,9 @@ import nats as nats_py
 import pytest
 from nats.js.kv import KeyValue as Bucket
 
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.wire.store import Deleted, Snapshot, Transaction
+from dynaplan.store.model import Deleted, Snapshot, Transaction
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import Watched
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server, start_nats

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.planning.scaling import planner_prefix
-from dynaplan.foundation.backoff import Backoff
-from dynaplan.runtime.virtual.client import VirtualConnectorClient
-from dynaplan.runtime.virtual.orchestrator import Orchestrator
+from dynaplan.fleet.desired_counts import planner_prefix
+from dynaplan.planner.virtual.client import VirtualConnectorClient
+from dynaplan.planner.virtual.orchestrator import Orchestrator
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.backoff import Backoff
+from dynaplan.util.clock import SystemClock
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 

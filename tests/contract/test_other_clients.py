@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from nats.js.kv import KeyValue
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.errors import LockLost
-from dynaplan.ports.stores import Store
-from dynaplan.runtime.coordination.buckets import Bucket
-from dynaplan.runtime.coordination.locks import Locks
+from dynaplan.store.coordination.buckets import Bucket
+from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import LockLost
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.connectors.components import ComponentConnector
-from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
-from dynaplan.adapters.connectors.virtual import VirtualConnector
-from dynaplan.adapters.kubernetes.carrying_out import Budget
-from dynaplan.adapters.kubernetes.intent import IntentMap
-from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import DeadlineExceeded, TemporaryError, UserError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.components import ScaledComponent, TargetReplica
-from dynaplan.domain.planning.decisions import Decision, DecisionRecord
-from dynaplan.domain.planning.errors import DeploymentValidationError, EmptyTargetReplicasError
-from dynaplan.domain.planning.observation import FleetCounts, Sample, WorkerCounts
-from dynaplan.domain.planning.scaling import fleet_key, planner_prefix
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.connectors.components import ComponentConnector
+from dynaplan.planner.connectors.kubernetes import KubernetesConnector
+from dynaplan.planner.connectors.virtual import VirtualConnector
+from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.intent import IntentMap
+from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
 from dynaplan.planner.loop import PlannerLoop
+from dynaplan.planner.model.components import ScaledComponent, TargetReplica
+from dynaplan.planner.model.decisions import Decision, DecisionRecord
+from dynaplan.planner.model.errors import DeploymentValidationError, EmptyTargetReplicasError
 from dynaplan.runtime import VirtualConnectorClient
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.errors import DeadlineExceeded, TemporaryError, UserError
 from tests.contract.runtimes import runtime_of
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi

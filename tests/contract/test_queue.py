@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.messaging import jetstream, memory
-from dynaplan.adapters.messaging.memory import MemoryMessenger
-from dynaplan.adapters.messaging.nats import NatsMessenger
-from dynaplan.domain.errors import PermanentError, QueueUnavailable
-from dynaplan.ports.messaging import Messenger, WorkItem, WorkQueue
+from dynaplan.events.messaging import jetstream, memory
+from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
+from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import PermanentError, QueueUnavailable
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_nats
 

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import UserError
-from dynaplan.domain.wire.store import Put, Snapshot, Transaction, WatchEvent
-from dynaplan.supervisor.servers.external import check_external_store
+from dynaplan.fleet.servers.external import check_external_store
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.model import Put, Snapshot, Transaction, WatchEvent
+from dynaplan.util.errors import UserError
 from tests.fakes.secured_etcd import SecuredEtcd
 
 

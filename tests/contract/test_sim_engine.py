@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan import wiring
-from dynaplan.adapters.engines.common import holds
-from dynaplan.adapters.engines.sim.kv_transfer import HeldPrompts
-from dynaplan.core.engine.tokens import count_tokens
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError, RequestRefused
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.engines import registry
+from dynaplan.engines.common import holds
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.sim.kv_transfer import HeldPrompts
+from dynaplan.engines.timing_model.tokens import count_tokens
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.errors import ConfigError, PermanentError, RequestRefused
 from tests.contract.engine_workers import Worker, raw_post, starting
 from tests.fakes.polling import eventually
 
@@ -344,10 +344,10 @@ async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:
 
 
 def test_wiring_names_the_engines() -> None:
-    engine = wiring.engines.make_engine("sim", {}, EngineContext("w"))
+    engine = registry.make_engine("sim", {}, EngineContext("w"))
     assert engine.card()["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
     with pytest.raises(ConfigError, match="sim"):
-        wiring.engines.make_engine("vlmm", {}, EngineContext("w"))
+        registry.make_engine("vlmm", {}, EngineContext("w"))
 
 
 def test_held_prompts_need_no_event_loop_before_the_first() -> None:

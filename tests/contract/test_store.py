@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.wire.store import Deleted, Put, Snapshot, Transaction
-from dynaplan.ports.stores import Store
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.model import Deleted, Put, Snapshot, Transaction
+from dynaplan.store.port import Store
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import PermanentError, StoreUnavailable
 from tests.contract.stores import (
     BACKENDS,
     EVERY_CHANGE,

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.ports.stores import Store
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
+from dynaplan.util.errors import StoreUnavailable
 from tests.contract.stores import EVERY_CHANGE, LACKS, Watched
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.adapters.stores.nats_kv.store import NatsStore
-from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.ports.stores import Store
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.file.store import FileStore
+from dynaplan.store.nats_kv.store import NatsStore
+from dynaplan.store.port import Store
+from dynaplan.util.errors import StoreUnavailable
 from tests.contract.stores import Watched
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server, start_etcd, start_nats

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.connectors.virtual import VirtualConnector
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.planner.connectors.virtual import VirtualConnector
+from dynaplan.planner.model.decisions import Decision
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
 from tests.contract.stores import BACKENDS

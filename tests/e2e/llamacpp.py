@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from tests.e2e.deployment import Deployment
 
 QUIET = ("--Planner.no-operation=true",)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.outcome import Spread
-from dynaplan.simulator.run import Result
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.lab.simulate.run import Result
+from dynaplan.simulation.outcome import Spread
 from tests.e2e.deployment import Deployment
 from tests.e2e.replay import percentile
 from tests.e2e.traces import in_torture

@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 import pytest
 
-from dynaplan.supervisor.shutdown import AFTER_KILL_S, CLEAN_UP_S
+from dynaplan.fleet.shutdown import AFTER_KILL_S, CLEAN_UP_S
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import files_of, in_torture, processes_of

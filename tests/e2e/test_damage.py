@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.store.etcd import EtcdStore
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import in_torture

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.adapters.local.processes import boot_id, identify
+from dynaplan.process.process_table import boot_id, identify
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import fill, in_torture, processes_of, small_disk

@@ -101,7 +101,7 @@ def test_the_guides_own_graph_runs_as_it_says(deploy: Deploy, tmp_path: Path) ->
 AGG_YAML = str(REPOSITORY / "graphs" / "agg.yaml")
 MINE = """
 import graphs.disagg
-from dynaplan.serving.services import Frontend, Processor, VllmWorker
+from dynaplan.services import Frontend, Processor, VllmWorker
 
 Frontend.link(Processor).link(VllmWorker)
 """

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import aiohttp
 import pytest
 
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE
+from dynaplan.config.settings.servers import BACKEND_VARIABLE
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of

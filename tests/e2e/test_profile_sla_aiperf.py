@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.core.profiling.loads import DecodeLoad
-from dynaplan.profiler.engine_facts import served_model
-from dynaplan.profiler.load.aiperf import Aiperf
-from dynaplan.profiler.load.completions import CompletionClient
-from dynaplan.profiler.load.meters import DecodeMeter, measure_prefill
-from dynaplan.profiler.load.programs import find_program
+from dynaplan.lab.profiling.engine_facts import served_model
+from dynaplan.lab.profiling.load.aiperf import Aiperf
+from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill
+from dynaplan.lab.profiling.load.programs import find_program
+from dynaplan.lab.profiling.loads import DecodeLoad
 from tests.e2e.deployment import Deployment
 
 LOAD = DecodeLoad(isl_tokens=300, osl_tokens=60, concurrency=3)

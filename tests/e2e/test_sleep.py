@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
-from dynaplan.domain.wire.instance_keys import ASLEEP
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instance_keys import ASLEEP
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from tests.e2e.deployment import Deployment
 from tests.e2e.traces import in_torture
 from tests.fakes.engine_server import COMMAND

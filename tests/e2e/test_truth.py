@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from circus.client import CircusClient
 
-from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.store.etcd import EtcdStore
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_kills import process_of
 from tests.e2e.traces import in_torture

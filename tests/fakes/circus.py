@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dynaplan.domain.gpus import GpuShare, NodeGpus
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.supervisor.circus_client import CommandRefused
+from dynaplan.fleet.circus_client import CommandRefused
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.gpus import GpuShare, NodeGpus
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.store.instances import Instance
 
 
 class FakeCircus:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.adapters.connectors.virtual import refuse_when_changed
-from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.domain.planning.components import DeployedComponents, ScaledComponent, missing_workers
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.planner.connectors.virtual import refuse_when_changed
+from dynaplan.planner.model.components import DeployedComponents, ScaledComponent, missing_workers
+from dynaplan.planner.model.decisions import Decision
+from dynaplan.util.errors import StoreUnavailable
 
 
 class MemoryConnector:

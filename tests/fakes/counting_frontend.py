@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynaplan.serving.frontend.metrics import FrontendMetrics
-from dynaplan.serving.frontend.stream_tokens import Usage
+from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.stream_tokens import Usage
 
 
 class CountingFrontend:

@@ -10,16 +10,16 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.messaging.memory import MemoryMessenger
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import QueueUnavailable
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.options.frontend import read_settings
-from dynaplan.ports.messaging import Messenger
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.serving.frontend.server import FrontendServer
+from dynaplan.config.frontend import read_settings
+from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.events.messaging_port import Messenger
+from dynaplan.gateway.server import FrontendServer
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.instances import Instance
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import QueueUnavailable
+from dynaplan.worker.process import WorkerRuntime
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dynaplan import wiring
-from dynaplan.runtime.coordination.events import ComponentEvents
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower, SnapshotClient
+from dynaplan.events import event_connections
+from dynaplan.events.component_events import ComponentEvents
+from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower, SnapshotClient
+from dynaplan.store import connections
+from dynaplan.store.discovery import Discovery
 from tests.e2e.deployment import Deployment
 
 
@@ -17,8 +18,8 @@ async def kv_index_of(deployment: Deployment) -> AsyncIterator[KvCacheFollower]:
     """A follower beside the deployment's own, with the variables that every client has."""
     environment = deployment.clients_environment()
     token = environment["DYNAPLAN_WORKER_TOKEN"]
-    store = wiring.connections.connect_store(environment)
-    plane = await wiring.connections.connect_events(store, environment, token=token)
+    store = connections.connect_store(environment)
+    plane = await event_connections.connect_events(store, environment, token=token)
     discovery = Discovery(store, deployment.namespace)
     await discovery.start()
     client = SnapshotClient(token)

@@ -22,8 +22,8 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.ports.stores import KeyValueStore
+from dynaplan.store.instances import Instance
+from dynaplan.store.port import KeyValueStore
 
 TOKEN = "worker-token"
 MODEL = "sim-8b"

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.console import routes
-from dynaplan.console.page_access import page_token
+from dynaplan.fleet.page_access import page_token
+from dynaplan.webui import routes
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import TOKEN
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.domain.routes import Route
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.ports.engines import BlocksChanged, HandOver
+from dynaplan.engines.port import BlocksChanged, HandOver
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.http_routes import Route
 
 
 class PlainEngine:

@@ -35,7 +35,7 @@ class VllmWorker:
         if settings.get("loads-for-ever"):
             await asyncio.Event().wait()
         if settings.get("never-starts"):
-            from dynaplan.domain.errors import WorkerStartFailed
+            from dynaplan.util.errors import WorkerStartFailed
 
             print("the reason is in the log")
             raise WorkerStartFailed("it was told so")

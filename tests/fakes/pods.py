@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dynaplan.foundation.sockets import free_port
+from dynaplan.util.sockets import free_port
 from tests.fakes.polling import PATIENCE_S, wait_until
 
 Manifest = dict[str, Any]

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.adapters.stores.encoding import key_range
-from dynaplan.adapters.stores.gateway import Gateway, tls_of
-from dynaplan.domain.errors import StoreUnavailable
-from dynaplan.foundation.guard import guarded
-from dynaplan.foundation.sockets import free_port
-from dynaplan.supervisor.servers.embedded import find_etcd
+from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.process.parent_death import guarded
+from dynaplan.store.encoding import key_range
+from dynaplan.store.etcd_gateway import Gateway, tls_of
+from dynaplan.util.errors import StoreUnavailable
+from dynaplan.util.sockets import free_port
 from tests.fakes.certificates import Authority
 from tests.fakes.polling import eventually
 

@@ -12,11 +12,11 @@ import os
 import sys
 from pathlib import Path
 
-from dynaplan.domain.errors import UserError
-from dynaplan.foundation.children.holding import held, inherited_link
+from dynaplan.fleet.serve import ServeOptions, serve, serve_on
+from dynaplan.graph.resolve import resolve_graph
+from dynaplan.process.holding import held, inherited_link
 from dynaplan.sdk import load_graph
-from dynaplan.sdk.resolve import resolve_graph
-from dynaplan.supervisor.serve import ServeOptions, serve, serve_on
+from dynaplan.util.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

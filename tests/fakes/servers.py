@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.foundation.guard import guarded
-from dynaplan.supervisor.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.fleet.servers.embedded import ServerSpec, embedded_etcd, embedded_nats
+from dynaplan.process.parent_death import guarded
 from tests.fakes.polling import wait_until
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan import wiring
-from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.domain.routes import Route
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines import registry
+from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.sdk import async_on_start, dynamo_context, service
+from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.http_routes import Route
 
 
 class ServingEngine:
@@ -101,7 +101,7 @@ class ServingEngine:
 class Serving:
     @async_on_start
     async def begin(self) -> None:
-        from dynaplan.serving.workers.engine_worker import start_decode_worker
+        from dynaplan.worker.engine_worker.service import start_decode_worker
 
-        wiring.engines.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
+        registry.make_engine = lambda _, options, __: ServingEngine(options)  # type: ignore[assignment,return-value]
         await start_decode_worker(dynamo_context["runtime"])

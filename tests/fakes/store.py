@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from dynaplan.domain.errors import PermanentError, StoreUnavailable
-from dynaplan.domain.wire.store import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 FROZEN_S = 3600.0
 """Longer than any patience, on a loop whose time is virtual."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines.worker_load import WorkerLoad
 
 
 class MemoryMetrics:

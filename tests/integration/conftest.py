@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
+from dynaplan.store.etcd import EtcdStore
 from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, Workers, workers_of
 

@@ -7,8 +7,8 @@ import os
 import signal
 
 from dynaplan.cli.measuring.running import Door, OfferedLoad, measure
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.outcome import Slo
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.simulation.outcome import Slo
 from tests.fakes.frontend_runtime import stage
 from tests.fakes.polling import eventually
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.metrics.frontends import FrontendsTraffic
-from dynaplan.adapters.metrics.http import HttpMetrics
-from dynaplan.foundation.tls.client import client_tls
+from dynaplan.planner.metrics.frontends import FrontendsTraffic
+from dynaplan.planner.metrics.http import HttpMetrics
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.tls.client import client_tls
 from tests.fakes.certificates import Authority
 from tests.fakes.components import TOKEN_FILE, RunningComponent
 from tests.fakes.load import Outcome, stream_one

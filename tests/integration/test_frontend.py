@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.domain.wire.absence import ABSENT, Absence
-from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.serving.routing import cache_worth_notice
-from dynaplan.supervisor.fleet.store_link import StoreLink
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.fleet.absence import ABSENT, Absence
+from dynaplan.fleet.plugin.store_link import StoreLink
+from dynaplan.gateway.kv_routing import cache_worth_notice
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
@@ -580,8 +580,8 @@ async def test_two_frontends_share_a_port() -> None:
 RECORD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from dynaplan.serving.frontend.metrics import FrontendMetrics
-from dynaplan.serving.frontend.stream_tokens import Usage
+from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.stream_tokens import Usage
 metrics = FrontendMetrics("ns", lambda: 0.0, Path(sys.argv[1]))
 record = metrics.record("m", "completions", True)
 record.finished("", 7, Usage(7, 5))

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.server import WorkerServer
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.server import WorkerServer
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, TOKEN, FakeWorker
 from tests.fakes.polling import eventually

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.claims import NodeClaims
-from dynaplan.adapters.local.processes import identity_of
-from dynaplan.domain.gpus import GpuShare
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.supervisor.fleet.gpu_sharing import GpuSharing
-from tests.unit.supervisor.fleet.box import Box
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpus import GpuShare
+from dynaplan.fleet.plugin.gpu_sharing import GpuSharing
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.process_table import identity_of
+from tests.unit.fleet.plugin.box import Box
 
 OURS, THEIRS = identity_of(os.getpid()), identity_of(os.getppid())
 DEAD = replace(THEIRS, started_at=THEIRS.started_at - 1)

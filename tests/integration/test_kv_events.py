@@ -13,25 +13,25 @@ import aiohttp
 import pytest
 import zmq
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.engines.common import block_events
-from dynaplan.adapters.engines.common.block_events import BlockEvents, publishing
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.core.engine.block_hashes import block_hashes
-from dynaplan.core.engine.tokens import tokenize
-from dynaplan.core.events.engine_batches import END_OF_REPLAY
-from dynaplan.core.routing.cached_blocks import CachedBlocks
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import PermanentError
-from dynaplan.domain.wire.kv_events import Change, Cleared
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.life import HostedService, WorkerLife
-from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.runtime.server import WorkerServer
-from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
-from dynaplan.serving.workers.engine_worker import start_decode_worker
+from dynaplan.engines.common import block_events
+from dynaplan.engines.common.block_events import BlockEvents, publishing
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
+from dynaplan.engines.kv_events.wire import Change, Cleared
+from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.timing_model.tokens import tokenize
+from dynaplan.events import event_connections
+from dynaplan.events.engine_batches import END_OF_REPLAY
+from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import PermanentError
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.engine_worker.service import start_decode_worker
+from dynaplan.worker.life import HostedService, WorkerLife
+from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.server import WorkerServer
 from tests.fakes.kv_recordings import recorded
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
@@ -71,7 +71,7 @@ class Deployment:
             settings=settings,
             connect_messenger=no_messenger,
             connect_events=partial(
-                wiring.connections.connect_events,
+                event_connections.connect_events,
                 self.store,
                 self.environment,
                 directory=str(self.directory),
@@ -317,8 +317,8 @@ async def heard(published: FakeEngine, follower: Follower, number: int) -> None:
 
 def expected() -> CachedBlocks:
     """What the whole recording leaves, message by message."""
-    from dynaplan.core.events.engine_batches import read_engine_events
-    from dynaplan.core.routing.block_translation import BlockTranslation
+    from dynaplan.engines.kv_events.block_translation import BlockTranslation
+    from dynaplan.events.engine_batches import read_engine_events
 
     translation, cache = BlockTranslation(), CachedBlocks()
     for frames in recorded():

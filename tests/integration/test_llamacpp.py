@@ -17,14 +17,14 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
-from dynaplan.adapters.engines.common import server_engine
-from dynaplan.adapters.engines.common.child import EngineChild
-from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine, check
-from dynaplan.adapters.engines.llamacpp.kind import command
-from dynaplan.adapters.local.port_leases import PortLease
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
-from dynaplan.domain.wire.prefill import RemotePrefillRequest
+from dynaplan.engines.common import server_engine
+from dynaplan.engines.common.child import EngineChild
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
+from dynaplan.engines.llamacpp.kind import command
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.process.port_leases import PortLease
+from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
 from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
 from tests.fakes.llama_server import write_program
 from tests.fakes.polling import eventually
@@ -311,8 +311,8 @@ async def test_many_waiting_requests_do_not_hide_the_load(start_worker: StartWor
 CUT = """
 import asyncio, sys
 import aiohttp
-from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.domain.engine import EngineContext
+from dynaplan.engines.llamacpp.engine import LlamaCppEngine
+from dynaplan.engines.context import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -441,8 +441,8 @@ async def test_the_program_ends_with_a_worker_that_is_killed(tiny_gguf: Path) ->
 
 ORPHAN = """
 import asyncio, sys
-from dynaplan.adapters.engines.llamacpp.engine import LlamaCppEngine
-from dynaplan.domain.engine import EngineContext
+from dynaplan.engines.llamacpp.engine import LlamaCppEngine
+from dynaplan.engines.context import EngineContext
 
 async def main():
     engine = LlamaCppEngine({"model": sys.argv[1], "threads": 1, "threads-http": 8}, EngineContext("w"))
@@ -526,7 +526,7 @@ async def test_a_child_that_is_killed_is_an_engine_that_died(
 async def test_a_child_that_stands_still_is_hung(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.adapters.engines.common.watch.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dynaplan.engines.common.watch.READ_TIMEOUT_S", 0.1)
     worker = await start_worker(llama_server=str(write_program(tmp_path)), hang_timeout=0.5)
     dying = asyncio.create_task(worker.engine.died())
     os.kill(worker.engine._child.engine_pid, signal.SIGSTOP)

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.adapters.stores.file.store import FileStore
-from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
 from dynaplan.runtime import VirtualConnectorClient
+from dynaplan.store.file.store import FileStore
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 

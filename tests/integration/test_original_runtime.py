@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import dynaplan.runtime
-from dynaplan.domain.errors import ConfigError, PermanentError
-from dynaplan.runtime.membership.distributed import DistributedRuntime, dynamo_endpoint
+from dynaplan.util.errors import ConfigError, PermanentError
+from dynaplan.worker.membership.distributed import DistributedRuntime, dynamo_endpoint
 from tests.fakes.polling import eventually
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.console import routes
-from dynaplan.console.page_access import cookie_name, new_session, page_token, session_key
+from dynaplan.fleet.page_access import cookie_name, new_session, page_token, session_key
+from dynaplan.webui import routes
 from tests.fakes.openai_worker import MODEL, TOKEN
 from tests.fakes.page import SILENT, Browser, page
 from tests.fakes.polling import PATIENCE_S, eventually

@@ -8,13 +8,15 @@ import json
 import pytest
 from aiohttp import web
 
-from dynaplan import wiring
-from dynaplan.domain.planning.scaling import DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.prefill import prefill_stream
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events import event_connections
+from dynaplan.events.prefill_requests import prefill_stream
+from dynaplan.fleet.desired_counts import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.planner import factory
 from dynaplan.planner.assembly import planner_log_root, run_planner
+from dynaplan.store import connections
+from dynaplan.store.instances import Instance
 from tests.fakes.polling import eventually
 
 SETTINGS = PlannerSettings.from_options(
@@ -47,7 +49,7 @@ class Worker:
 async def store(etcd, nats, tmp_path, monkeypatch):
     for name, value in {**etcd.environment, **nats.environment, "DYNAPLAN_LOG_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     yield store
     await store.close()
 
@@ -92,14 +94,14 @@ async def test_kv_usage_over_the_threshold_asks_for_a_decode_worker(store, worke
     await decided(store, DesiredCounts(1, 2, 0, -1))
     (record,) = [
         each
-        for each in wiring.planning.recent_decisions(planner_log_root(), 9)
+        for each in factory.recent_decisions(planner_log_root(), 9)
         if each["decision"]["desired"]["decode"] == 2
     ]
     assert record["observation"]["load"]["prefill_queue"] == 0.0
 
 
 async def test_a_long_prefill_queue_asks_for_a_prefill_worker(store, worker, planner):
-    messenger = await wiring.connections.connect_messenger()
+    messenger = await event_connections.connect_messenger()
     queue = await messenger.queue(prefill_stream("ns"))
     for _ in range(3):
         await queue.put(b"{}")
@@ -109,7 +111,7 @@ async def test_a_long_prefill_queue_asks_for_a_prefill_worker(store, worker, pla
 
 async def test_it_goes_on_after_nats_and_etcd_were_away(store, worker, planner, etcd, nats):
     def records() -> int:
-        return len(wiring.planning.recent_decisions(planner_log_root(), 1000))
+        return len(factory.recent_decisions(planner_log_root(), 1000))
 
     await eventually(lambda: records() >= 1)
     nats.kill()

@@ -9,11 +9,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.messaging.nats import NatsMessenger
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import QueueUnavailable
-from dynaplan.domain.wire.prefill import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.ports.messaging import WorkQueue
+from dynaplan.events.messaging_port import WorkQueue
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.nats_connection import NatsMessenger
+from dynaplan.util.errors import QueueUnavailable
 from tests.fakes.polling import eventually, lasting
 from tests.fakes.servers import Server
 from tests.integration.worker_child import Worker, Workers, workers_of

@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dynaplan.adapters.local import processes
-from dynaplan.adapters.local.processes import (
+from dynaplan.fleet.leftovers import end_leftovers
+from dynaplan.fleet.rules.statefile import Document
+from dynaplan.process import process_table as processes
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.process_table import (
     TRACKERS_WITHIN_S,
     boot_id,
     descendants_of,
@@ -25,9 +28,6 @@ from dynaplan.adapters.local.processes import (
     kill_group,
     session_members,
 )
-from dynaplan.core.fleet.statefile import Document
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.supervisor.leftovers import end_leftovers
 from tests.fakes.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_strangers_in_a_session_without_its_leader_are_left_alone(spawn: Spawn) 
 
 SHIMMED = """
 import os, subprocess, sys
-from dynaplan.foundation.children.shim import shimmed
+from dynaplan.process.shim import shimmed
 server = "setsid sleep 600 & exec sleep 600"
 subprocess.Popen(shimmed(["sh", "-c", server], os.getpid()), process_group=0)
 print('up', flush=True)
@@ -211,7 +211,7 @@ def test_a_shim_that_does_not_end_is_killed_in_a_later_look_with_all_below_it(
     """The shim is one by its command line only."""
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pytest.fail("it blocks"))
-    monkeypatch.setattr("dynaplan.adapters.local.processes.time", clock)
+    monkeypatch.setattr("dynaplan.process.process_table.time", clock)
     (tmp_path / "children").mkdir()
     (script := tmp_path / "children" / "shim.py").write_text(DEAF)
     shim = spawn(sys.executable, "-I", "-S", str(script), "--child", "1", stdout=subprocess.PIPE)
@@ -287,7 +287,7 @@ def test_a_tracker_that_does_not_end_is_killed_in_a_later_look_and_holds_nobody_
 ) -> None:
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pytest.fail("it blocks"))
-    monkeypatch.setattr("dynaplan.adapters.local.processes.time", clock)
+    monkeypatch.setattr("dynaplan.process.process_table.time", clock)
     leader = spawn(sys.executable, "-c", HELD, stdout=subprocess.PIPE)
     assert leader.stdout is not None and leader.stdout.readline() == b"up\n"
     started_at = identity_of(leader.pid).started_at

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.profiler.results import write_results
-from tests.unit.core.profiling.known import TIMINGS, recommended, swept
+from dynaplan.lab.profiling.results import write_results
+from tests.unit.lab.profiling.known import TIMINGS, recommended, swept
 
 pytest.importorskip("matplotlib", reason="an extra: pip install matplotlib")
 

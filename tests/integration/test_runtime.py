@@ -13,14 +13,8 @@ import aiohttp
 import pytest
 
 import dynaplan.runtime
-from dynaplan.domain.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    PermanentError,
-    RequestRefused,
-    TemporaryError,
-)
-from dynaplan.runtime.membership.runtime import Runtime, RuntimeComponent
+from dynaplan.util.errors import ConfigError, DeadlineExceeded, PermanentError, RequestRefused, TemporaryError
+from dynaplan.worker.membership.runtime import Runtime, RuntimeComponent
 from tests.fakes.polling import eventually
 
 

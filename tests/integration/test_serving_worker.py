@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instances import Instance
 from tests.fakes.polling import eventually
 from tests.integration.worker_child import TOKEN, Worker, Workers
 

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.wire.store import Transaction
-from dynaplan.supervisor.deployments import find_deployment
+from dynaplan.fleet.deployments import find_deployment
+from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.model import Transaction
+from dynaplan.util.errors import DeploymentError
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
 from tests.fakes.servers import Server
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.core.engine.block_hashes import block_hashes
-from dynaplan.serving.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
-from dynaplan.serving.routing.tokens import process
-from dynaplan.serving.routing.tokens.models import ModelTokenizers
-from dynaplan.serving.routing.tokens.process import TokenizingProcess
+from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.gateway.kv_routing.tokens import process
+from dynaplan.gateway.kv_routing.tokens.models import ModelTokenizers
+from dynaplan.gateway.kv_routing.tokens.process import TokenizingProcess
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, COMPLETIONS, Call, PromptBlocks, read_call
 from tests.fakes.polling import eventually
 from tests.fakes.tokenizers import CHATML, byte_level_bpe, write_model
 

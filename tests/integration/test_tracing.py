@@ -18,8 +18,8 @@ pytest.importorskip(
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import dynaplan
-from dynaplan.domain.errors import ConfigError
-from dynaplan.wiring.connections import open_tracer
+from dynaplan.gateway.tracing.tracers import open_tracer
+from dynaplan.util.errors import ConfigError
 from tests.fakes.frontend_runtime import body, stage
 from tests.integration.test_frontend import CHAT, prefill_worker
 
@@ -114,8 +114,8 @@ def test_a_wrong_address_and_a_missing_package_say_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match="otlp-traces-endpoint is 'localhost:4318'"):
         open_tracer("localhost:4318")
-    monkeypatch.delitem(sys.modules, "dynaplan.adapters.tracing.otlp", raising=False)
-    monkeypatch.delattr("dynaplan.adapters.tracing.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "dynaplan.gateway.tracing.otlp", raising=False)
+    monkeypatch.delattr("dynaplan.gateway.tracing.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError) as missing:
         open_tracer("http://127.0.0.1:4318")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.metrics.frontends import FrontendsTraffic
-from dynaplan.core.engine.tokens import count_tokens
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.wire.discovery import Instance, public_urls
-from dynaplan.wiring.planning import frontend_traffic, read_requests
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.engines.timing_model.tokens import count_tokens
+from dynaplan.planner.factory import frontend_traffic, read_requests
+from dynaplan.planner.metrics.frontends import FrontendsTraffic
+from dynaplan.store.instances import Instance, public_urls
+from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import ManualClock
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.frontend_runtime import body, stage
@@ -236,7 +236,7 @@ async def test_dispersion_waits_for_the_one_that_does_not_answer(fleet: Fleet) -
 async def test_a_frontend_that_does_not_answer_is_told_once_until_it_does(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "dynaplan.adapters.metrics.frontends")
+    caplog.set_level(logging.INFO, "dynaplan.planner.metrics.frontends")
     frontend = await fleet.frontend()
     frontend.is_silent = True
     await fleet.pull(3)

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.metrics.prometheus import PrometheusTraffic, query
-from dynaplan.domain.errors import ConfigError
+from dynaplan.planner.metrics.prometheus import PrometheusTraffic, query
+from dynaplan.util.errors import ConfigError
 from tests.fakes.counting_frontend import CountingFrontend
 from tests.fakes.polling import eventually
 from tests.fakes.prometheus_server import PrometheusStandIn, find_prometheus, real_prometheus
@@ -110,7 +110,7 @@ async def test_too_few_scrapes_and_no_frontend_are_no_data_that_says_why(asked: 
 async def test_an_answer_that_is_none_is_no_data_that_says_why_and_is_told_once(
     asked: Asked, caplog: pytest.LogCaptureFixture, status: int, body: str, why: str
 ) -> None:
-    caplog.set_level(logging.INFO, "dynaplan.adapters.metrics.prometheus")
+    caplog.set_level(logging.INFO, "dynaplan.planner.metrics.prometheus")
     asked.server.status, asked.server.body = status, body
     for _ in range(2):
         seen = await asked.source.traffic(30.0)

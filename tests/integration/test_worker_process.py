@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import StoreUnavailable
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.util.errors import StoreUnavailable
 from tests.fakes.polling import consistently, eventually
 from tests.fakes.servers import Server
 from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers

@@ -13,15 +13,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynaplan.domain.errors import PermanentError, TemporaryError
-from dynaplan.domain.routes import Route
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.client import DependencyClient, worker_session
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.endpoints import ServedEndpoint, internal_route, public_route
-from dynaplan.runtime.listening.connections import ConnectionLimits
-from dynaplan.runtime.server import DRAINING_HEADER, WORKERS_LIMITS, WorkerServer
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.instances import Instance
+from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.http_routes import Route
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.client import DependencyClient, worker_session
+from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_route
+from dynaplan.worker.http_server.connections import ConnectionLimits
+from dynaplan.worker.server import DRAINING_HEADER, WORKERS_LIMITS, WorkerServer
 from tests.fakes.polling import eventually
 from tests.fakes.store import FakeStore
 
@@ -426,7 +426,7 @@ async def test_a_workers_own_server_has_the_limits_of_public_ones_but_waits_for_
     assert (await raw(server, b"GET /health HTTP/1.1\r\n" + fields)).startswith(b"HTTP/1.1 431 ")
     assert replace(WORKERS_LIMITS, write_s=60.0) == ConnectionLimits(option="ulimit -n")
     assert WORKERS_LIMITS.write_s == math.inf
-    monkeypatch.setattr("dynaplan.runtime.server.WORKERS_LIMITS", replace(WORKERS_LIMITS, head_s=0.1))
+    monkeypatch.setattr("dynaplan.worker.server.WORKERS_LIMITS", replace(WORKERS_LIMITS, head_s=0.1))
     slow = WorkerServer(bound_socket("127.0.0.1", 0), TOKEN)
     await slow.start([])
     assert (await raw(slow, b"GET /health HTTP/1.1\r\nHost:")).startswith(b"HTTP/1.1 408 ")

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instances import Instance
 from tests.fakes.load import Outcome, stream_one
 from tests.fakes.polling import PATIENCE_S, eventually
 
@@ -27,9 +27,9 @@ STOCK_GRAPH = "graphs.disagg:Frontend"
 
 FRAGILE_GRAPH = """
 from typing import Any
-from dynaplan.sdk.context import dynamo_context
-from dynaplan.sdk.endpoints import endpoint, on_shutdown
-from dynaplan.sdk.service import service
+from dynaplan.graph.context import dynamo_context
+from dynaplan.graph.endpoints import endpoint, on_shutdown
+from dynaplan.graph.service import service
 
 
 @service

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.foundation.guard import guarded
-from dynaplan.foundation.sockets import free_port
-from dynaplan.supervisor.servers.embedded import find_etcd
+from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.process.parent_death import guarded
+from dynaplan.util.sockets import free_port
 
 DYNAMO_VARIABLE = "DYNAPLAN_DYNAMO_EVENTS_PYTHON"
 

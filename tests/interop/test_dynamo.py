@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.foundation.guard import guarded
+from dynaplan.process.parent_death import guarded
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.servers import Server
 

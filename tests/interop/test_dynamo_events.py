@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.events.nats_plane import NatsEventPlane
-from dynaplan.adapters.events.zmq_plane import ZmqEventPlane
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.core.engine.block_hashes import chained, own_hashes
-from dynaplan.core.events.envelope import payload_reader
-from dynaplan.core.events.wires import OriginalWire
-from dynaplan.domain.wire.events import Subject
-from dynaplan.domain.wire.kv_events import Change, Cleared, KvEvent, Removed, Stored
-from dynaplan.foundation.sockets import free_port
-from dynaplan.ports.events import EventPlane
-from dynaplan.supervisor.servers.embedded import find_etcd
+from dynaplan.engines.kv_events.wire import Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.timing_model.block_hashes import chained, own_hashes
+from dynaplan.events.envelope import payload_reader
+from dynaplan.events.nats_plane import NatsEventPlane
+from dynaplan.events.port import EventPlane
+from dynaplan.events.subjects import Subject
+from dynaplan.events.wires import OriginalWire
+from dynaplan.events.zmq_plane import ZmqEventPlane
+from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.util.sockets import free_port
 from tests.fakes.polling import eventually, wait_until
 from tests.fakes.servers import Server
 

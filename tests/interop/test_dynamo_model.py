@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.foundation.sockets import free_port
+from dynaplan.util.sockets import free_port
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment
 from tests.fakes.polling import eventually
 from tests.interop.conftest import Programs

@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.engines.sim.profiles import DEFAULT_PROFILE, load_profile
-from dynaplan.foundation.sockets import free_port
-from dynaplan.profiler.results import write_points
+from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, load_profile
+from dynaplan.lab.profiling.results import write_points
+from dynaplan.util.sockets import free_port
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.polling import eventually
 from tests.fakes.prometheus_server import find_prometheus

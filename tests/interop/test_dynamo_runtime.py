@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.connectors.virtual import VirtualConnector
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.fleet.counts import FleetCounts, Targets
+from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.connectors.virtual import VirtualConnector
+from dynaplan.planner.model.decisions import Decision
 from dynaplan.runtime import VirtualConnectorClient
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.registration import Registration
-from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instances import Instance
+from dynaplan.store.registration import Registration
+from dynaplan.util.clock import SystemClock
 from tests.contract.runtimes import runtime_of
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server

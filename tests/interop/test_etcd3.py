@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.etcd import EtcdStore
-from dynaplan.domain.errors import LockLost
-from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.store import Deleted, Put, Snapshot, WatchEvent
-from dynaplan.runtime.coordination.buckets import Bucket
-from dynaplan.runtime.coordination.locks import Locks
+from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.store.coordination.buckets import Bucket
+from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.etcd import EtcdStore
+from dynaplan.store.instances import Instance
+from dynaplan.store.model import Deleted, Put, Snapshot, WatchEvent
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import LockLost
 from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 from tests.interop.conftest import Etcd3

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.adapters.kubernetes.client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
-from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
-from dynaplan.domain.errors import DynaplanError
+from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
+from dynaplan.store.kubernetes_client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
+from dynaplan.util.errors import DynaplanError
 from tests.fakes.polling import eventually
 from tests.k8s.controllers import ADAPTERS, GRAPHS, Controllers
 from tests.k8s.environment import BINARY, REASON_FILE

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from dynaplan.adapters.kubernetes.client import PODS, KubernetesClient, Object, Resource
-from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
-from dynaplan.domain.errors import DynaplanError
-from dynaplan.domain.wire.kubernetes_objects import ROLE_LABEL
+from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, STATEFUL_SETS
+from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
+from dynaplan.store.kubernetes_objects import ROLE_LABEL
+from dynaplan.util.errors import DynaplanError
 from tests.k8s.kubelets import Kubelet, PaperKubelet
 
 COST = "controller.kubernetes.io/pod-deletion-cost"

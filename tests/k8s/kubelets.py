@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Protocol
 
-from dynaplan.adapters.kubernetes.client import Object
+from dynaplan.store.kubernetes_client import Object
 from tests.fakes import pods
 
 

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from dynaplan.foundation.sockets import free_port
-from dynaplan.supervisor.servers.embedded import find_etcd
+from dynaplan.fleet.servers.embedded import find_etcd
+from dynaplan.util.sockets import free_port
 from tests.fakes.polling import wait_until
 
 DISCOVERY = "system:serviceaccount:default:dynaplan-discovery"

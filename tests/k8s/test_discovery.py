@@ -16,14 +16,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.adapters.kubernetes.client import KubernetesClient, Object, Resource
-from dynaplan.adapters.stores.kubernetes_kv.documents import SLICES, WORKER_METADATA
-from dynaplan.adapters.stores.kubernetes_kv.store import ClusterStore
 from dynaplan.cluster.manifests import manifests
 from dynaplan.cluster.sources import of_graph
 from dynaplan.cluster.templates import documents as filled
-from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound, DynaplanError, StoreUnavailable
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX
+from dynaplan.store.instances import SERVICES_PREFIX
+from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
+from dynaplan.store.kubernetes_kv.documents import SLICES, WORKER_METADATA
+from dynaplan.store.kubernetes_kv.store import ClusterStore
+from dynaplan.util.errors import ClusterForbidden, ClusterNotFound, DynaplanError, StoreUnavailable
 from tests.e2e.test_exported import address_of_this_machine
 from tests.fakes.pods import Cluster as Pods
 from tests.fakes.pods import Pod, running

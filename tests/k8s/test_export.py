@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
-from dynaplan.adapters.kubernetes.carrying_out import Budget
-from dynaplan.adapters.kubernetes.client import KubernetesClient, Object, Resource
-from dynaplan.adapters.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.adapters.kubernetes.intent import IntentMap
-from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
-from dynaplan.adapters.kubernetes.workloads import Workloads
 from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
-from dynaplan.domain.errors import ClusterForbidden, ClusterNotFound
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.connectors.kubernetes import KubernetesConnector
+from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.planner.kubernetes.intent import IntentMap
+from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.kubernetes.workloads import Workloads
+from dynaplan.planner.model.decisions import Decision
+from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
+from dynaplan.util.errors import ClusterForbidden, ClusterNotFound
 from tests.fakes.pods import running
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, ROLES, Cluster

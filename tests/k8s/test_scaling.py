@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
-from dynaplan.adapters.kubernetes.carrying_out import Budget
-from dynaplan.adapters.kubernetes.deletion_costs import DeletionCosts
-from dynaplan.adapters.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.adapters.kubernetes.intent import IntentMap
-from dynaplan.adapters.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
-from dynaplan.domain.errors import ClusterConflict, ClusterForbidden, ClusterUnavailable, TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import Decision
-from dynaplan.domain.planning.errors import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.connectors.kubernetes import KubernetesConnector
+from dynaplan.planner.kubernetes.carrying_out import Budget
+from dynaplan.planner.kubernetes.deletion_costs import DeletionCosts
+from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.planner.kubernetes.intent import IntentMap
+from dynaplan.planner.kubernetes.labelled import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.planner.model.decisions import Decision
+from dynaplan.planner.model.errors import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
+from dynaplan.util.errors import ClusterConflict, ClusterForbidden, ClusterUnavailable, TemporaryError
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, Cluster
 from tests.k8s.controllers import ADAPTERS, GRAPHS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.adapters.local.pulled_models import models_dir, pull
-from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.model_catalogue import CATALOGUE
+from dynaplan.engines.model_catalogue import CATALOGUE
+from dynaplan.engines.pulled_models import models_dir, pull
+from dynaplan.util.errors import TemporaryError
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import aggregated, disaggregated
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.fleet.allocation import check_fits, choose_gpus, visible_gpus
-from dynaplan.domain.errors import CapacityError
-from dynaplan.domain.gpus import Gpu
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.rules.allocation import check_fits, choose_gpus, visible_gpus
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.errors import CapacityError
 
 REQUESTS = st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 0.7, 1, 2, 3, 8])
 BOXES = st.integers(0, 12).map(lambda n: tuple(Gpu(index, f"GPU-{index:04x}") for index in range(n)))

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dynaplan.core.engine.kv_blocks import chain_hashes
-from dynaplan.core.engine.model import EngineModel
-from dynaplan.core.engine.request import EngineRequest, RequestState, StepResult
-from dynaplan.core.engine.settings import EngineSettings
-from dynaplan.core.engine.timing import StepTiming
+from dynaplan.engines.timing_model.kv_blocks import chain_hashes
+from dynaplan.engines.timing_model.model import EngineModel
+from dynaplan.engines.timing_model.request import EngineRequest, RequestState, StepResult
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.timing import StepTiming
 
 BLOCK_TOKENS = 4
 

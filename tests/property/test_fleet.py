@@ -6,14 +6,14 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynaplan.core.fleet.reconcile import Reconciled, reconcile
-from dynaplan.core.fleet.restarting import after_exit
-from dynaplan.core.fleet.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
-from dynaplan.domain.errors import StatefileCorrupt
-from dynaplan.domain.gpus import Gpu
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.lifecycle import COUNTS, EXIT_NEVER, HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.rules.reconcile import Reconciled, reconcile
+from dynaplan.fleet.rules.restarting import after_exit
+from dynaplan.fleet.rules.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
+from dynaplan.graph.lifecycle import COUNTS, EXIT_NEVER, HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.util.errors import StatefileCorrupt
 
 INVENTORY = tuple(Gpu(index, f"GPU-SIM-{index}") for index in range(6))
 WITH_PROCESS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core.fleet.gpu_sharing import after, kept_back, right, transfer
-from dynaplan.domain.gpus import GpuPool, GpuShare
+from dynaplan.fleet.gpus import GpuPool, GpuShare
+from dynaplan.fleet.rules.gpu_sharing import after, kept_back, right, transfer
 
 BOX = frozenset(f"GPU-{number}" for number in range(8))
 

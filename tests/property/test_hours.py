@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import hypothesis.strategies as st
 from hypothesis import given
 
-from dynaplan.domain.planning.hours import Hours, HoursWindow, WallClock, parse_hours
-from dynaplan.foundation.durations import wall_clock
+from dynaplan.fleet.hours import Hours, HoursWindow, WallClock, parse_hours
+from dynaplan.util.durations import wall_clock
 
 ZONES = st.sampled_from(
     ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynaplan.core.routing import kv_following
-from dynaplan.core.routing.cached_blocks import CachedBlocks
-from dynaplan.core.routing.kv_following import KvFollowing
-from dynaplan.core.routing.kv_index import KvIndex
-from dynaplan.domain.wire.kv_events import CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.engines.kv_events.cached_blocks import CachedBlocks
+from dynaplan.engines.kv_events.wire import CacheSnapshot, Change, Cleared, KvEvent, Removed, Stored
+from dynaplan.gateway.kv_routing import kv_following
+from dynaplan.gateway.kv_routing.kv_following import KvFollowing
+from dynaplan.gateway.kv_routing.kv_index import KvIndex
 
 BLOCKS = st.lists(st.integers(0, 12), max_size=5).map(tuple)
 CHANGES: st.SearchStrategy[Change] = st.one_of(

@@ -12,12 +12,12 @@ import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import LockLost, LockNotFree, StoreUnavailable
-from dynaplan.domain.wire.store import KeyValue, Transaction, WatchEvent
-from dynaplan.ports.stores import Store
-from dynaplan.runtime.coordination.held_lock import HeldLock
-from dynaplan.runtime.coordination.locks import Locks
+from dynaplan.store.coordination.held_lock import HeldLock
+from dynaplan.store.coordination.locks import Locks
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.model import KeyValue, Transaction, WatchEvent
+from dynaplan.store.port import Store
+from dynaplan.util.errors import LockLost, LockNotFree, StoreUnavailable
 from tests.fakes.clock import LoopClock
 
 TTL_S = 5

@@ -9,14 +9,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.planning import guards
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import Decision, DecisionRecord, PlannerState
-from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.planner import PlannerSettings
-from tests.unit.core.planning.situations import interval
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.planner.model.decisions import Decision, DecisionRecord, PlannerState
+from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.rules import guards
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules.situations import interval
 
 counts = st.integers(min_value=0, max_value=6)
 amounts = st.one_of(st.none(), st.floats())

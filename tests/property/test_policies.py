@@ -10,18 +10,19 @@ from functools import cache
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core.planning import guards
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.sla_policy import SlaModel
-from dynaplan.domain.planning.decisions import Decision, PlannerState
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts, Load, Observation, WorkerCounts
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.planning.sizing import Corrections, ErrorBudget
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Expected, Foresight, Lengths, Traffic
-from dynaplan.domain.settings.planner import PlannerSettings
-from tests.unit.core.planning import targets
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.model.decisions import Decision, PlannerState
+from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.model.sizing import Corrections, ErrorBudget
+from dynaplan.planner.model.traffic import Expected, Foresight
+from dynaplan.planner.rules import guards
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.sla_policy import SlaModel
+from tests.unit.planner.rules import targets
 
 
 def amounts(most: float) -> st.SearchStrategy[float | None]:

@@ -7,15 +7,17 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaplan.core.sizing.gpu_budget import fit
-from dynaplan.core.sizing.look_ahead import size_for_all
-from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.core.sizing.queueing.workload import WorkerKind
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Demand, Lengths
-from tests.unit.core.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Lengths
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.gpu_budget import fit
+from dynaplan.planner.sizing.look_ahead import size_for_all
+from dynaplan.planner.sizing.pool_sizes import size_pools
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from dynaplan.planner.sizing.queueing.workload import WorkerKind
+from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
 
 counts = st.integers(0, 40)
 widths = st.sampled_from([1, 2, 3, 4, 8])

@@ -13,10 +13,10 @@ import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.core.routing.turns import in_turn
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.runtime.calls.endpoint_client import EndpointClient
-from dynaplan.runtime.calls.http_calls import NotTaken
+from dynaplan.store.instances import Instance
+from dynaplan.worker.calls.endpoint_client import EndpointClient
+from dynaplan.worker.calls.http_calls import NotTaken
+from dynaplan.worker.calls.round_robin import in_turn
 
 IDS = st.sets(st.integers(1, 2**63 - 1), min_size=1, max_size=6)
 CHURN = st.lists(IDS, min_size=1, max_size=30)
@@ -66,7 +66,7 @@ async def _asked(ids: set[int], how: str, calls: int) -> Counter[int]:
     discovery: Any = Instances(ids)
     session: aiohttp.ClientSession | Any = None
     client = EndpointClient("backend", "generate", discovery, session)
-    with patch("dynaplan.runtime.calls.endpoint_client.items_from", _answers):
+    with patch("dynaplan.worker.calls.endpoint_client.items_from", _answers):
         return Counter([item for _ in range(calls) async for item in getattr(client, how)()])
 
 

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.core.engine.block_hashes import block_hashes
-from dynaplan.serving.routing.kv_cache_follower import KvCacheFollower
+from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.gateway.kv_routing.kv_cache_follower import KvCacheFollower
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import model_of
 from tests.fakes.kv_index_of import kv_index_of
@@ -69,10 +69,10 @@ async def computed(deployment: Deployment) -> dict[str, float]:
 
 
 async def engine_url(deployment: Deployment, worker: str) -> str:
-    from dynaplan import wiring
-    from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
+    from dynaplan.store import connections
+    from dynaplan.store.instances import SERVICES_PREFIX, Instance
 
-    store = wiring.connections.connect_store(deployment.clients_environment())
+    store = connections.connect_store(deployment.clients_environment())
     try:
         instances = [
             Instance.from_json(item.value)

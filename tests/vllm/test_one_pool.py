@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.serving.frontend.migration.continuing import continuation
-from dynaplan.serving.openai_api import CHAT_COMPLETIONS, read_call
-from dynaplan.wiring.engines import engine_api
+from dynaplan.engines.registry import engine_api
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.gateway.migration.continuing import continuation
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, read_call
 from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import WORKER, chunks_of, is_ready, model_of
 from tests.fakes.load import Load

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynaplan.foundation import screen
-from dynaplan.foundation.tables import folded
+from dynaplan.util import screen
+from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
     from dynaplan.cli.box.findings import Finding

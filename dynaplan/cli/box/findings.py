@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from dynaplan.domain.errors import DynaplanError, UserError
+from dynaplan.util.errors import DynaplanError, UserError
 
 GB = 1e9
 
@@ -65,9 +65,9 @@ def python() -> Iterator[Finding]:
 
 def gpus() -> Iterator[Finding]:
     """Look at the driver, the GPUs, and what is in use of them."""
-    from dynaplan import wiring
+    from dynaplan.fleet import local_host
 
-    version, fault = wiring.box.gpu_driver()
+    version, fault = local_host.gpu_driver()
     devices = sorted(each.name for each in Path("/dev").glob("nvidia[0-9]*"))
     if fault and devices:
         yield Finding(
@@ -85,7 +85,7 @@ def gpus() -> Iterator[Finding]:
             "For real engines on GPUs install NVIDIA's driver; `nvidia-smi` must show them.",
         )
         return
-    found, _ = wiring.box.gpu_inventory(None)
+    found, _ = local_host.gpu_inventory(None)
     names = ", ".join(sorted({each.name for each in found}))
     yield Finding(
         Level.OK if found else Level.WARNING,
@@ -93,7 +93,7 @@ def gpus() -> Iterator[Finding]:
         f"{len(found)} visible ({names or 'none'}), driver {version}",
         "" if found else "CUDA_VISIBLE_DEVICES hides them all: unset it.",
     )
-    for index, use in wiring.box.gpu_uses(found)().items():
+    for index, use in local_host.gpu_uses(found)().items():
         if use.processes:
             users = ", ".join(f"{each.name or 'a process'} ({each.pid})" for each in use.processes)
             yield Finding(
@@ -106,15 +106,15 @@ def gpus() -> Iterator[Finding]:
 
 def engines() -> Iterator[Finding]:
     """Look which engines can run here."""
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
-    engines = [name for name in wiring.engines.ENGINES if name != "sim"]
-    found = {name: wiring.engines.installed_program(name) for name in engines}
+    engines = [name for name in registry.ENGINES if name != "sim"]
+    found = {name: registry.installed_program(name) for name in engines}
     for name in engines:
         if found[name]:
             yield Finding(Level.OK, f"engine {name}", f"is here: {found[name]}")
         else:
-            package = wiring.engines.package_of(name)
+            package = registry.package_of(name)
             yield Finding(Level.NOTE, f"engine {name}", "is not installed", f"pip install '{package}'")
     if not any(found.values()):
         yield Finding(
@@ -127,7 +127,7 @@ def engines() -> Iterator[Finding]:
 
 def servers() -> Iterator[Finding]:
     """Look for the servers that a deployment starts beside its own processes."""
-    from dynaplan.supervisor.servers.embedded import find_etcd, find_nats_server
+    from dynaplan.fleet.servers.embedded import find_etcd, find_nats_server
 
     finders: Mapping[str, tuple[str, Callable[[], str]]] = {
         "etcd": ("ETCD_ENDPOINTS", lambda: find_etcd()[0]),
@@ -146,8 +146,8 @@ def servers() -> Iterator[Finding]:
 
 def port() -> Iterator[Finding]:
     """Look whether the Frontend's usual port is free."""
-    from dynaplan.domain.settings.frontend import FrontendSettings
-    from dynaplan.supervisor.deployments import port_holder
+    from dynaplan.config.settings.frontend import FrontendSettings
+    from dynaplan.fleet.deployments import port_holder
 
     number = FrontendSettings.port
     holder = port_holder(number)
@@ -164,7 +164,7 @@ def port() -> Iterator[Finding]:
 
 def deployments() -> Iterator[Finding]:
     """Look which deployments run, and whether a dead one has left something."""
-    from dynaplan.supervisor.deployments import find_deployments
+    from dynaplan.fleet.deployments import find_deployments
 
     try:
         running = find_deployments()
@@ -220,9 +220,9 @@ def limits() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Look at the memory that processes may use."""
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
-    box = wiring.engines.box_memory()
+    box = registry.box_memory()
     available, total = box.available_bytes / GB, box.total_bytes / GB
     says = f"{available:.1f} of {total:.1f} GB available, {psutil.cpu_count()} CPUs"
     if box.available_bytes < LEAST_MEMORY_BYTES:
@@ -234,11 +234,11 @@ def memory() -> Iterator[Finding]:
 
 def directories() -> Iterator[Finding]:
     """Look at the directories of state and logs."""
-    from dynaplan import wiring
+    from dynaplan.fleet import local_host
 
     base = os.environ.get("DYN_CIRCUS_LOG_DIR")
     logs = Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs"
-    places = {"state": (wiring.box.statefile_path("any").parent, "DYN_LOCAL_STATE_DIR")}
+    places = {"state": (local_host.statefile_path("any").parent, "DYN_LOCAL_STATE_DIR")}
     places["logs"] = (logs, "DYN_CIRCUS_LOG_DIR")
     for topic, (place, variable) in places.items():
         there = next(each for each in (place, *place.parents) if each.exists())

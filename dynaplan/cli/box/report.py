@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.deployment import namespace_option
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.masking import looks_secret, mask_line, mask_secrets
+from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.masking import looks_secret, mask_line, mask_secrets
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 DECISIONS = 20
 """The planner's last decisions that are in the report."""
@@ -60,7 +60,7 @@ def command(namespace: str | None, lines: int, output: Path | None) -> None:
 
 
 def _running(namespace: str | None) -> tuple[RunningDeployment | None, str]:
-    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.fleet.deployments import find_deployment
 
     try:
         return find_deployment(namespace), ""
@@ -155,23 +155,23 @@ def _status(found: RunningDeployment) -> Iterable[str]:
 
 
 def _decisions(found: RunningDeployment) -> Iterable[str]:
-    from dynaplan import wiring
-    from dynaplan.core.planning.explaining import explain
+    from dynaplan.planner import factory
+    from dynaplan.planner.rules.explaining import explain
 
-    records = wiring.planning.recent_decisions(found.log_dir / "planner", DECISIONS)
+    records = factory.recent_decisions(found.log_dir / "planner", DECISIONS)
     return [line for record in records for line in (*explain(record).splitlines(), "")] or ["none yet"]
 
 
 def _logs(found: RunningDeployment | None, namespace: str | None) -> list[Path]:
     """Return the logs of the deployment; without one, of the one that ran last."""
-    from dynaplan.supervisor.preparation import log_directory
+    from dynaplan.fleet.preparation import log_directory
 
     directory = found.log_dir if found else log_directory(namespace or "dynamo")
     return sorted(directory.glob("*.log"))
 
 
 def _tail(path: Path, lines: int) -> Iterable[str]:
-    from dynaplan.supervisor.deployments import tail
+    from dynaplan.fleet.deployments import tail
 
     return tail(path, lines)
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.domain.errors import nearest
-from dynaplan.domain.settings.fields import Options, kebab
-from dynaplan.options.overrides import NEGATIVE, typed_value
+from dynaplan.config.overrides import NEGATIVE, typed_value
+from dynaplan.config.settings.fields import Options, kebab
+from dynaplan.util.errors import nearest
 
 
 @dataclass

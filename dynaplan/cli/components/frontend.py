@@ -16,8 +16,8 @@ from dynaplan.cli.components.shared_options import (
     token_file_option,
 )
 from dynaplan.cli.deployment import store_option
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.options import stock
+from dynaplan.config import stock
+from dynaplan.config.settings.frontend import FrontendSettings
 
 FRONTEND = "Frontend"
 OWN = frozenset({"host", "port", "api-key"})
@@ -69,16 +69,16 @@ def command(
     named: ETCD_ENDPOINTS, or --store with NATS_SERVER or DYN_FILE_KV. Restarted it finds its workers again,
     whose models stay loaded.
     """
-    from dynaplan import wiring
     from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
     from dynaplan.cli.components.running import ComponentSockets, checked, config_for, held_port, run
     from dynaplan.cli.starting.serve import exposed, warn
-    from dynaplan.runtime.listening.reaching import reachable
+    from dynaplan.config import certificates
+    from dynaplan.worker.http_server.reaching import reachable
 
     flags = known_flags(ctx)
     has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
     address = reachable(advertise_host, has_token=has_token, port=advertise_port)
-    wiring.certificates.check(os.environ, address.host if address else "")
+    certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     config = config_for(config_file, ctx.obj, joined)
     component = checked(FRONTEND, config, flags, joined.namespace)

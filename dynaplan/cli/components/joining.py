@@ -10,20 +10,23 @@ from pathlib import Path
 
 import aiohttp
 
-from dynaplan import wiring
 from dynaplan.cli.deployment import join as find_store
-from dynaplan.domain.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
-from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.settings.servers import PLACES, store_backend
-from dynaplan.domain.settings.tls import CA_VARIABLE
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
-from dynaplan.options.overrides import Sections
-from dynaplan.runtime.client import worker_session
-from dynaplan.runtime.life import WHO_PATH
-from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
-from dynaplan.supervisor.deployments import RunningDeployment, find_deployment
-from dynaplan.supervisor.launch import LAUNCH_FILE, Launch
-from dynaplan.supervisor.runtime_dir import lasting_token, new_token, read_token
+from dynaplan.config import certificates
+from dynaplan.config.overrides import Sections
+from dynaplan.config.settings.servers import PLACES, store_backend
+from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.fleet import local_host
+from dynaplan.fleet.deployments import RunningDeployment, find_deployment
+from dynaplan.fleet.launch import LAUNCH_FILE, Launch
+from dynaplan.fleet.runtime_dir import lasting_token, new_token, read_token
+from dynaplan.graph.resolve import DEFAULT_NAMESPACE
+from dynaplan.process import process_table
+from dynaplan.store import connections
+from dynaplan.store.instances import SERVICES_PREFIX, Instance
+from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
+from dynaplan.util.masking import mask_secrets
+from dynaplan.worker.client import worker_session
+from dynaplan.worker.life import WHO_PATH
 
 ANSWER_S = 3.0
 """Seconds in which the store must list the components."""
@@ -114,13 +117,13 @@ def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
     if named or (token and not of_deployment):
         return token
     # A deployment's is kept too: the next `serve` takes it, and so do those who go on without this one.
-    kept = lasting_token(wiring.box.statefile_path(namespace), lambda: token or new_token())
+    kept = lasting_token(local_host.statefile_path(namespace), lambda: token or new_token())
     return token or kept
 
 
 async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     """Return the registrations; UserError when the store is silent, or a component refuses the token."""
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         async with asyncio.timeout(ANSWER_S):
             items = await store.list(f"{SERVICES_PREFIX}{namespace}/")
@@ -132,9 +135,9 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     finally:
         await store.close()
     instances = tuple(_readable(item.value for item in items))
-    network = wiring.box.network()
+    network = process_table.network()
     urls = {each.url: each.worker for each in instances if each.url and each.is_within_reach(network)}
-    async with worker_session(token, wiring.certificates.authorities(os.environ)) as session:
+    async with worker_session(token, certificates.authorities(os.environ)) as session:
         refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
     for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):
         raise ConfigError(

@@ -36,7 +36,7 @@ def command(namespace: str | None, token_file: Path | None, shell_command: str, 
       --exec 'kubectl scale deploy/decode --replicas=$NUM_DECODE_WORKERS'
     """
     from dynaplan.cli.components.joining import join
-    from dynaplan.runtime.logfile import configure_logging
+    from dynaplan.process.logfile import configure_logging
 
     environment = dict(os.environ)  # as it is before joining, which adds the deployment's secrets
     joined = join(namespace, token_file)
@@ -45,10 +45,10 @@ def command(namespace: str | None, token_file: Path | None, shell_command: str, 
 
 
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
-    from dynaplan.foundation.signals import on_signals
+    from dynaplan.planner.virtual.client import VirtualConnectorClient
+    from dynaplan.planner.virtual.orchestrator import Orchestrator
+    from dynaplan.process.signals import on_signals
     from dynaplan.runtime import connect
-    from dynaplan.runtime.virtual.client import VirtualConnectorClient
-    from dynaplan.runtime.virtual.orchestrator import Orchestrator
 
     async with connect(namespace) as runtime:
         orchestrator = Orchestrator(VirtualConnectorClient(runtime), command, environment)

@@ -11,9 +11,9 @@ import click
 
 from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.deployment import join, store_option
-from dynaplan.domain.settings.planner import KUBERNETES, PlannerSettings
-from dynaplan.options import stock
-from dynaplan.options.overrides import sections_of
+from dynaplan.config import stock
+from dynaplan.config.overrides import sections_of
+from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 
 
 @click.command(
@@ -32,7 +32,7 @@ def command(ctx: click.Context) -> None:
     plans for a cluster, with the credentials of its pod or of KUBECONFIG.
     """
     from dynaplan.planner.assembly import run_planner
-    from dynaplan.runtime.logfile import configure_logging
+    from dynaplan.process.logfile import configure_logging
 
     section = sections_of(ctx.obj, ["Planner"])["Planner"]
     settings = PlannerSettings.from_options({**section, **known_flags(ctx)})

@@ -16,33 +16,34 @@ from typing import Any
 
 import click
 
-from dynaplan import wiring
 from dynaplan.cli.components.joining import Joined
 from dynaplan.cli.starting.checking import check_settings, locate_models
 from dynaplan.cli.starting.memory import check_memory
 from dynaplan.cli.starting.serve import only_service, warn
-from dynaplan.core.fleet.allocation import worker_environment
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.graph import GraphSpec
-from dynaplan.domain.lifecycle import Worker
-from dynaplan.domain.settings.events import HOST_VARIABLE
-from dynaplan.domain.settings.worker import SIMULATED, ModelSettings, engine_of
-from dynaplan.foundation.descriptors import raise_descriptor_limit
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.options.overrides import Sections, merge_sections
-from dynaplan.options.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
-from dynaplan.ports.box import Claims
-from dynaplan.runtime.listening.reaching import Address
-from dynaplan.sdk.config import find_config_file, read_config
-from dynaplan.sdk.graph import load_graph
-from dynaplan.sdk.importing import shipped_graphs
-from dynaplan.sdk.resolve import resolve_graph
-from dynaplan.sdk.validation import validate_config
-from dynaplan.supervisor.deployments import port_holder
-from dynaplan.supervisor.preparation import first_workers
-from dynaplan.supervisor.runtime_dir import hold_port
+from dynaplan.config.overrides import Sections, merge_sections
+from dynaplan.config.service_config import COMMON, CONFIG_VARIABLE, SERVICE_ARGS, section_options
+from dynaplan.config.settings.events import HOST_VARIABLE
+from dynaplan.config.settings.worker import SIMULATED, ModelSettings, engine_of
+from dynaplan.fleet import local_host
+from dynaplan.fleet.deployments import port_holder
+from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.preparation import first_workers
+from dynaplan.fleet.rules.allocation import worker_environment
+from dynaplan.fleet.runtime_dir import hold_port
+from dynaplan.graph.config import find_config_file, read_config
+from dynaplan.graph.graph import load_graph
+from dynaplan.graph.importing import shipped_graphs
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.model import GraphSpec
+from dynaplan.graph.resolve import resolve_graph
+from dynaplan.graph.validation import validate_config
+from dynaplan.process import process_table
+from dynaplan.util.descriptors import raise_descriptor_limit
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.http_server.reaching import Address
 
-GRAPH = "dynaplan.serving.components:Frontend"
+GRAPH = "dynaplan.components:Frontend"
 """The stock services, linked without a planner."""
 
 
@@ -120,12 +121,12 @@ def run(
 
     raise_descriptor_limit()
     with ExitStack() as stack:
-        own_process = wiring.box.processes().identity_of(os.getpid())
+        own_process = process_table.identity_of(os.getpid())
         name = component.worker_name
-        claims = wiring.box.gpu_claims(own_process, component.spec.namespace, name)
+        claims = local_host.gpu_claims(own_process, component.spec.namespace, name)
         worker = replace(_with_gpus(component, claims, uses_busy_gpus, stack), name=name)
         service = component.spec.services[0]
-        inventory, _ = wiring.box.gpu_inventory(None)
+        inventory, _ = local_host.gpu_inventory(None)
         os.environ.update(worker_environment(worker, inventory, service.envs))
         os.environ[CONFIG_VARIABLE] = json.dumps(component.config)
         if place.public:
@@ -141,7 +142,7 @@ def run(
 
 def _with_gpus(component: Component, claims: Claims, uses_busy_gpus: bool, stack: ExitStack) -> Worker:
     """Return this process as a worker with its GPUs, which are its own until ``stack`` ends."""
-    inventory, is_simulated = wiring.box.gpu_inventory(None)
+    inventory, is_simulated = local_host.gpu_inventory(None)
     _, warnings = check_memory(component.spec, component.config, inventory, is_simulated)
     warn(warnings)
     (worker,), _ = first_workers(component.spec, inventory, lambda: claims, stack, uses_busy_gpus)

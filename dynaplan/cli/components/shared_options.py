@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import click
 
-from dynaplan.domain.settings.events import COMPAT_VARIABLE, HOST_VARIABLE
-from dynaplan.domain.settings.tls import OPTIONS, VARIABLES
+from dynaplan.config.settings.events import COMPAT_VARIABLE, HOST_VARIABLE
+from dynaplan.config.settings.tls import OPTIONS, VARIABLES
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

@@ -16,17 +16,17 @@ from dynaplan.cli.components.shared_options import (
     token_file_option,
 )
 from dynaplan.cli.deployment import store_option
-from dynaplan.domain.settings.fields import options_of
-from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
-from dynaplan.domain.settings.worker import (
+from dynaplan.config import stock
+from dynaplan.config.overrides import merge_sections
+from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
+from dynaplan.config.settings.worker import (
     SIMULATED,
     EngineOptions,
     SimulationOptions,
     WorkerSettings,
     engine_of,
 )
-from dynaplan.options import stock
-from dynaplan.options.overrides import merge_sections
 
 COMPONENTS = {"decode": DECODE_COMPONENT, "prefill": PREFILL_COMPONENT}
 LISTED = options_of(WorkerSettings, EngineOptions, SimulationOptions, DisaggregationSettings)
@@ -73,7 +73,6 @@ def command(
     named: ETCD_ENDPOINTS, or --store with NATS_SERVER or DYN_FILE_KV. A serve lets it be: it neither counts
     it as one of its own nor ends it.
     """
-    from dynaplan import wiring
     from dynaplan.cli.components.joining import TOKEN_VARIABLE, join
     from dynaplan.cli.components.running import (
         ComponentSockets,
@@ -82,12 +81,13 @@ def command(
         refuse_another_model,
         run,
     )
-    from dynaplan.runtime.listening.reaching import reachable
+    from dynaplan.config import certificates
+    from dynaplan.worker.http_server.reaching import reachable
 
     flags: Flags = ctx.meta[FLAGS]
     has_token = bool(token_file or os.environ.get(TOKEN_VARIABLE))
     address = reachable(advertise_host, has_token=has_token, port=advertise_port)
-    wiring.certificates.check(os.environ, address.host if address else "")
+    certificates.check(os.environ, address.host if address else "")
     joined = join(namespace, token_file)
     name = COMPONENTS[role]
     config = config_for(config_file, ctx.obj, joined)
@@ -105,7 +105,7 @@ def command(
 
 def require_queue() -> None:
     """Raise ConfigError when no server is named for the prefill queue."""
-    from dynaplan.domain.errors import ConfigError
+    from dynaplan.util.errors import ConfigError
 
     if not os.environ.get("NATS_SERVER"):
         raise ConfigError(

@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dynaplan.cli.overriding import GRAPH_OF_A_MODEL, file_for, is_model, model_override
-from dynaplan.domain.errors import ConfigError, DeploymentError, PermanentError, UserError
-from dynaplan.domain.planning.decisions import DecisionRecord
+from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, UserError
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 EXIT_INPUT = 2
 """The exit code of a command whose input is wrong."""
@@ -47,8 +47,8 @@ def serve(
     the input is wrong, PermanentError with the last lines of its log when it does not start.
     """
     from dynaplan.cli.starting.detaching import EXIT_OF_INPUT, LOG_FILE, start_detached
-    from dynaplan.supervisor.deployments import find_deployment
-    from dynaplan.supervisor.preparation import log_directory
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.preparation import log_directory
 
     if is_model(graph):
         graph, model = GRAPH_OF_A_MODEL, graph
@@ -133,14 +133,14 @@ class ServedDeployment:
 
     def decisions(self, last: int = 100) -> list[DecisionRecord]:
         """Return the planner's last decisions as records, the oldest first."""
-        from dynaplan import wiring
+        from dynaplan.planner import factory
 
-        documents = wiring.planning.recent_decisions(self.log_dir / "planner", last)
+        documents = factory.recent_decisions(self.log_dir / "planner", last)
         return [DecisionRecord.from_json(document) for document in documents]
 
     def stop(self, *, now: bool = False) -> None:
         """End it; requests may finish, unless ``now``. Does nothing when it has ended."""
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         try:
             is_ours = find_deployment(self.namespace).arbiter.pid == self._serve_pid

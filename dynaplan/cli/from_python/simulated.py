@@ -37,11 +37,11 @@ def simulate(
     ``{"Planner.adjustment-interval": 10}``. Raises ConfigError for wrong ones.
     """
     from dynaplan.cli.simulate import simulation_of
-    from dynaplan.sdk.config import find_config_file
-    from dynaplan.sdk.importing import shipped_graphs
-    from dynaplan.simulator.report.table import rows
-    from dynaplan.simulator.shell.graph_file import read_graph
-    from dynaplan.simulator.shell.simulation import run_simulations
+    from dynaplan.graph.config import find_config_file
+    from dynaplan.graph.importing import shipped_graphs
+    from dynaplan.lab.simulate.graph_file import read_graph
+    from dynaplan.lab.simulate.simulation import run_simulations
+    from dynaplan.lab.simulate.table import rows
 
     file = find_config_file(config_file, Path.cwd(), beside=shipped_graphs()) if config_file else None
     graph = read_graph(file, overrides_of(options or {}))

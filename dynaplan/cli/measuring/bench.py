@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
-from dynaplan.domain.errors import ConfigError
-from dynaplan.foundation import screen
-from dynaplan.foundation.durations import seconds_of
-from dynaplan.foundation.tables import folded
+from dynaplan.util import screen
+from dynaplan.util.durations import seconds_of
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
     from dynaplan.cli.measuring.fleet_watch import FleetWatch
     from dynaplan.cli.measuring.foretelling import Foretelling
     from dynaplan.cli.measuring.running import Door, Measured, OfferedLoad
-    from dynaplan.simulator.outcome import Slo
-    from dynaplan.simulator.run import Result
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.lab.simulate.run import Result
+    from dynaplan.simulation.outcome import Slo
 
 EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -100,9 +100,9 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
 
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
     """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
-    from dynaplan import wiring
     from dynaplan.cli.measuring.running import OfferedLoad
-    from dynaplan.domain.trace import TracedRequest
+    from dynaplan.gateway.traced_requests import TracedRequest
+    from dynaplan.planner import factory
 
     request = TracedRequest(0.0, given["isl"], given["osl"])
     if not given["trace"]:
@@ -110,7 +110,7 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
         return OfferedLoad(given["clients"] or CLIENTS, request, partial(iter, ()), for_s)
     if given["clients"]:
         raise ConfigError("--clients and --trace are two loads", hint="Give only one of them.")
-    trace = partial(wiring.planning.read_requests, given["trace"], given["rate_scale"], given["seed"])
+    trace = partial(factory.read_requests, given["trace"], given["rate_scale"], given["seed"])
     length_s = max((each.arrival_s for each in trace()), default=0.0) + 1e-6
     return OfferedLoad(0, request, trace, min(length_s, given["for_s"] or length_s))
 
@@ -135,7 +135,7 @@ def _foretold(
     planned: Foretelling | None, load: OfferedLoad, measured: Measured
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
-    from dynaplan.simulator.closed_loop import ClosedLoop
+    from dynaplan.lab.simulate.closed_loop import ClosedLoop
 
     if planned is None or not measured.tally.sent:
         return None, ()
@@ -152,7 +152,7 @@ def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
     """Return the targets of the command line, or else of the deployment's planner, or the defaults."""
     from dynaplan.cli.scaling.afterwards import planner_settings
     from dynaplan.cli.simulate import target_ms
-    from dynaplan.simulator.outcome import Slo
+    from dynaplan.simulation.outcome import Slo
 
     settings = planner_settings(found) if found else None
     stated = settings.to_options() if settings else {}
@@ -161,20 +161,20 @@ def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
 
 def _door(found: RunningDeployment | None, url: str | None, given: Mapping[str, Any]) -> Door:
     """Return the way in; a deployment of this box brings its own key."""
-    from dynaplan import wiring
     from dynaplan.cli.measuring.running import Door
-    from dynaplan.foundation.tls.client import trusted
+    from dynaplan.config import certificates
+    from dynaplan.util.tls.client import trusted
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
-    tls = trusted(address, wiring.certificates.authorities(os.environ))
+    tls = trusted(address, certificates.authorities(os.environ))
     key = given["api_key"] or ("" if url else os.environ.get("DYNAPLAN_API_KEY", ""))
     return Door(address, key, tls, given["model"], is_text=found is not None and _is_simulated(found))
 
 
 def _is_simulated(found: RunningDeployment) -> bool:
     from dynaplan.cli.measuring.foretelling import graph_of
-    from dynaplan.domain.settings.routing import DECODE_COMPONENT
-    from dynaplan.domain.settings.worker import SIMULATED, engine_of
+    from dynaplan.config.settings.routing import DECODE_COMPONENT
+    from dynaplan.config.settings.worker import SIMULATED, engine_of
 
     return engine_of(graph_of(found).sections[DECODE_COMPONENT]) == SIMULATED
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.domain.errors import DeploymentError, UserError
-from dynaplan.domain.lifecycle import HOLDS_GPUS, Role
-from dynaplan.domain.planning.decisions import DecisionRecord
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.simulator.timeline import ChangeCount
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
+from dynaplan.lab.simulate.timeline import ChangeCount
+from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.util.errors import DeploymentError, UserError
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 MOST_RECORDS = 10_000
 """The planner's last records that are looked through for changes."""
@@ -31,7 +31,7 @@ class FleetWatch:
 
     def look(self, now_s: float) -> None:
         """Read the statefile; a deployment that has ended holds nothing more."""
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         self.gpu_s += self._held * (now_s - self._looked_s)
         self._looked_s = now_s
@@ -42,10 +42,10 @@ class FleetWatch:
 
     def changes(self) -> ChangeCount:
         """Return the planner's changes since the beginning."""
-        from dynaplan import wiring
+        from dynaplan.planner import factory
 
         counted = ChangeCount()
-        for document in wiring.planning.recent_decisions(self._found.log_dir / "planner", MOST_RECORDS):
+        for document in factory.recent_decisions(self._found.log_dir / "planner", MOST_RECORDS):
             try:
                 record = DecisionRecord.from_json(document)
                 at = datetime.fromisoformat(record.wall_time)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in
 from dynaplan.cli.simulate import dispatched, origins, simulation_of
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import COUNTS, Role
-from dynaplan.domain.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.domain.settings.worker import SIMULATED, engine_of
-from dynaplan.simulator.shell.graph_file import SECTIONS, SimulatedGraph
+from dynaplan.config.settings.routing import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.graph.lifecycle import COUNTS, Role
+from dynaplan.lab.simulate.graph_file import SECTIONS, SimulatedGraph
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.simulator.closed_loop import ClosedLoop
-    from dynaplan.simulator.options import SimulateOptions
-    from dynaplan.simulator.run import Result
-    from dynaplan.simulator.shell.simulation import Trace
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.lab.simulate.closed_loop import ClosedLoop
+    from dynaplan.lab.simulate.options import SimulateOptions
+    from dynaplan.lab.simulate.run import Result
+    from dynaplan.lab.simulate.simulation import Trace
 
 STATIC = "static"
 
@@ -34,7 +34,7 @@ class Foretelling:
 
     def result(self, load: Trace | ClosedLoop) -> Result:
         """Return the result under that load."""
-        from dynaplan.simulator.shell.simulation import run_load
+        from dynaplan.lab.simulate.simulation import run_load
 
         (result,) = run_load(self.options, load)
         return result
@@ -76,7 +76,7 @@ def foretelling(found: RunningDeployment, given: Mapping[str, Any]) -> Foretelli
 
 def graph_of(found: RunningDeployment) -> SimulatedGraph:
     """Return the deployment's merged configuration, its services under the names of the shipped graphs."""
-    from dynaplan.options.service_config import (
+    from dynaplan.config.service_config import (
         CONFIG_VARIABLE,
         SERVICE_ARGS,
         ServiceConfig,
@@ -121,7 +121,7 @@ def _present(found: RunningDeployment, role: Role) -> int:
 
 def _gpus(found: RunningDeployment) -> int:
     """Return the GPUs of the deployment, no fewer than its workers hold."""
-    from dynaplan.core.fleet.statefile import inventory_of
+    from dynaplan.fleet.rules.statefile import inventory_of
 
     workers = [worker for worker in found.workers if worker.role in (Role.PREFILL, Role.DECODE)]
     return max(len(inventory_of(found.document)), sum(max(1, len(each.gpus)) for each in workers))

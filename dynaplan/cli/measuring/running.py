@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 from dynaplan.cli.measuring.prompt_pool import PromptPool
 from dynaplan.cli.measuring.sending import Sender, Target
 from dynaplan.cli.measuring.tally import Tally
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.foundation.descriptors import raise_descriptor_limit
-from dynaplan.foundation.progress import ProgressLine
-from dynaplan.foundation.signals import on_signals
-from dynaplan.simulator.outcome import Slo
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.process.signals import on_signals
+from dynaplan.simulation.outcome import Slo
+from dynaplan.util.descriptors import raise_descriptor_limit
+from dynaplan.util.errors import DeploymentError
+from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     import aiohttp
 
     from dynaplan.cli.measuring.fleet_watch import FleetWatch
-    from dynaplan.foundation.tls.client import ClientTls
+    from dynaplan.util.tls.client import ClientTls
 
 TICK_S = 0.5
 """Seconds between two drawings of the live line."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from dynaplan.cli.measuring.answer_stream import AnswerStream, RequestFailed, streamed
 from dynaplan.cli.measuring.prompt_pool import PromptPool
 from dynaplan.cli.measuring.tally import Tally
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.foundation.backoff import Backoff
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.util.backoff import Backoff
 
 if TYPE_CHECKING:
     import aiohttp

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from typing import Any
 
 from dynaplan.cli.measuring.answer_stream import AnswerStream, RequestFailed, TimedAnswer
-from dynaplan.foundation.durations import clock
-from dynaplan.simulator.outcome import Outcome, Slo
+from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.util.durations import clock
 
 RECENT_S = 5.0
 """Seconds over which the rates of the live line are taken."""

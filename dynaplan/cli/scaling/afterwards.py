@@ -5,24 +5,24 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.core.planning.preview import is_known, next_decision
-from dynaplan.domain.errors import UserError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import DecisionRecord
-from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.planner.rules.preview import is_known, next_decision
+from dynaplan.util.errors import UserError
 
 if TYPE_CHECKING:
-    from dynaplan.core.planning.sla_policy import SlaModel
-    from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.planner.rules.sla_policy import SlaModel
 
 
 def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     """Return the settings of the planner that scales this deployment; None when none does."""
-    from dynaplan.options.planner import settings_of
-    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.planner import settings_of
+    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
 
     planner = next((each.component for each in found.workers if each.role is Role.PLANNER), "")
     if not planner:
@@ -72,9 +72,9 @@ def _when(settings: PlannerSettings, last: DecisionRecord | None, *, is_decision
 
 
 def _last_record(found: RunningDeployment) -> DecisionRecord | None:
-    from dynaplan import wiring
+    from dynaplan.planner import factory
 
-    for document in wiring.planning.recent_decisions(found.log_dir / "planner", 1):
+    for document in factory.recent_decisions(found.log_dir / "planner", 1):
         try:
             record = DecisionRecord.from_json(document)
             datetime.fromisoformat(record.wall_time)
@@ -85,6 +85,6 @@ def _last_record(found: RunningDeployment) -> DecisionRecord | None:
 
 
 def _model(last: DecisionRecord) -> SlaModel | None:
-    from dynaplan import wiring
+    from dynaplan.planner import factory
 
-    return wiring.planning.sla_model(last.settings, {}) if last.settings.is_by_targets else None
+    return factory.sla_model(last.settings, {}) if last.settings.is_by_targets else None

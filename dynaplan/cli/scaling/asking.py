@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.core.planning import guards
-from dynaplan.domain.errors import CapacityError, ConfigError, nearest
-from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.domain.planning.holds import MOST_WORKERS, Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import MOST_WORKERS, Hold, RoleHolds
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.planner.rules import guards
+from dynaplan.util.errors import CapacityError, ConfigError, nearest
 
 _ARGUMENT = re.compile(r"([+-]?)(\d{1,5})", re.ASCII)
 

@@ -7,13 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dynaplan.core.fleet.kept_keys import TimedEntries
-from dynaplan.core.fleet.statefile import Document, planner_keys_of
-from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import HOLDS, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts
-from dynaplan.domain.planning.scaling import (
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.desired_counts import (
     COUNT_KEYS,
     FREE_GPUS,
     GPUS_LEFT_OUT,
@@ -22,11 +17,16 @@ from dynaplan.domain.planning.scaling import (
     fleet_key,
     planner_prefix,
 )
-from dynaplan.domain.wire.documents import parse_object
-from dynaplan.domain.wire.store import Transaction
+from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.rules.kept_keys import TimedEntries
+from dynaplan.fleet.rules.statefile import Document, planner_keys_of
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.model import Transaction
+from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from dynaplan.ports.stores import KeyValueStore
+    from dynaplan.store.port import KeyValueStore
 
 E = TypeVar("E", bound=TimedEntries)
 

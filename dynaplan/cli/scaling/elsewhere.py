@@ -18,32 +18,26 @@ from click.core import ParameterSource
 
 from dynaplan.cli.deployment import connect
 from dynaplan.cli.scaling.asking import AskedCount, AskedHold, check_answered, check_gpus, settled
-from dynaplan.cli.scaling.counts import (
-    ATTEMPTS,
-    WrittenCounts,
-    left_out_gpus,
-    published_fleet,
-    write_counts,
-)
+from dynaplan.cli.scaling.counts import ATTEMPTS, WrittenCounts, left_out_gpus, published_fleet, write_counts
 from dynaplan.cli.scaling.holding import described
 from dynaplan.cli.scaling.waiting import UNKNOWN_START_S
-from dynaplan.domain.errors import (
+from dynaplan.config.settings.planner import KUBERNETES, LOCAL, PlannerSettings
+from dynaplan.config.settings.servers import says_where
+from dynaplan.fleet.desired_counts import DesiredCounts, planner_prefix
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import (
     ClusterUnavailable,
     ConfigError,
     DeploymentError,
     PermanentError,
     TemporaryError,
 )
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.scaling import DesiredCounts, planner_prefix
-from dynaplan.domain.settings.planner import KUBERNETES, LOCAL, PlannerSettings
-from dynaplan.domain.settings.servers import says_where
 
 if TYPE_CHECKING:
-    from dynaplan.ports.planning import ClusterConnector, CountsChange
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.planner.ports import ClusterConnector, CountsChange
+    from dynaplan.store.port import KeyValueStore
 
 USUALLY_S = 120.0
 """Time to wait, in seconds, where nothing is known of the engines' start-up times."""
@@ -91,9 +85,9 @@ async def scale_elsewhere(
 
     Raises DeploymentError when no ``serve`` has published a fleet there: nobody would carry them out.
     """
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         fleet = await published_fleet(store, namespace)
         if fleet is None:
@@ -204,10 +198,10 @@ async def release_on_cluster(namespace: str, chosen: Sequence[Role]) -> WrittenC
 
 def _connector(namespace: str) -> ClusterConnector:
     """Return a connector that carries nothing out: that is the planner's part, which knows its budget."""
-    from dynaplan import wiring
+    from dynaplan.planner import factory
 
     options = {"namespace": namespace, "environment": KUBERNETES, "no-operation": True}
-    return wiring.planning.cluster_connector(PlannerSettings.from_options(options), dict)
+    return factory.cluster_connector(PlannerSettings.from_options(options), dict)
 
 
 async def _written(connector: ClusterConnector, change: CountsChange) -> WrittenCounts:

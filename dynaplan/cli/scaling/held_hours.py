@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.scaling.afterwards import planner_settings
-from dynaplan.cli.scaling.asking import (
-    AskedCount,
-    AskedHold,
-    check_answered,
-    check_budget,
-    check_gpus,
-)
+from dynaplan.cli.scaling.asking import AskedCount, AskedHold, check_answered, check_budget, check_gpus
 from dynaplan.cli.scaling.counts import change_entries, left_out_gpus, published_fleet
 from dynaplan.cli.scaling.holding import described
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-from dynaplan.domain.planning.holds import Hold, RoleHolds
+from dynaplan.fleet.held_hours import HOURS, HeldHours
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 
 async def hold_by_hours(
@@ -35,7 +29,7 @@ async def hold_by_hours(
     is_confirmed: bool,
 ) -> None:
     """Write the holds, and say when they are open. Raises ConfigError, or CapacityError."""
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
     settings = planner_settings(found) if found else None
     if found is None or settings is None:
@@ -44,7 +38,7 @@ async def hold_by_hours(
             hint="Serve a graph with a Planner, or have cron run `dynaplan scale`.",
         )
     new = held_by_hours(asked, hold)
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
         for role, held in new.items():

@@ -10,11 +10,11 @@ from dataclasses import replace
 from datetime import datetime
 
 from dynaplan.cli.scaling.asking import AskedHold
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import LONGEST_S, MOST_WORKERS, Hold
-from dynaplan.domain.planning.hours import parse_hours
-from dynaplan.foundation.durations import clock, local_zone_name, moment, seconds_of, wall_clock
+from dynaplan.fleet.holds import LONGEST_S, MOST_WORKERS, Hold
+from dynaplan.fleet.hours import parse_hours
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.durations import clock, local_zone_name, moment, seconds_of, wall_clock
+from dynaplan.util.errors import ConfigError
 
 
 def asked_hold(

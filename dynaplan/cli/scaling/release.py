@@ -13,18 +13,18 @@ from dynaplan.cli.scaling.afterwards import planner_settings, planners_part
 from dynaplan.cli.scaling.counts import WrittenCounts, change_entries, write_counts
 from dynaplan.cli.scaling.elsewhere import environment_option, release_on_cluster
 from dynaplan.cli.scaling.reserve import GPU, gpus_of
-from dynaplan.domain.errors import ConfigError, nearest
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.domain.settings.planner import KUBERNETES
-from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
+from dynaplan.config.settings.planner import KUBERNETES
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.held_hours import HOURS, HeldHours
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.resolve import DEFAULT_NAMESPACE
+from dynaplan.util.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.store.port import KeyValueStore
 
 
 @click.command(name="release")
@@ -93,12 +93,12 @@ def _say(roles: Sequence[Role], chosen: Sequence[Role], written: WrittenCounts, 
 
 async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
     """End the reservations of these GPUs; of all without any."""
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
     def without(now: ReservedGpus) -> ReservedGpus:
         return now.without(gpus or frozenset(now.by_gpu))
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         before, _ = await change_entries(
             store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
@@ -114,14 +114,14 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> None:
 
 async def _released(found: RunningDeployment, chosen: Sequence[Role]) -> tuple[WrittenCounts, HeldHours]:
     """End the holds of these roles; return what was written, and the hours of before."""
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
     def without(_: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
         for role in chosen:
             holds = holds.replaced(role, None)
         return {}, holds
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         return await write_counts(store, found.namespace, without), await _without_hours(store, found, chosen)
     finally:

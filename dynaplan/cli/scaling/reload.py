@@ -14,7 +14,8 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.core.fleet.reloading import (
+from dynaplan.fleet.live_settings import LIVE_SETTINGS
+from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ReloadRules,
     SettingChange,
@@ -22,17 +23,16 @@ from dynaplan.core.fleet.reloading import (
     restarted,
     setting_changes,
 )
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.masking import mask_secrets
-from dynaplan.domain.wire.live_settings import LIVE_SETTINGS
-from dynaplan.foundation.tables import text_table
+from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.masking import mask_secrets
+from dynaplan.util.tables import text_table
 
 if TYPE_CHECKING:
-    from dynaplan.domain.graph import GraphSpec
-    from dynaplan.options.deadline import PrefillDeadline
-    from dynaplan.options.overrides import Sections
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.launch import Launch, Reload
+    from dynaplan.config.deadline import PrefillDeadline
+    from dynaplan.config.overrides import Sections
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.launch import Launch, Reload
+    from dynaplan.graph.model import GraphSpec
 
 LIVE_KEYS = {name.replace("_", "-"): name for name in LIVE_SETTINGS}
 """The options that change while requests flow, with the names of their keys in the store."""
@@ -106,8 +106,8 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
     What the new settings of ``config`` leave out has its usual value.
     """
-    from dynaplan.domain.settings.fields import options_of
-    from dynaplan.domain.settings.routing import DisaggregationSettings
+    from dynaplan.config.settings.fields import options_of
+    from dynaplan.config.settings.routing import DisaggregationSettings
 
     usual: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
     unsaid = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
@@ -120,7 +120,7 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
 def _launch_of(found: RunningDeployment) -> tuple[Launch, Sections | None]:
     """Return the launch as it is now, and the settings before a reload that was killed, if one was."""
-    from dynaplan.supervisor.launch import last_reload, read_launch
+    from dynaplan.fleet.launch import last_reload, read_launch
 
     try:
         launch = read_launch(found.runtime_dir)
@@ -137,9 +137,9 @@ def _read_again(launch: Launch, config_file: str | None, overrides: Sequence[str
     """Return the settings as a ``serve`` of now would read them; ConfigError with the key that is wrong."""
     from dynaplan.cli.starting.checking import check_settings
     from dynaplan.cli.starting.serve import described, found_file, warn
-    from dynaplan.sdk.config import DEPLOYMENT_CONFIG_VARIABLE
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.supervisor.launch import Reload
+    from dynaplan.fleet.launch import Reload
+    from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
+    from dynaplan.graph.graph import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.environ.pop(DEPLOYMENT_CONFIG_VARIABLE, None)
@@ -171,15 +171,15 @@ def _check_same_services(old: GraphSpec, new: GraphSpec) -> None:
 
 
 def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChange, ...]:
-    from dynaplan.domain.lifecycle import Role
-    from dynaplan.domain.settings.fields import options_of
-    from dynaplan.domain.settings.routing import DisaggregationSettings, RoutingSettings
-    from dynaplan.domain.settings.worker import engine_of
-    from dynaplan.options.deadline import OF_PLANNER
-    from dynaplan.options.service_config import section_options
-    from dynaplan.options.stock import agreed_with
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph
+    from dynaplan.config.deadline import OF_PLANNER
+    from dynaplan.config.service_config import section_options
+    from dynaplan.config.settings.fields import options_of
+    from dynaplan.config.settings.routing import DisaggregationSettings, RoutingSettings
+    from dynaplan.config.settings.worker import engine_of
+    from dynaplan.config.stock import agreed_with
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.lifecycle import Role
+    from dynaplan.graph.resolve import resolve_graph
 
     graph = launch.graph
     decode = graph.of_role(Role.DECODE)
@@ -220,7 +220,7 @@ def _learnt(old: Sections, new: Sections) -> frozenset[tuple[str, str]]:
 
 def _known_to_planner(sections: Sections) -> dict[str, Any]:
     """Return the options of the Planner with what it learns; empty where it asks only for thresholds."""
-    from dynaplan.options.planner import with_deployed
+    from dynaplan.config.planner import with_deployed
 
     planner = sections.get(PLANNER, {})
     if planner.get("policy", "load") == "load":
@@ -229,8 +229,8 @@ def _known_to_planner(sections: Sections) -> dict[str, Any]:
 
 
 def _deadline(config: Sections) -> PrefillDeadline:
-    from dynaplan.options.frontend import deadline_in
-    from dynaplan.options.service_config import section_options
+    from dynaplan.config.frontend import deadline_in
+    from dynaplan.config.service_config import section_options
 
     return deadline_in(config, section_options(config, "Planner"))
 
@@ -240,9 +240,9 @@ def flattened(graph: GraphSpec, config: Mapping[str, Mapping[str, Any]]) -> dict
 
     The frontends read the name of the model from ``Common``, too.
     """
-    from dynaplan.domain.lifecycle import Role
-    from dynaplan.options.frontend import NAMES
-    from dynaplan.options.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
+    from dynaplan.config.frontend import NAMES
+    from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
+    from dynaplan.graph.lifecycle import Role
 
     common = kebab_keys(config.get(COMMON) or {})
     sections: dict[str, dict[str, Any]] = {}

@@ -21,17 +21,17 @@ from dynaplan.cli.scaling.restart import (
     tell_to_replace,
 )
 from dynaplan.cli.scaling.waiting import times_of
-from dynaplan.domain.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
-from dynaplan.domain.lifecycle import Worker, WorkerState
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.wire.live_settings import live_settings_prefix
-from dynaplan.domain.wire.store import Transaction
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.live_settings import live_settings_prefix
+from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.store.model import Transaction
+from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from dynaplan.domain.graph import GraphSpec, ServiceSpec
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.launch import Reload
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.launch import Reload
+    from dynaplan.graph.model import GraphSpec, ServiceSpec
+    from dynaplan.store.port import KeyValueStore
 
 LOCK_FILE = "reload.lock"
 
@@ -42,7 +42,7 @@ class Reloading:
     def __init__(
         self, found: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None
     ) -> None:
-        from dynaplan.supervisor.launch import last_reload, read_launch
+        from dynaplan.fleet.launch import last_reload, read_launch
 
         self._found = found
         self._graph = graph
@@ -62,10 +62,10 @@ class Reloading:
 
     async def run(self, live: Mapping[str, str], services: Sequence[ServiceSpec]) -> None:
         """Apply it; raises PermanentError when a new worker fails, after the way back."""
-        from dynaplan import wiring
+        from dynaplan.store import connections
 
         with alone(self._found, "reload or upgrade"):
-            store = wiring.connections.connect_store()
+            store = connections.connect_store()
             try:
                 await self._run(store, live, services)
             finally:
@@ -164,8 +164,8 @@ class Reloading:
 
     def _write(self, settings: Reload) -> None:
         """Put the settings in the place of those before, whole or not at all."""
-        from dynaplan.supervisor.launch import RELOADED_FILE
-        from dynaplan.supervisor.runtime_dir import write_private
+        from dynaplan.fleet.launch import RELOADED_FILE
+        from dynaplan.fleet.runtime_dir import write_private
 
         file = self._found.runtime_dir / RELOADED_FILE
         new = file.with_suffix(".new")
@@ -189,7 +189,7 @@ class Reloading:
             click.echo(f"{name}: {value or 'as configured'}, live")
 
     def _workers(self) -> tuple[Worker, ...]:
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         return find_deployment(self._found.namespace).workers
 

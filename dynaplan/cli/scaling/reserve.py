@@ -15,16 +15,16 @@ from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.scaling.counts import change_entries
 from dynaplan.cli.scaling.holding import made_here, now_and_next
 from dynaplan.cli.scaling.waiting import times_of
-from dynaplan.domain.errors import ConfigError, TemporaryError
-from dynaplan.domain.lifecycle import HOLDS_GPUS, Role, Worker
-from dynaplan.domain.planning.holds import Hold
-from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
-from dynaplan.foundation.durations import wall_clock
-from dynaplan.foundation.progress import ProgressLine
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.errors import ConfigError, TemporaryError
+from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from dynaplan.domain.gpus import Gpu
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.gpus import Gpu
 
 GPU = "gpu="
 """The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
@@ -59,7 +59,7 @@ def command(
     found = connect(namespace)
     chosen = sorted({index for text in gpus for index in gpus_of(text)})
     made = made_here(duration, hours)
-    from dynaplan.core.fleet.statefile import inventory_of
+    from dynaplan.fleet.rules.statefile import inventory_of
 
     inventory = inventory_of(found.document)
     check_reserved(chosen, inventory, found.workers, yes)
@@ -108,8 +108,8 @@ def check_reserved(
 
 async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) -> None:
     """Write the reservations; raises ConfigError where somebody else has one."""
-    from dynaplan import wiring
-    from dynaplan.supervisor.fleet.carrying_out import check_alive
+    from dynaplan.fleet.plugin.carrying_out import check_alive
+    from dynaplan.store import connections
 
     def change(now: ReservedGpus) -> ReservedGpus:
         for index in chosen:
@@ -122,7 +122,7 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
         return now.with_gpus(dict.fromkeys(chosen, made))
 
     check_alive(found)
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         await change_entries(store, found.namespace, RESERVATIONS, ReservedGpus.from_text, change)
     finally:
@@ -131,8 +131,8 @@ async def _reserve(found: RunningDeployment, chosen: Sequence[int], made: Hold) 
 
 async def _left(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
     """Return when no worker holds any of the GPUs; raises TemporaryError after the time."""
-    from dynaplan.supervisor.deployments import find_deployment
-    from dynaplan.supervisor.fleet.carrying_out import check_alive
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.plugin.carrying_out import check_alive
 
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
     longest_s = times_of(found, roles).longest_s(starts=True, leaves=True) if timeout_s is None else timeout_s

@@ -15,15 +15,15 @@ from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import free_gpus, write_counts
 from dynaplan.cli.scaling.holding import made_here
 from dynaplan.cli.scaling.waiting import DRAINED_S, LEAST_S, longest_s, times_of, watcher
-from dynaplan.domain.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
-from dynaplan.domain.lifecycle import COUNTS, Role, Worker, WorkerState
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.scaling import SCALED_ROLES, DesiredCounts
-from dynaplan.foundation.progress import ProgressLine
+from dynaplan.fleet.desired_counts import SCALED_ROLES, DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
+from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
+from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.store.port import KeyValueStore
 
 HELD_FOR = "1h"
 """The time for which the planner keeps off the role at most, when this command is killed on the way."""
@@ -65,9 +65,9 @@ def chosen_workers(chosen: str | None, workers: Sequence[Worker]) -> list[Worker
 
 
 async def _restart(found: RunningDeployment, workers: Sequence[Worker], timeout_s: float | None) -> None:
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         patience_s = 0.0
         for number, worker in enumerate(workers, 1):
@@ -106,8 +106,8 @@ class WorkerRestart:
 
         Raises PermanentError or TemporaryError when it fails, and the old one goes on then.
         """
-        from dynaplan.supervisor.deployments import find_deployment
-        from dynaplan.supervisor.fleet.carrying_out import check_alive
+        from dynaplan.fleet.deployments import find_deployment
+        from dynaplan.fleet.plugin.carrying_out import check_alive
 
         found = find_deployment(self._namespace)
         check_alive(found)
@@ -140,7 +140,7 @@ class WorkerRestart:
 
     async def _beside(self, found: RunningDeployment) -> None:
         """Have one more worker, and then one less: the old one."""
-        from dynaplan.supervisor.fleet.carrying_out import DecisionOvertaken
+        from dynaplan.fleet.plugin.carrying_out import DecisionOvertaken
 
         name, role = self._worker.name, self._worker.role
         number = await self._ask(found, +1)
@@ -200,7 +200,7 @@ class WorkerRestart:
         return self._old() is not None
 
     def _found(self) -> RunningDeployment:
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         return find_deployment(self._namespace)
 
@@ -225,8 +225,8 @@ class WorkerRestart:
         return written.asked[role]
 
     async def _wait(self, number: int) -> None:
-        from dynaplan.supervisor.deployments import find_deployment
-        from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, carried_out
+        from dynaplan.fleet.deployments import find_deployment
+        from dynaplan.fleet.plugin.carrying_out import ScaleRequest, carried_out
 
         found = find_deployment(self._namespace)
         wanted = {self._worker.role: number}
@@ -267,7 +267,7 @@ async def restart_process(found: RunningDeployment, worker: Worker, timeout_s: f
 
 async def tell_to_replace(found: RunningDeployment, worker: Worker) -> None:
     """Have the fleet plugin replace this worker by another."""
-    from dynaplan.supervisor.circus_client import A_PERSON, CircusClient
+    from dynaplan.fleet.circus_client import A_PERSON, CircusClient
 
     circus = CircusClient(found.circus_endpoint, sender=A_PERSON)
     try:
@@ -277,6 +277,6 @@ async def tell_to_replace(found: RunningDeployment, worker: Worker) -> None:
 
 
 def _present(namespace: str, component: str) -> list[Worker]:
-    from dynaplan.supervisor.deployments import find_deployment
+    from dynaplan.fleet.deployments import find_deployment
 
     return [each for each in find_deployment(namespace).workers if each.component == component]

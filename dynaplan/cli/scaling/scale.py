@@ -23,27 +23,22 @@ from dynaplan.cli.scaling.asking import (
     settled,
 )
 from dynaplan.cli.scaling.counts import WrittenCounts, left_out_gpus, published_fleet, write_counts
-from dynaplan.cli.scaling.elsewhere import (
-    deployment_here,
-    environment_option,
-    scale_cluster,
-    scale_elsewhere,
-)
+from dynaplan.cli.scaling.elsewhere import deployment_here, environment_option, scale_cluster, scale_elsewhere
 from dynaplan.cli.scaling.held_hours import hold_by_hours
 from dynaplan.cli.scaling.holding import asked_hold, described
 from dynaplan.cli.scaling.waiting import longest_s, times_of, watcher
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import RoleHolds
-from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts
-from dynaplan.domain.settings.planner import KUBERNETES
-from dynaplan.foundation.progress import ProgressLine
-from dynaplan.sdk.resolve import DEFAULT_NAMESPACE
+from dynaplan.config.settings.planner import KUBERNETES
+from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts
+from dynaplan.fleet.holds import RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.resolve import DEFAULT_NAMESPACE
+from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from dynaplan.domain.settings.planner import PlannerSettings
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
+    from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+    from dynaplan.store.port import KeyValueStore
 
 
 @click.command(name="scale")
@@ -132,11 +127,11 @@ async def _scale(
     *,
     is_confirmed: bool,
 ) -> None:
-    from dynaplan import wiring
-    from dynaplan.supervisor.fleet.carrying_out import ScaleRequest, check_alive
+    from dynaplan.fleet.plugin.carrying_out import ScaleRequest, check_alive
+    from dynaplan.store import connections
 
     settings = planner_settings(found)
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         fleet = await published_fleet(store, found.namespace)
         left_out = await left_out_gpus(store, found.namespace)
@@ -169,7 +164,7 @@ async def _wait(
     found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
 ) -> None:
     """Wait, and show the progress, for that time; None: as long as it may well take."""
-    from dynaplan.supervisor.fleet.carrying_out import carried_out
+    from dynaplan.fleet.plugin.carrying_out import carried_out
 
     times = times_of(found, request.wanted)
     longest = longest_s(found, request.wanted, times) if timeout_s is None else timeout_s

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.deployment import connect, namespace_option
-from dynaplan.domain.errors import ConfigError, TemporaryError, nearest
+from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.ports.stores import Store
+    from dynaplan.store.port import Store
 
 POLL_S = 0.1
 """Seconds between two looks whether the workers are awake."""
@@ -36,9 +36,9 @@ def command(worker: str | None, namespace: str | None, timeout_s: float) -> None
 
 async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
-    from dynaplan import wiring
+    from dynaplan.store import connections
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     begun_s = time.monotonic()
     try:
         asleep = {
@@ -65,9 +65,9 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Ask each worker; an earlier reason is taken away, so that the next one is the answer."""
-    from dynaplan.domain.wire.instance_keys import ASLEEP
-    from dynaplan.domain.wire.store import Transaction
-    from dynaplan.serving.routing.sleepers import wish_awake
+    from dynaplan.gateway.routing.sleeping_workers import wish_awake
+    from dynaplan.store.instance_keys import ASLEEP
+    from dynaplan.store.model import Transaction
 
     for instance_id, _ in asleep.values():
         key = ASLEEP.key(namespace, instance_id)
@@ -78,8 +78,8 @@ async def _ask(store: Store, namespace: str, asleep: dict[str, tuple[int, str]])
 
 async def _asleep(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
-    from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance
-    from dynaplan.domain.wire.instance_keys import ASLEEP
+    from dynaplan.store.instance_keys import ASLEEP
+    from dynaplan.store.instances import SERVICES_PREFIX, Instance
 
     items = await store.list(ASLEEP.prefix(namespace))
     reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.settings.fields import WRITTEN
-from dynaplan.domain.settings.worker import SIMULATED, engine_of
-from dynaplan.options.service_config import section_options, served_model_name
-from dynaplan.options.stock import agreed_with
+from dynaplan.config.service_config import section_options, served_model_name
+from dynaplan.config.settings.fields import WRITTEN
+from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.config.stock import agreed_with
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.domain.graph import GraphSpec, ServiceSpec
-    from dynaplan.options.overrides import Sections
-    from dynaplan.sdk.graph import Graph
+    from dynaplan.config.overrides import Sections
+    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.model import GraphSpec, ServiceSpec
 
 Options = Mapping[str, Any]
 
@@ -46,9 +46,9 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     Whatever is a path in ``directory`` becomes absolute, for workers may run elsewhere, and every worker
     has the name that clients use: its own ``served-model-name``, the Frontend's, or the path's last part.
     """
-    from dynaplan import wiring
-    from dynaplan.options.overrides import merge_sections
-    from dynaplan.sdk.validation import real_engine
+    from dynaplan.config.overrides import merge_sections
+    from dynaplan.engines import registry
+    from dynaplan.graph.validation import real_engine
 
     located: Sections = {}
     for service in graph.services():
@@ -58,7 +58,7 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
         found = {key: _found(options[key], directory, paths[key] == WRITTEN) for key in given}
         engine = real_engine(service, options)
         if engine and options.get("model"):
-            model, usual = wiring.engines.model_location(engine, options["model"], directory)
+            model, usual = registry.model_location(engine, options["model"], directory)
             found["model"] = model
             found["served-model-name"] = (
                 options.get("served-model-name") or served_model_name(config) or usual
@@ -77,12 +77,12 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
     decode, prefill = spec.of_role(Role.DECODE), spec.of_role(Role.PREFILL)
     if decode is None or prefill is None:
         return
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
     both = [section_options(config, each.name) for each in (decode, prefill)]
     engines = {engine_of(options) for options in both}
     real = sorted(engines - {SIMULATED})
-    if not real or not engines <= set(wiring.engines.ENGINES):
+    if not real or not engines <= set(registry.ENGINES):
         return
     for key in agreed_with(real[0]):
         values = [engine_of(options) if key == "engine" else options.get(key) for options in both]
@@ -95,13 +95,13 @@ def _check_both_sides(spec: GraphSpec, config: Sections) -> None:
 
 
 def _check_engine(options: Options, service: ServiceSpec, _graph: GraphSpec) -> list[str]:
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
-    return wiring.engines.check_engine(engine_of(options), options, service.gpus)
+    return registry.check_engine(engine_of(options), options, service.gpus)
 
 
 def _check_planner(options: Options, _service: ServiceSpec, graph: GraphSpec) -> list[str]:
-    from dynaplan.options.planner import in_namespace, settings_of
+    from dynaplan.config.planner import in_namespace, settings_of
     from dynaplan.planner.assembly import check_sources
 
     check_sources(settings_of(in_namespace(options, graph.namespace)))

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import click
 
-from dynaplan.foundation import screen
-from dynaplan.foundation.durations import clock
-from dynaplan.foundation.progress import ProgressLine
-from dynaplan.supervisor.upkeep.service_notices import READY
+from dynaplan.fleet.upkeep.service_notices import READY
+from dynaplan.util import screen
+from dynaplan.util.durations import clock
+from dynaplan.util.progress import ProgressLine
 
 DETACH = "--detach"
 
@@ -42,7 +42,7 @@ PROGRAM = (sys.executable, "-P", "-m", "dynaplan", "serve")
 
 BOUND_PROGRAM = (
     *(sys.executable, "-P", "-c"),
-    "import sys; from dynaplan.foundation.guard import die_with_parent; "
+    "import sys; from dynaplan.process.parent_death import die_with_parent; "
     "die_with_parent(int(sys.argv[1])); sys.argv[1] = 'serve'; from dynaplan.cli import main; main()",
 )
 """The same, killed by the kernel when the process ends that started it, whose pid is its first argument."""
@@ -72,8 +72,8 @@ def detached(arguments: Sequence[str], directory: Path, namespace: str) -> int:
 
     0 when it is ready, else the code with which it ended. Ctrl-C meanwhile ends it in order.
     """
-    from dynaplan.supervisor.deployments import find_deployment
-    from dynaplan.supervisor.preparation import log_directory
+    from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.preparation import log_directory
 
     try:
         started = start_detached(arguments, directory, log_directory(namespace) / LOG_FILE)

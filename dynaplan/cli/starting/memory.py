@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.core.engine.kv_memory import MemoryNeed, longest_context
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.memory import BoxMemory
-from dynaplan.domain.settings.worker import engine_of
-from dynaplan.options.service_config import section_options
+from dynaplan.config.service_config import section_options
+from dynaplan.config.settings.worker import engine_of
+from dynaplan.engines.timing_model.kv_memory import MemoryNeed, longest_context
+from dynaplan.process.memory_model import BoxMemory
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.domain.gpus import Gpu
-    from dynaplan.domain.graph import GraphSpec, ServiceSpec
-    from dynaplan.options.overrides import Sections
+    from dynaplan.config.overrides import Sections
+    from dynaplan.fleet.gpus import Gpu
+    from dynaplan.graph.model import GraphSpec, ServiceSpec
 
 GB = 2**30
 LLAMACPP = "llamacpp"
@@ -45,7 +45,7 @@ def check_memory(
 
     Raises ConfigError, with the longest context that fits, when a worker can certainly not start.
     """
-    from dynaplan import wiring
+    from dynaplan.engines import registry
 
     found = [
         memory
@@ -54,7 +54,7 @@ def check_memory(
     ]
     if not found:
         return [], []
-    box = wiring.engines.box_memory()
+    box = registry.box_memory()
     lines = [_line(each, box) for each in found]
     warnings = [text for each in found if each.gpu_bytes and (text := _judged(each))]
     return lines, warnings + _judged_together([each for each in found if not each.gpu_bytes], box)
@@ -65,7 +65,7 @@ def _service_memory(
 ) -> ServiceMemory | None:
     options = section_options(config, service.name)
     engine = engine_of(options)
-    need = wiring.engines.memory_need(engine, options, service.gpus)
+    need = registry.memory_need(engine, options, service.gpus)
     if need is None:
         return None
     smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)

@@ -22,21 +22,21 @@ from dynaplan.cli.overriding import (
     model_override,
     serve_command,
 )
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.domain.settings.worker import ProcessSettings
-from dynaplan.domain.wire.discovery import is_loopback
-from dynaplan.foundation import screen
-from dynaplan.foundation.log_lines import FORMAT_VARIABLE
-from dynaplan.foundation.signals import ended_by_sigint
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.process.signals import ended_by_sigint
+from dynaplan.store.instances import is_loopback
+from dynaplan.util import screen
+from dynaplan.util.log_lines import FORMAT_VARIABLE
 
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
-"""The variable of ``supervisor/upkeep/event_hook.py``, which the help page need not import."""
+"""The variable of ``fleet/upkeep/event_hook.py``, which the help page need not import."""
 
 if TYPE_CHECKING:
-    from dynaplan.domain.graph import GraphSpec
-    from dynaplan.foundation.children.holding import HolderLink
-    from dynaplan.options.overrides import Sections
-    from dynaplan.sdk.graph import Graph
+    from dynaplan.config.overrides import Sections
+    from dynaplan.graph.graph import Graph
+    from dynaplan.graph.model import GraphSpec
+    from dynaplan.process.holding import HolderLink
 
 
 @click.command(
@@ -179,7 +179,7 @@ def command(
             graph, config_file = _graph_of(graph, config_file, ctx)
         directory = _entered(working_dir or default_working_dir(graph))
         loaded, config, spec, warnings = described(graph, config_file, directory, namespace, ctx.obj)
-        from dynaplan.supervisor.serve import ServeOptions, serve
+        from dynaplan.fleet.serve import ServeOptions, serve
 
         if service_name:
             spec = only_service(spec, service_name)
@@ -215,8 +215,8 @@ def below_holder(
     before had started, and that has ended. None where nothing was to be adopted.
     """
     from dynaplan.cli.starting.detaching import PROGRAM
-    from dynaplan.foundation.children.holding import held, inherited_link
-    from dynaplan.foundation.descriptors import raise_descriptor_limit
+    from dynaplan.process.holding import held, inherited_link
+    from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
@@ -228,7 +228,7 @@ def below_holder(
     link.arguments = arguments
     _have_fork_server(link)
     with ended_by_sigint():
-        from dynaplan.supervisor.serve import serve_on
+        from dynaplan.fleet.serve import serve_on
     return link, serve_on(link)
 
 
@@ -238,10 +238,10 @@ def _have_fork_server(link: HolderLink) -> None:
     They are workers, the fleet plugin, and ``serve`` itself when it comes back.
     """
     from dynaplan.cli.starting.detaching import PROGRAM
-    from dynaplan.supervisor import fleet
+    from dynaplan.fleet import plugin as fleet
 
     link.have_fork_server(
-        "dynaplan.wiring.preloading",
+        "dynaplan.fleet.preloading",
         [[sys.executable, "-m", "dynaplan.worker.main"], PROGRAM, fleet.PROGRAM],
         ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_"),
     )
@@ -255,7 +255,7 @@ def _listening(host: str | None, port: int | None, frontend: Mapping[str, Any]) 
 
 def _entered(directory: Path) -> Path:
     """Settle the paths that were given, change to the directory and return it; GraphError without it."""
-    from dynaplan.domain.errors import GraphError
+    from dynaplan.util.errors import GraphError
 
     directory = directory.resolve()
     if not directory.is_dir():
@@ -270,10 +270,10 @@ def described(
 ) -> tuple[Graph, Sections, GraphSpec, list[str]]:
     """Return the graph, its configuration, its services with their settings, and warnings."""
     from dynaplan.cli.starting.checking import locate_models
-    from dynaplan.sdk.config import read_config
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph
-    from dynaplan.sdk.validation import unused_common, validate_config
+    from dynaplan.graph.config import read_config
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.resolve import resolve_graph
+    from dynaplan.graph.validation import unused_common, validate_config
 
     loaded = load_graph(graph, directory)
     config = read_config(found_file(config_file, directory, loaded), overrides)
@@ -284,7 +284,7 @@ def described(
 
 def found_file(name: str | None, directory: Path, graph: Graph) -> Path | None:
     """Return the file of ``-f NAME``, which the working directory or the graph's module has; None without."""
-    from dynaplan.sdk.config import find_config_file
+    from dynaplan.graph.config import find_config_file
 
     return find_config_file(name, directory, graph) if name else None
 
@@ -299,10 +299,10 @@ def _graph_of(model: str, config_file: str | None, ctx: click.Context) -> tuple[
 
 def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None) -> list[str]:
     """Return a line for each service about its model's memory; warns, or raises ConfigError."""
-    from dynaplan import wiring
     from dynaplan.cli.starting.memory import check_memory
+    from dynaplan.fleet import local_host
 
-    lines, warnings = check_memory(spec, config, *wiring.box.gpu_inventory(gpus))
+    lines, warnings = check_memory(spec, config, *local_host.gpu_inventory(gpus))
     warn(warnings)
     return lines
 
@@ -316,8 +316,8 @@ def dry_run_page(
     memory: list[str],
 ) -> str:
     """Return what ``--dry-run`` prints: the configuration, the models' memory, the workers and the GPUs."""
-    from dynaplan.sdk.config import dry_run_text, environment_text
-    from dynaplan.supervisor.serve import gpu_map
+    from dynaplan.fleet.serve import gpu_map
+    from dynaplan.graph.config import dry_run_text, environment_text
 
     parts = [dry_run_text(config), environment_text(config) if show_env else "", "\n".join(memory)]
     return "\n\n".join(filter(None, [*parts, gpu_map(spec, config, gpus, use_busy_gpus)]))
@@ -348,7 +348,7 @@ def only_service(spec: GraphSpec, name: str) -> GraphSpec:
     """Return the graph with that service alone."""
     from dataclasses import replace
 
-    from dynaplan.domain.errors import GraphError, nearest
+    from dynaplan.util.errors import GraphError, nearest
 
     service = spec.service(name)
     if service is None:

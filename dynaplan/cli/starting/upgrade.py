@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.deployment import connect, namespace_argument
-from dynaplan.domain.errors import DeploymentError
+from dynaplan.util.errors import DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.held.versions import RunningServe
-    from dynaplan.supervisor.launch import Launch
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.launch import Launch
+    from dynaplan.fleet.reattach.versions import RunningServe
 
 STOP_AND_SERVE = "`dynaplan stop`, then `dynaplan serve`, starts this version."
 
@@ -44,8 +44,8 @@ def command(namespace: str | None, force: bool, timeout: float | None) -> None:
 
 def _check_format(namespace: str | None) -> None:
     """Raise DeploymentError for a statefile of a format that this version does not know."""
-    from dynaplan.core.fleet.statefile import VERSION
-    from dynaplan.supervisor.deployments import statefiles
+    from dynaplan.fleet.deployments import statefiles
+    from dynaplan.fleet.rules.statefile import VERSION
 
     for path in statefiles(namespace):
         try:
@@ -61,7 +61,7 @@ def _check_format(namespace: str | None) -> None:
 
 def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
     """Return the ``serve`` that runs; raises DeploymentError when it cannot be replaced, or needs not be."""
-    from dynaplan.supervisor.held.versions import own_version, read_serve
+    from dynaplan.fleet.reattach.versions import own_version, read_serve
 
     if (owner := os.stat(found.runtime_dir).st_uid) != os.getuid():
         raise DeploymentError(
@@ -86,7 +86,7 @@ def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
 
 
 def _launch_of(found: RunningDeployment) -> Launch:
-    from dynaplan.supervisor.launch import read_launch
+    from dynaplan.fleet.launch import read_launch
 
     try:
         return read_launch(found.runtime_dir)
@@ -100,9 +100,9 @@ def check_configuration(launch: Launch) -> None:
     """Raise a UserError where this version, in this environment, cannot run the graph or its settings."""
     from dynaplan.cli.starting.checking import check_settings
     from dynaplan.cli.starting.serve import warn
-    from dynaplan.sdk.graph import load_graph
-    from dynaplan.sdk.resolve import resolve_graph
-    from dynaplan.sdk.validation import validate_config
+    from dynaplan.graph.graph import load_graph
+    from dynaplan.graph.resolve import resolve_graph
+    from dynaplan.graph.validation import validate_config
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.chdir(directory)

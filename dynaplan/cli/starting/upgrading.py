@@ -12,15 +12,15 @@ import click
 from dynaplan.cli.scaling.reloading import alone
 from dynaplan.cli.scaling.restart import FREED_WITHIN_S, WorkerRestart, restart_process
 from dynaplan.cli.starting.detaching import PROGRAM
-from dynaplan.domain.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
-from dynaplan.domain.lifecycle import Worker
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.wire.pulse import PLUGIN_PULSE
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from dynaplan.ports.stores import KeyValueStore
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.held.versions import RunningServe
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.reattach.versions import RunningServe
+    from dynaplan.store.port import KeyValueStore
 
 TAKEN_WITHIN_S = 150.0
 """Longest time for the new ``serve`` to be there, or the old one again: a trial of 60 s, and two starts."""
@@ -47,7 +47,7 @@ class Upgrading:
 
         Raises PermanentError when the new version does not come up, or a new worker does not start.
         """
-        from dynaplan.supervisor.held.versions import own_version
+        from dynaplan.fleet.reattach.versions import own_version
 
         begun_s = time.monotonic()
         with alone(self._found, "reload or upgrade"):
@@ -68,9 +68,9 @@ class Upgrading:
 
     async def _take_over(self) -> RunningServe:
         """Have this version's ``serve`` started in the place of the old; return it once it is there."""
-        from dynaplan.supervisor.circus_client import A_PERSON, CircusClient, CommandRefused
-        from dynaplan.supervisor.held.making_way import MAKE_WAY, request
-        from dynaplan.supervisor.held.versions import own_version
+        from dynaplan.fleet.circus_client import A_PERSON, CircusClient, CommandRefused
+        from dynaplan.fleet.reattach.making_way import MAKE_WAY, request
+        from dynaplan.fleet.reattach.versions import own_version
 
         circus = CircusClient(self._found.circus_endpoint, sender=A_PERSON)
         try:
@@ -93,7 +93,7 @@ class Upgrading:
 
     async def _successor(self) -> RunningServe:
         """Return the ``serve`` that comes after the one that was found; TemporaryError when none does."""
-        from dynaplan.supervisor.held.versions import read_serve
+        from dynaplan.fleet.reattach.versions import read_serve
 
         deadline_s = time.monotonic() + TAKEN_WITHIN_S
         while time.monotonic() < deadline_s:
@@ -107,9 +107,9 @@ class Upgrading:
 
     async def _keeps(self, serve: RunningServe) -> None:
         """Return when the fleet plugin of that ``serve`` keeps the workers."""
-        from dynaplan import wiring
+        from dynaplan.fleet import local_host
 
-        heartbeats = wiring.box.heartbeats(self._found.runtime_dir)
+        heartbeats = local_host.heartbeats(self._found.runtime_dir)
         deadline_s = time.monotonic() + KEEPS_WITHIN_S
         while time.monotonic() < deadline_s:
             pulse = heartbeats.read(PLUGIN_PULSE)
@@ -123,9 +123,9 @@ class Upgrading:
 
     async def _renew(self) -> int:
         """Replace all workers that are not of this version; return how many."""
-        from dynaplan import wiring
+        from dynaplan.store import connections
 
-        store, patience_s = wiring.connections.connect_store(), 0.0
+        store, patience_s = connections.connect_store(), 0.0
         tried: set[tuple[str, int]] = set()
         try:
             while left := [each for each in self._left() if (each.name, each.pid) not in tried]:
@@ -146,6 +146,6 @@ class Upgrading:
         return new, FREED_WITHIN_S if restart.was_beside else 0.0
 
     def _left(self) -> list[Worker]:
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         return self._old(find_deployment(self._found.namespace).workers)

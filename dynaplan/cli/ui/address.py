@@ -7,8 +7,8 @@ import os
 import click
 
 from dynaplan.cli.deployment import connect, namespace_argument
-from dynaplan.console.page_access import page_url
-from dynaplan.domain.errors import DeploymentError
+from dynaplan.fleet.page_access import page_url
+from dynaplan.util.errors import DeploymentError
 
 
 @click.command(name="ui")

@@ -1,6 +1,6 @@
 """Looks at a deployment for its web page: ``python -m dynaplan.cli.ui.feed NAMESPACE PARENT_PID``.
 
-A frontend starts it while the page is open; ``dynaplan.console.viewers`` says what is written and read. It is
+A frontend starts it while the page is open; ``dynaplan.webui.viewers`` says what is written and read. It is
 a process of its own, so that looking and drawing never hold a token up. It ends with its input.
 """
 
@@ -16,17 +16,12 @@ from typing import Any
 
 from dynaplan.cli.watching.following import Following
 from dynaplan.cli.watching.view import view_of
-from dynaplan.console.live_charts import ChartsAsked, ChartsLimits, TimedChange, live_svg
-from dynaplan.console.samples import (
-    DeploymentSample,
-    sample_of_look,
-    samples_of_log,
-    time_of,
-)
-from dynaplan.console.viewers import TROUBLE
-from dynaplan.core.planning.explaining import explain, in_one_line, is_change
-from dynaplan.domain.errors import DynaplanError
-from dynaplan.foundation.guard import die_with_parent
+from dynaplan.planner.rules.explaining import explain, in_one_line, is_change
+from dynaplan.process.parent_death import die_with_parent
+from dynaplan.util.errors import DynaplanError
+from dynaplan.webui.live_charts import ChartsAsked, ChartsLimits, TimedChange, live_svg
+from dynaplan.webui.samples import DeploymentSample, sample_of_look, samples_of_log, time_of
+from dynaplan.webui.viewers import TROUBLE
 
 LOOK_S = 3.0
 """Time between two looks, in seconds."""
@@ -188,13 +183,13 @@ class PageFeed:
 
 
 async def _run(namespace: str) -> None:
-    from dynaplan import wiring
+    from dynaplan.planner import factory
 
     following = Following(namespace)
     planner_dir = following.found.log_dir / "planner"
     feed = PageFeed(
         following,
-        lambda last, tail_bytes: wiring.planning.recent_decisions(planner_dir, last, tail_bytes),
+        lambda last, tail_bytes: factory.recent_decisions(planner_dir, last, tail_bytes),
         _print,
     )
     reader = asyncio.StreamReader()

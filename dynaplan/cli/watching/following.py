@@ -14,12 +14,12 @@ from dynaplan.cli.watching.figures import Counts, LoadWindow
 from dynaplan.cli.watching.gathering import DeploymentAnswers, Gathering, document_of
 from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.rows import ENGINE_ROLES
-from dynaplan.domain.wire.discovery import public_urls
+from dynaplan.store.instances import public_urls
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from dynaplan.supervisor.deployments import RunningDeployment
+    from dynaplan.fleet.deployments import RunningDeployment
 
 SELDOM_S = 5.0
 """Time between two looks at what costs the deployment more than the rest, or changes seldom, in seconds:
@@ -42,15 +42,16 @@ class Following:
     """
 
     def __init__(self, namespace: str | None) -> None:
-        from dynaplan import wiring
-        from dynaplan.core.fleet.statefile import inventory_of
+        from dynaplan.fleet import local_host
+        from dynaplan.fleet.rules.statefile import inventory_of
+        from dynaplan.planner import factory
 
         self.found: RunningDeployment = connect(namespace)
         self._gathering = Gathering(self.found.namespace)
-        self._read_counts = wiring.planning.frontend_times(self.found.namespace)
+        self._read_counts = factory.frontend_times(self.found.namespace)
         self._gpus = inventory_of(self.found.document)
-        self._read_uses = wiring.box.gpu_uses(self._gpus)
-        self._read_activity = wiring.box.gpu_activity(self._gpus)
+        self._read_uses = local_host.gpu_uses(self._gpus)
+        self._read_activity = local_host.gpu_activity(self._gpus)
         self._session: aiohttp.ClientSession | None = None
         self._window = LoadWindow()
         self._routed: Mapping[str, Mapping[str, str]] = {}
@@ -92,13 +93,13 @@ class Following:
         await self._gathering.close()
 
     def _find_again(self) -> None:
-        from dynaplan.supervisor.deployments import find_deployment
+        from dynaplan.fleet.deployments import find_deployment
 
         self.found = find_deployment(self.found.namespace)
 
     async def _look_seldom(self, answers: DeploymentAnswers) -> None:
-        from dynaplan import wiring
-        from dynaplan.core.planning.explaining import in_one_line
+        from dynaplan.planner import factory
+        from dynaplan.planner.rules.explaining import in_one_line
 
         self._routed = await routing(answers.registered)
         counts: dict[tuple[str, str], float] = {}
@@ -107,7 +108,7 @@ class Following:
                 counts[key] = counts.get(key, 0.0) + value
         if counts:
             self._window.add(time.monotonic(), counts)
-        records = wiring.planning.recent_decisions(self.found.log_dir / "planner", 1)
+        records = factory.recent_decisions(self.found.log_dir / "planner", 1)
         if records:
             budget = records[0].get("next_state", {}).get("error_budget")
             self._decision = {"last_decision": in_one_line(records[0]), "error_budget": budget}
@@ -116,10 +117,10 @@ class Following:
         """Return the counts of the frontends at that address; None when they do not answer."""
         import aiohttp
 
-        from dynaplan import wiring
+        from dynaplan.config import certificates
 
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=wiring.certificates.authorities(os.environ))
+            connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
             timeout = aiohttp.ClientTimeout(total=FRONTEND_S)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         try:

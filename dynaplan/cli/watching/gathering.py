@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.scaling.afterwards import planner_settings
 from dynaplan.cli.scaling.counts import held_in, readable, readable_holds
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, worker_row
-from dynaplan.core.fleet.statefile import planner_keys_of
-from dynaplan.domain.lifecycle import HOLDS_GPUS
-from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-from dynaplan.domain.planning.holds import HOLDS, RoleHolds
-from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus, reserved_words
-from dynaplan.domain.planning.scaling import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
-from dynaplan.domain.routes import ALL_METRICS_PATH
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX, Instance, public_urls
-from dynaplan.domain.wire.documents import parse_object
-from dynaplan.foundation.durations import wall_clock
+from dynaplan.fleet.desired_counts import FREE_GPUS, DesiredCounts, fleet_key, planner_prefix
+from dynaplan.fleet.held_hours import HOURS, HeldHours
+from dynaplan.fleet.holds import HOLDS, RoleHolds
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.store.instances import SERVICES_PREFIX, Instance, public_urls
+from dynaplan.util.documents import parse_object
+from dynaplan.util.durations import wall_clock
+from dynaplan.util.http_routes import ALL_METRICS_PATH
 
 if TYPE_CHECKING:
-    from dynaplan.domain.wire.worker_load import WorkerLoad
-    from dynaplan.ports.planning import MetricsSource
-    from dynaplan.ports.stores import Store
-    from dynaplan.supervisor.deployments import RunningDeployment
-    from dynaplan.supervisor.held.versions import RunningServe
+    from dynaplan.engines.worker_load import WorkerLoad
+    from dynaplan.fleet.deployments import RunningDeployment
+    from dynaplan.fleet.reattach.versions import RunningServe
+    from dynaplan.planner.ports import MetricsSource
+    from dynaplan.store.port import Store
 
 ANSWER_S = 1.0
 """Half of the time in which the store must list the workers."""
@@ -74,11 +74,12 @@ class Gathering:
     """
 
     def __init__(self, namespace: str) -> None:
-        from dynaplan import wiring
+        from dynaplan.planner import factory
+        from dynaplan.store import connections
 
         self._namespace = namespace
-        self._store: Store = wiring.connections.connect_store()
-        self._metrics: MetricsSource = wiring.planning.worker_metrics()
+        self._store: Store = connections.connect_store()
+        self._metrics: MetricsSource = factory.worker_metrics()
 
     async def answers(self) -> DeploymentAnswers:
         """Ask the store and the workers."""
@@ -87,8 +88,8 @@ class Gathering:
 
     async def listed(self) -> DeploymentAnswers:
         """Ask the store, and no worker."""
-        from dynaplan.domain.errors import StoreUnavailable
-        from dynaplan.runtime.unreadable import prefixes, uncallable, unreadable
+        from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
+        from dynaplan.util.errors import StoreUnavailable
 
         namespace = self._namespace
         try:
@@ -135,8 +136,8 @@ def document_of(
     found: RunningDeployment, answers: DeploymentAnswers, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the JSON form of one deployment."""
-    from dynaplan.core.fleet.observing import unmanaged
-    from dynaplan.supervisor.held.versions import read_serve
+    from dynaplan.fleet.reattach.versions import read_serve
+    from dynaplan.fleet.rules.observing import unmanaged
 
     serve = read_serve(found.runtime_dir)
     held = (answers.holds or held_in(found.document)).by_role
@@ -196,7 +197,7 @@ def document_of_store(
 
 def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
-    from dynaplan.domain.planning.scaling import SCALED_ROLES
+    from dynaplan.fleet.desired_counts import SCALED_ROLES
 
     settings, desired = planner_settings(found), answers.desired
     promised = settings.targets() if settings and settings.is_by_targets else None
@@ -212,8 +213,8 @@ def _service(found: RunningDeployment, answers: DeploymentAnswers) -> dict[str, 
 
 def _dispatch(found: RunningDeployment) -> str | None:
     """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
-    from dynaplan.options.frontend import deadline_in
-    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.frontend import deadline_in
+    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
     deadline = deadline_in(config, section_options(config, "Planner"))
@@ -235,7 +236,7 @@ def _models(answers: DeploymentAnswers) -> list[str]:
 
 def _gpus(found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
     """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
-    from dynaplan.core.fleet.statefile import inventory_of
+    from dynaplan.fleet.rules.statefile import inventory_of
 
     reserved = reservations.in_force(time.time(), wall_clock)
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
@@ -263,8 +264,8 @@ def _of_another_version(found: RunningDeployment, serve: RunningServe | None) ->
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
-    from dynaplan import wiring
-    from dynaplan.domain.wire.pulse import PLUGIN_PULSE, SERVE_PULSE
+    from dynaplan.fleet import local_host
+    from dynaplan.fleet.heartbeat import PLUGIN_PULSE, SERVE_PULSE
 
     hints = {
         SERVE_PULSE: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
@@ -273,7 +274,7 @@ def _troubles(found: RunningDeployment) -> list[str]:
     for worker in found.workers:
         if worker.role.value == "planner":
             hints[worker.name] = (f"the planner {worker.name}", "The fleet plugin starts it again")
-    heartbeats = wiring.box.heartbeats(found.runtime_dir)
+    heartbeats = local_host.heartbeats(found.runtime_dir)
     pulses = {name: heartbeats.read(name) for name in hints}
     serve = pulses[SERVE_PULSE]
     if serve and serve.process != found.arbiter and not serve.is_alive:
@@ -287,12 +288,12 @@ def _troubles(found: RunningDeployment) -> list[str]:
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
-    from dynaplan import wiring
-    from dynaplan.core.fleet.startup_times import startup_key, usual_s
-    from dynaplan.options.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig, section_options
+    from dynaplan.fleet import local_host
+    from dynaplan.fleet.rules.startup_times import startup_key, usual_s
 
     config = ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
-    times = wiring.box.startup_times(found.statefile).read()
+    times = local_host.startup_times(found.statefile).read()
     return {
         worker.name: usual_s(times, startup_key(worker, section_options(config, worker.component)))
         for worker in found.workers

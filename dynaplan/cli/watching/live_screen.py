@@ -13,8 +13,8 @@ from typing import Any
 
 from dynaplan.cli.watching import page, painting
 from dynaplan.cli.watching.view import View, view_of
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.foundation.tables import folded
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.util.tables import folded
 
 EVERY_S = 1.0
 """Time between two looks, in seconds."""

@@ -22,7 +22,7 @@ FOLLOW_S = 0.2
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 def command(workers: Sequence[str], namespace: str | None, lines: int, follow: bool) -> None:
     """Print the end of these logs, or of all; etcd, NATS, circus and the fleet plugin have one too."""
-    from dynaplan.supervisor.deployments import tail
+    from dynaplan.fleet.deployments import tail
 
     found = connect(namespace)
     paths = [_path(found.log_dir, name) for name in workers] or sorted(found.log_dir.glob("*.log"))
@@ -36,7 +36,7 @@ def command(workers: Sequence[str], namespace: str | None, lines: int, follow: b
 
 
 def _path(log_dir: Path, name: str) -> Path:
-    from dynaplan.domain.errors import ConfigError, nearest
+    from dynaplan.util.errors import ConfigError, nearest
 
     path = log_dir / f"{name}.log"
     if path.is_file():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dynaplan.cli.watching.view import LEAST_NEEDED, View
-from dynaplan.foundation import screen
-from dynaplan.foundation.tables import folded, text_table
+from dynaplan.util import screen
+from dynaplan.util.tables import folded, text_table
 
 GPUS_LEAST_NEEDED = ("NAME", "WATTS", "MEMORY")
 """The columns of the GPUs that a narrow screen does without, the first first."""

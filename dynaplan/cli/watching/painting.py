@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 _SGR = re.compile(r"\x1b\[([\d;]*)m")
 _COLOURS = {31: curses.COLOR_RED, 32: curses.COLOR_GREEN, 33: curses.COLOR_YELLOW}
-"""The codes that ``click.style`` writes for the colours of ``foundation/screen.py``."""
+"""The codes that ``click.style`` writes for the colours of ``util/screen.py``."""
 
 
 def begin(is_coloured: bool) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynaplan.core.fleet.removals import Removal
+    from dynaplan.fleet.rules.removals import Removal
 
 ANSWER_S = 1.0
 """Seconds in which the store must answer."""
@@ -16,13 +16,13 @@ ANSWER_S = 1.0
 
 async def removals(namespace: str) -> tuple[Removal, ...]:
     """Read the last removals, the newest last; none where the store does not answer."""
-    from dynaplan import wiring
-    from dynaplan.core.fleet.removals import removals_in
-    from dynaplan.domain.errors import StoreUnavailable
-    from dynaplan.domain.planning.scaling import fleet_key
-    from dynaplan.domain.wire.documents import parse_object
+    from dynaplan.fleet.desired_counts import fleet_key
+    from dynaplan.fleet.rules.removals import removals_in
+    from dynaplan.store import connections
+    from dynaplan.util.documents import parse_object
+    from dynaplan.util.errors import StoreUnavailable
 
-    store = wiring.connections.connect_store()
+    store = connections.connect_store()
     try:
         async with asyncio.timeout(ANSWER_S):
             item = await store.get(fleet_key(namespace))

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dynaplan.domain.routes import EVENTS, ROUTING_PATH
-from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance
-from dynaplan.domain.wire.documents import parse_object
+from dynaplan.store.instances import PUBLIC_URL, Instance
+from dynaplan.util.documents import parse_object
+from dynaplan.util.http_routes import EVENTS, ROUTING_PATH
 
 if TYPE_CHECKING:
     import aiohttp
@@ -25,11 +25,11 @@ async def routing(instances: Iterable[Instance]) -> dict[str, dict[str, str]]:
     """
     import aiohttp
 
-    from dynaplan import wiring
+    from dynaplan.config import certificates
 
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-    connector = aiohttp.TCPConnector(ssl=wiring.certificates.authorities(os.environ))
+    connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         answers = await asyncio.gather(*(_answer(session, url) for url in frontends.values()))
     known: dict[str, dict[str, str]] = {}

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynaplan.domain.lifecycle import Worker
-    from dynaplan.domain.wire.discovery import Instance
-    from dynaplan.domain.wire.worker_load import WorkerLoad
+    from dynaplan.engines.worker_load import WorkerLoad
+    from dynaplan.graph.lifecycle import Worker
+    from dynaplan.store.instances import Instance
 
 ENGINE_ROLES = ("decode", "prefill")
 
@@ -110,15 +110,15 @@ def is_lost(row: Mapping[str, Any]) -> bool:
 
 def _is_alive(worker: Worker) -> bool | None:
     """Tell whether the worker's process runs; None for a worker that has none."""
-    from dynaplan import wiring
+    from dynaplan.process import process_table
 
-    return wiring.box.processes().identify(worker.pid) == worker.started_at if worker.pid else None
+    return process_table.identify(worker.pid) == worker.started_at if worker.pid else None
 
 
 def _uptime_of(instance: Instance) -> float | None:
     """Return the age of its process, which is known on its own host only."""
-    from dynaplan import wiring
+    from dynaplan.process import process_table
 
-    if instance.network != wiring.box.network():
+    if instance.network != process_table.network():
         return None
-    return uptime_s(wiring.box.processes().identify(instance.pid) or 0)
+    return uptime_s(process_table.identify(instance.pid) or 0)

@@ -15,10 +15,10 @@ from dynaplan.cli.watching.gathering import DeploymentAnswers, Gathering, docume
 from dynaplan.cli.watching.page import page
 from dynaplan.cli.watching.routing import routing
 from dynaplan.cli.watching.view import view_of
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.settings.servers import FILE, KUBERNETES, says_where, store_backend
-from dynaplan.foundation import screen
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.servers import FILE, KUBERNETES, says_where, store_backend
+from dynaplan.util import screen
+from dynaplan.util.errors import DeploymentError
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
 
@@ -54,7 +54,7 @@ def command(namespace: str | None, as_json: bool, watch: bool) -> None:
 
 def _documents(namespace: str | None) -> list[dict[str, Any]]:
     """Return the JSON form of each deployment, or of what is in the store."""
-    from dynaplan.supervisor.deployments import find_deployments
+    from dynaplan.fleet.deployments import find_deployments
 
     try:
         found = find_deployments(namespace)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.deployment import namespace_argument, store_option
-from dynaplan.domain.errors import ConfigError
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.cli.watching.following import Following
@@ -40,9 +40,9 @@ async def _run(following: Following) -> None:
 
     from dynaplan.cli.watching import painting
     from dynaplan.cli.watching.live_screen import LiveScreen
-    from dynaplan.console.commands import called
-    from dynaplan.foundation.screen import colours_wanted
-    from dynaplan.supervisor.deployments import tail
+    from dynaplan.fleet.deployments import tail
+    from dynaplan.util.screen import colours_wanted
+    from dynaplan.webui.commands import called
 
     try:
         window = curses.initscr()

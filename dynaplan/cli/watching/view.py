@@ -9,11 +9,11 @@ from typing import Any
 from dynaplan.cli.scaling.holding import described, now_and_next
 from dynaplan.cli.watching.routing import routing_lines
 from dynaplan.cli.watching.rows import ENGINE_ROLES, is_lost
-from dynaplan.core.fleet.busy_gpus import indices
-from dynaplan.domain.planning.holds import Hold
-from dynaplan.domain.planning.reservations import reserved_words
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.foundation.durations import clock
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.reservations import reserved_words
+from dynaplan.fleet.rules.busy_gpus import indices
+from dynaplan.util.durations import clock
 
 Row = Mapping[str, Any]
 Document = Mapping[str, Any]

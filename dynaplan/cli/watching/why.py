@@ -9,8 +9,8 @@ import click
 
 from dynaplan.cli.deployment import connect, namespace_option
 from dynaplan.cli.watching.removals import removal_lines, removals
-from dynaplan.foundation import screen
-from dynaplan.foundation.tables import folded
+from dynaplan.util import screen
+from dynaplan.util.tables import folded
 
 
 @click.command(name="why")
@@ -21,16 +21,16 @@ from dynaplan.foundation.tables import folded
 @click.option("--changes", is_flag=True, help="Only those that changed something.")
 def command(namespace: str | None, last: int, changes: bool) -> None:
     """Say what the planner saw, what it decided, and why; "no change" has its reasons too."""
-    from dynaplan import wiring
     from dynaplan.cli.scaling.counts import readable
     from dynaplan.cli.watching.view import kept_lines
-    from dynaplan.core.fleet.statefile import planner_keys_of
-    from dynaplan.core.planning.explaining import explain, is_change
-    from dynaplan.domain.planning.held_hours import HOURS, HeldHours
-    from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.held_hours import HOURS, HeldHours
+    from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+    from dynaplan.fleet.rules.statefile import planner_keys_of
+    from dynaplan.planner import factory
+    from dynaplan.planner.rules.explaining import explain, is_change
 
     found = connect(namespace)
-    records = wiring.planning.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
+    records = factory.recent_decisions(found.log_dir / "planner", 10_000 if changes else last)
     if changes:
         records = [record for record in records if is_change(record)]
     for record in records[-last:]:

@@ -6,14 +6,14 @@ The learnt floor (``standing.py``, ``fluid.py``, ``burst_floor.py``), exchange a
 
 **The seam.** These places know of it; setup.cfg names the three imports that go up for them:
 
-- ``core/planning/sla_policy.py`` makes a ``BurstPolicy`` (``burst_policy.py``) in each decision: ``observe``
+- ``planner/rules/sla_policy.py`` makes a ``BurstPolicy`` (``burst_policy.py``) in each decision: ``observe``
   before sizing, ``adjust`` after it, ``hedge`` after patience.
-- ``domain/planning/decisions.py``: ``PlannerState.bursts`` is the memory (``memory.py``), with the keys
+- ``planner/model/decisions.py``: ``PlannerState.bursts`` is the memory (``memory.py``), with the keys
   ``standing`` and ``hedge`` of a state in ``decisions.jsonl``.
-- ``core/sizing/demand_forecast.py`` fills ``Expected.surprise`` by ``surprises.py``.
+- ``planner/sizing/demand_forecast.py`` fills ``Expected.surprise`` by ``surprises.py``.
 - ``planner/remembering.py``, from above: the memory fades when a planner starts.
 
 Without this folder these have no purpose: the options ``hedge`` and ``learnt-floor``
-(``domain/settings/sla.py``), ``Expected.surprise``, ``Forecast.outcomes``, and of the error budget
+(``config/settings/sla.py``), ``Expected.surprise``, ``Forecast.outcomes``, and of the error budget
 ``is_overspent`` and ``kept_s``.
 """

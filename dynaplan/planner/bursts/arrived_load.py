@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.domain.planning.traffic import Demand, Foresight, Lengths, Traffic
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.model.traffic import Demand, Foresight
+from dynaplan.planner.sizing.measured_load import measured_demand
 
 
 def arrived_demand(traffic: Traffic, foresight: Foresight | None, settings: PlannerSettings) -> Demand | None:

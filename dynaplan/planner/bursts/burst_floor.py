@@ -1,7 +1,7 @@
 """The learnt floor in a decision: it learns from the interval, raises minimums, and keeps workers.
 
 With ``learnt-floor`` it raises the minimums always. Without, only while the error budget is overspent, and
-then only to what is there already: workers stay, none is added (``core/sizing/error_budget.py``). That is for
+then only to what is there already: workers stay, none is added (``planner/sizing/error_budget.py``). That is for
 the forecast: an expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
 
 **Exchange.** But a debt also says that the GPUs were with the wrong role. A forecast sizes for a rate that
@@ -17,7 +17,7 @@ fluid goes on in such an interval, and one in which no answer has ended yet coun
 **Surprises.** A forecast says what is likely, and bursts are what it does not say. A worker that leaves
 because the next minutes are forecast to be quiet is asked for again in the burst after them, and serves a
 start-up time later. Two things are known of that: how far the load has exceeded its forecasts lately (the
-*surprise*, ``core/sizing/demand_forecast.py``), and how many workers, standing still, would have kept the
+*surprise*, ``planner/sizing/demand_forecast.py``), and how many workers, standing still, would have kept the
 promise (the floor). Neither will do alone:
 
 - sized for the surprise as if it lasted, there are too many: a burst may be over before its queue is late,
@@ -39,20 +39,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sizing.error_budget import is_overspent
-from dynaplan.core.sizing.gpu_budget import UNBOUNDED, at_least, fit
-from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.scaling import SCALED_ROLES
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.planning.traffic import Demand
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
 from dynaplan.planner.bursts.standing import learnt_floor, tried
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.error_budget import is_overspent
+from dynaplan.planner.sizing.gpu_budget import UNBOUNDED, at_least, fit
+from dynaplan.planner.sizing.pool_sizes import size_pools
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
 
 def with_learnt_floor(

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dynaplan.core.sizing.demand_forecast import demand_of
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
-from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.planning.traffic import Demand
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.burst_floor import (
     exchanged,
     kept_for_surprises,
@@ -20,6 +14,13 @@ from dynaplan.planner.bursts.burst_floor import (
 )
 from dynaplan.planner.bursts.hedging import hedged, remembered_hedge
 from dynaplan.planner.bursts.memory import BurstMemory
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.demand_forecast import demand_of
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ ten elevenths.
 An interval in which the workers changed is no evidence: it is not known which of them computed what. Nor is
 one in which older workers still have more than newer ones (``lived.py``). Where
 frontends count nothing, the misses that the error budget estimates from the mean times take the counted ones'
-place (``core/sizing/error_budget.py``).
+place (``planner/sizing/error_budget.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import ExpertTrial, Lived, Missed
 
 SAME = 1.0

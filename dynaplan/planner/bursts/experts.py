@@ -54,12 +54,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dynaplan.core.sizing.gpu_budget import at_least
-from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.interval import Arrived, fared
 from dynaplan.planner.bursts.lived import lived_through, missed_more
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
+from dynaplan.planner.model.sizing import WorkerLimits
+from dynaplan.planner.sizing.gpu_budget import at_least
 
 MOST_TRIED = 64
 """The largest number of workers of a role that is tried."""

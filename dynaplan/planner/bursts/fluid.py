@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from dynaplan.core.sizing.queueing.prefill_model import largest_batch
-from dynaplan.core.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.planner.bursts.memory import Decoding
+from dynaplan.planner.sizing.queueing.prefill_model import largest_batch
+from dynaplan.planner.sizing.queueing.queueing_model import FIRST_TOKEN_STEPS, SteadyState
 
 MOST_BUSY = 0.95
 """Largest part of an aggregated worker's time that prompts take in the step's formula: at 1 it never ends."""
@@ -115,7 +115,7 @@ def queued_by_deadline(
 ) -> tuple[float, float]:
     """Return the prompts that wait and can still be in time after a pull, and the newly late ones.
 
-    Late ones give way (``core/routing/dispatching.py``), so they cost the others nothing.
+    Late ones give way (``events/dispatch_order.py``), so they cost the others nothing.
     """
     waiting = max(0.0, in_time + arrived - per_s * pull_s)
     late = max(0.0, waiting - per_s * room_s)

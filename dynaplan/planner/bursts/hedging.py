@@ -9,23 +9,25 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dynaplan.core.sizing.error_budget import missed_requests
-from dynaplan.core.sizing.gpu_budget import at_least, fit
-from dynaplan.core.sizing.look_ahead import lookahead
-from dynaplan.core.sizing.pool_sizes import size_pools
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
 from dynaplan.planner.bursts.evidence import Counted
 from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, tried, wants
 from dynaplan.planner.bursts.fluid import Work
 from dynaplan.planner.bursts.interval import Arrived
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.sizing.error_budget import missed_requests
+from dynaplan.planner.sizing.gpu_budget import at_least, fit
+from dynaplan.planner.sizing.look_ahead import lookahead
+from dynaplan.planner.sizing.pool_sizes import size_pools
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 
 
 def hedged(

@@ -6,18 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.core.routing.dispatching import DispatchRule
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.events.dispatch_order import DispatchRule
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.evidence import Counted, Served, late_by_evidence, long_by_evidence
-from dynaplan.planner.bursts.fluid import (
-    Work,
-    decoded,
-    late_by_chance,
-    queued,
-    queued_by_deadline,
-)
+from dynaplan.planner.bursts.fluid import Work, decoded, late_by_chance, queued, queued_by_deadline
 from dynaplan.planner.bursts.memory import Decoding, ExpertTrial, Hedge
 
 DISPATCH = DispatchRule(DisaggregationSettings.prefill_late_wait_s)

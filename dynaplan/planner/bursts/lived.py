@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.domain.planning.sizing import SlaTargets
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.evidence import SAME
 from dynaplan.planner.bursts.interval import Arrived, TriedInterval, fared
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Lived, Missed

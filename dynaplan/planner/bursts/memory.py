@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
 
 
 @dataclass(frozen=True)

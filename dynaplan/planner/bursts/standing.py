@@ -44,7 +44,7 @@ pull (Prometheus as the source, a deployment without requests), nor with a windo
 **Constants.** None of its own: times come from the profile, the promise and the window are options.
 
 **Where it is wrong.** It is a fluid: below its capacity nobody waits, where chance and batches make some
-wait. Dispatch by deadline (``core/routing/dispatching.py``) has fewer late than it says. Compared with
+wait. Dispatch by deadline (``events/dispatch_order.py``) has fewer late than it says. Compared with
 simulations of an order of arrival, two families, one to three workers: part in time 0.09, 0.24, 1.00 and
 0.08, 0.41, 1.00 by the fluid, 0.08, 0.16, 1.00 and 0.08, 0.38, 1.00 simulated.
 """
@@ -54,12 +54,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Demand
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.fluid import Work, decoded, queued
 from dynaplan.planner.bursts.memory import Standing, StandingTrial
+from dynaplan.planner.model.sizing import WorkerLimits
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
 
 
 def tried(

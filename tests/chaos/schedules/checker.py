@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dynaplan.core.fleet.statefile import fleet_of
-from dynaplan.domain.lifecycle import WorkerState
-from dynaplan.supervisor.fleet.keeper import LOOK_EVERY_S
+from dynaplan.fleet.plugin.keeper import LOOK_EVERY_S
+from dynaplan.fleet.rules.statefile import fleet_of
+from dynaplan.graph.lifecycle import WorkerState
 from tests.chaos.schedules.machine import Machine
 
 LEASE_S = 10.0

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from dynaplan.adapters.engines.sim.engine import SimEngine
-from dynaplan.domain.engine import EngineContext
-from dynaplan.domain.routes import Route
-from dynaplan.runtime.server import WorkerServer
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.sim.engine import SimEngine
+from dynaplan.util.http_routes import Route
+from dynaplan.worker.server import WorkerServer
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.virtual_time import PROCESS
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.scaling import COUNT_KEYS, DesiredCounts, planner_prefix
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX
-from dynaplan.domain.wire.store import Transaction
+from dynaplan.fleet.desired_counts import COUNT_KEYS, DesiredCounts, planner_prefix
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.instances import SERVICES_PREFIX
+from dynaplan.store.model import Transaction
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.programs import NAMESPACE
 from tests.chaos.schedules.virtual_time import Process

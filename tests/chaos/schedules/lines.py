@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
-from dynaplan.adapters.messaging.memory import MemoryMessenger
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import DynaplanError, QueueUnavailable, StoreUnavailable
-from dynaplan.domain.wire.store import Transaction, WatchEvent
+from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.store.memory import MemoryStore
+from dynaplan.store.model import Transaction, WatchEvent
+from dynaplan.util.errors import DynaplanError, QueueUnavailable, StoreUnavailable
 from tests.chaos.schedules.virtual_time import Process
 from tests.fakes.clock import LoopClock
 

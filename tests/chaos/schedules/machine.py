@@ -9,9 +9,9 @@ from random import Random
 from signal import SIGTERM
 from typing import Any
 
-from dynaplan.adapters.messaging.memory import MemoryMessenger
-from dynaplan.domain.errors import ArbiterBusy, StatefileUnwritable
-from dynaplan.domain.identity import ProcessIdentity
+from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.util.errors import ArbiterBusy, StatefileUnwritable
 from tests.chaos.judging import Judge
 from tests.chaos.schedules.lines import StoreServer
 from tests.chaos.schedules.network import Network

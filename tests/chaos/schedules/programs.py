@@ -1,6 +1,6 @@
 """The programs of a simulated machine: the fleet plugin, and the workers of a disaggregated graph.
 
-Each is put together as its own ``main`` does it (``supervisor/fleet/plugin.py``, ``worker/main.py``).
+Each is put together as its own ``main`` does it (``fleet/plugin/plugin.py``, ``worker/main.py``).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
-from dynaplan.domain.gpus import Gpu
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.lifecycle import Role
-from dynaplan.options.service_config import ServiceConfig, section_options
-from dynaplan.ports.messaging import Messenger
-from dynaplan.runtime import named_requests
-from dynaplan.runtime.discovery import Discovery
-from dynaplan.runtime.life import HostedService, WorkerLife
-from dynaplan.runtime.process import WorkerRuntime
-from dynaplan.runtime.server import WorkerServer
-from dynaplan.serving.frontend.server import start_frontend
-from dynaplan.serving.prefill.puller import PrefillPuller
-from dynaplan.serving.prefill.remote_prefill import RemotePrefill
-from dynaplan.serving.workers.engine_worker import start_decode_worker, start_prefill_worker
-from dynaplan.supervisor.fleet.fleet_gpus import FleetGpus
-from dynaplan.supervisor.fleet.gpu_claims import GpuClaims
-from dynaplan.supervisor.fleet.keeper import FleetKeeper
-from dynaplan.supervisor.fleet.plugin import AroundFleet, open_fleet
-from dynaplan.supervisor.launch import Launch
+from dynaplan.config.service_config import ServiceConfig, section_options
+from dynaplan.events.messaging_port import Messenger
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.plugin.fleet_gpus import FleetGpus
+from dynaplan.fleet.plugin.gpu_claims import GpuClaims
+from dynaplan.fleet.plugin.keeper import FleetKeeper
+from dynaplan.fleet.plugin.plugin import AroundFleet, open_fleet
+from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.server import start_frontend
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.store.discovery import Discovery
+from dynaplan.worker import named_requests
+from dynaplan.worker.engine_worker.prefill_puller import PrefillPuller
+from dynaplan.worker.engine_worker.service import start_decode_worker, start_prefill_worker
+from dynaplan.worker.life import HostedService, WorkerLife
+from dynaplan.worker.process import WorkerRuntime
+from dynaplan.worker.server import WorkerServer
 from tests.chaos.history import answers
 from tests.chaos.schedules.engines import ServedEngine
 from tests.chaos.schedules.lines import MessengerLine, StoreLine
@@ -245,19 +245,19 @@ def installed(machine: Machine, config: dict[str, dict[str, Any]]) -> Iterator[N
 
     with ExitStack() as stack:
         stack.enter_context(machine.network.installed())
-        stack.enter_context(patch("dynaplan.runtime.life.os.getpid", own_pid))
+        stack.enter_context(patch("dynaplan.worker.life.os.getpid", own_pid))
         stack.enter_context(patch("time.time", wall_now))
         stack.enter_context(patch("os.urandom", machine.dice.randbytes))
         if machine.dice.random() < 0.5:
             make = partial(ServedEngine, machine)
             stack.enter_context(
-                patch("dynaplan.wiring.engines.make_engine", lambda name, *arguments: make(*arguments))
+                patch("dynaplan.engines.registry.make_engine", lambda name, *arguments: make(*arguments))
             )
         stack.enter_context(patch.object(named_requests, "_RANDOM", Random(first)))
         stack.enter_context(
-            patch("dynaplan.serving.routing.worker_router.Random", lambda: Random(first + next(seeds)))
+            patch("dynaplan.gateway.routing.worker_router.Random", lambda: Random(first + next(seeds)))
         )
-        stack.enter_context(patch("dynaplan.adapters.engines.sim.endpoints.AnswerText", answers))
+        stack.enter_context(patch("dynaplan.engines.sim.endpoints.AnswerText", answers))
         stack.enter_context(patch.dict(RemotePrefill.__init__.__kwdefaults__, wall_s=wall_now))
         defaults = PrefillPuller.__init__.__defaults__
         PrefillPuller.__init__.__defaults__ = (*(defaults or ())[:-1], wall_now)

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from dynaplan.core.fleet.statefile import fleet_of
-from dynaplan.domain.lifecycle import WorkerState
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.wire.discovery import SERVICES_PREFIX
-from dynaplan.ports.messaging import LONGEST_IN_QUEUE_S
-from dynaplan.supervisor.fleet.document import new_document
+from dynaplan.events.messaging_port import LONGEST_IN_QUEUE_S
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.plugin.document import new_document
+from dynaplan.fleet.rules.statefile import fleet_of
+from dynaplan.graph.lifecycle import WorkerState
+from dynaplan.store.instances import SERVICES_PREFIX
 from tests.chaos.schedules.checker import LEASE_S, Checker
 from tests.chaos.schedules.clients import Clients
 from tests.chaos.schedules.faults import Faults

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from dynaplan.cli.compat import ORIGINAL_COMMANDS, run_original
 from dynaplan.cli.main import group
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.events import COMPAT_VARIABLE
-from dynaplan.sdk.compat import FOLDER
+from dynaplan.config.settings.events import COMPAT_VARIABLE
+from dynaplan.graph.compat import FOLDER
+from dynaplan.util.errors import ConfigError
 
 
 def test_the_command_runs_as_it_is_with_the_modules_on_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

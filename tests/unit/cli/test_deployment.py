@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from dynaplan.cli import deployment
 from dynaplan.cli.deployment import join, settle_paths, store_option
 from dynaplan.cli.main import main
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.settings.servers import BACKEND_VARIABLE
+from dynaplan.config.settings.servers import BACKEND_VARIABLE
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from dynaplan.cli import main
 from dynaplan.cli.export import SHORT, TARGETS, schema
 from dynaplan.cli.main import group
 from dynaplan.cluster.templates import documents
-from dynaplan.options.schema import config_schema
+from dynaplan.config.schema import config_schema
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -11,7 +11,7 @@ import yaml
 
 from dynaplan.cli import main
 from dynaplan.cli.export import write_documents, yaml_of
-from dynaplan.domain.errors import ConfigError
+from dynaplan.util.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECRET = {"kind": "Secret", "metadata": {"name": "box-secret"}, "stringData": {"token": "t"}}

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.adapters.local.processes import identity_of
 from dynaplan.cli import main
-from dynaplan.domain.settings.tls import CA_VARIABLE
-from dynaplan.supervisor.launch import LAUNCH_FILE, RELOADED_FILE, Reload
-from dynaplan.supervisor.runtime_dir import CLIENTS_FILE
-from dynaplan.supervisor.upkeep.prometheus_targets import TARGETS_FILE, told_to_prometheus
+from dynaplan.config.settings.tls import CA_VARIABLE
+from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload
+from dynaplan.fleet.runtime_dir import CLIENTS_FILE
+from dynaplan.fleet.upkeep.prometheus_targets import TARGETS_FILE, told_to_prometheus
+from dynaplan.process.process_table import identity_of
 from tests.fakes.promlint import promtool
-from tests.unit.supervisor.test_launch import LAUNCH
+from tests.unit.fleet.test_launch import LAUNCH
 
 Running = Callable[..., Path]
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.export import systemd
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import EXIT_NEVER
+from dynaplan.graph.lifecycle import EXIT_NEVER
+from dynaplan.util.errors import ConfigError
 
 
 def run(*arguments: str) -> Any:

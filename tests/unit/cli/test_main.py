@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dynaplan import __version__
 from dynaplan.cli.main import COMMANDS, group
-from dynaplan.domain.errors import ConfigError, DeploymentError
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 def run(*arguments: str) -> str:

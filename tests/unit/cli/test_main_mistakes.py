@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
-from dynaplan.domain.errors import DynaplanError
+from dynaplan.util.errors import DynaplanError
 
 DISAGG = ("serve", "graphs.disagg:Frontend", "-f", "disagg.yaml", "--dry-run")
 AGG = ("serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--dry-run", "--gpus", "8")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli.main import group
 from dynaplan.cli.overriding import is_model
-from dynaplan.domain.errors import GraphError
+from dynaplan.util.errors import GraphError
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_a_model_in_the_place_of_the_graph_is_served_by_itself_with_the_engine_t
         read.append((path.name, overrides))
         raise GraphError("far enough")
 
-    monkeypatch.setattr("dynaplan.sdk.config.read_config", read_config)
+    monkeypatch.setattr("dynaplan.graph.config.read_config", read_config)
     result = CliRunner().invoke(group, ["serve", model, "--VllmWorker.max-num-seqs=2"])
     assert str(result.exception) == "far enough"
     told = model if model != "downloaded" else str(directory / model)

@@ -11,8 +11,8 @@ import pytest
 
 from dynaplan.cli import profile_sla
 from dynaplan.cli.profile_sla import ProfileProgress
-from dynaplan.domain.errors import ConfigError
-from dynaplan.foundation.progress import ProgressLine
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.progress import ProgressLine
 
 
 @pytest.mark.parametrize(

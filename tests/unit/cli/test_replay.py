@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.planner import PlannerSettings
-from tests.unit.core.planning.situations import interval
-from tests.unit.core.planning.targets import SETTINGS, planned_interval
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.util.errors import ConfigError
+from tests.unit.planner.rules.situations import interval
+from tests.unit.planner.rules.targets import SETTINGS, planned_interval
 from tests.unit.planner.test_replay import recorded
 
 

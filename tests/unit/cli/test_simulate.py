@@ -6,13 +6,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dynaplan.adapters.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
 from dynaplan.cli import simulate as simulate_command
 from dynaplan.cli.simulate import command
-from dynaplan.domain.errors import ConfigError
-from dynaplan.foundation.progress import ProgressLine
-from dynaplan.simulator.options import SimulateOptions
-from dynaplan.simulator.shell.simulation import run_recommended, run_simulations
+from dynaplan.engines.sim.profiles import DEFAULT_PROFILE, SHIPPED_DIR
+from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.lab.simulate.simulation import run_recommended, run_simulations
+from dynaplan.util.errors import ConfigError
+from dynaplan.util.progress import ProgressLine
 
 LOAD = "constant:rate=4,duration=60,isl=1000,osl=50"
 

@@ -16,7 +16,7 @@ from dynaplan.cluster.manifests import (
 )
 from dynaplan.cluster.sources import ExportSource, of_graph
 from dynaplan.cluster.templates import Document as Manifest
-from dynaplan.domain.lifecycle import Role
+from dynaplan.graph.lifecycle import Role
 
 
 def disagg(*overrides: str, file: str = "disagg.yaml") -> ExportSource:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.cluster.sources import of_graph
-from dynaplan.domain.lifecycle import Role
+from dynaplan.graph.lifecycle import Role
 from tests.unit.cluster.deployments import cautions_about, disagg
 
 

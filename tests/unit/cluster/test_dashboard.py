@@ -16,31 +16,26 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.adapters.metrics.exposition import DEFAULT_PREFIX
-from dynaplan.adapters.recorders.gauges import GaugesRecorder
 from dynaplan.cli.main import main
 from dynaplan.cluster.monitoring import USUAL_PREFIX, dashboard
-from dynaplan.core.fleet.statefile import with_fleet
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.gpus import Gpu, GpuActivity, GpuUse
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.observation import Sample
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.runtime.metrics import load_gauges, render
-from dynaplan.serving.frontend.metrics import FrontendMetrics
-from dynaplan.serving.frontend.reporting.all_metrics import (
-    desired_samples,
-    fleet_samples,
-    gpu_samples,
-    rendered,
-)
-from dynaplan.serving.frontend.reporting.merging import merged
-from dynaplan.serving.frontend.stream_tokens import Usage
+from dynaplan.engines.worker_load import WorkerLoad, load_gauges
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.reporting.all_metrics import desired_samples, fleet_samples, gpu_samples, rendered
+from dynaplan.gateway.reporting.merging import merged
+from dynaplan.gateway.stream_tokens import Usage
+from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.recorders.gauges import GaugesRecorder
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.util.metrics import render
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import promtool
-from tests.unit.core.fleet.test_statefile import FIRST, new_document
-from tests.unit.core.planning import targets
+from tests.unit.fleet.rules.test_statefile import FIRST, new_document
+from tests.unit.planner.rules import targets
 
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -10,9 +10,9 @@ import yaml
 
 from dynaplan.cluster.describing import planner_flags, without_secrets
 from dynaplan.cluster.sources import of_graph
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import ConfigError
 from tests.unit.cluster.deployments import disagg, exported, part
 
 

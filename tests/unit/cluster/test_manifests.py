@@ -11,12 +11,6 @@ import pytest
 from lightkube import codecs
 from lightkube.models.core_v1 import PodTemplateSpec
 
-from dynaplan.adapters.stores.kubernetes_kv.documents import (
-    WORKER_METADATA,
-    PodIdentity,
-    PodRecord,
-    worker_metadata,
-)
 from dynaplan.cluster.manifests import (
     DYNAMO,
     NONE,
@@ -27,6 +21,7 @@ from dynaplan.cluster.manifests import (
     too_large,
 )
 from dynaplan.cluster.templates import documents as filled
+from dynaplan.store.kubernetes_kv.documents import WORKER_METADATA, PodIdentity, PodRecord, worker_metadata
 from tests.unit.cluster.deployments import DECODE, FRONTEND, deployment, found, of_kind
 
 GRAPH_DEPLOYMENTS = Path(__file__).parents[2] / "fixtures" / "kubernetes" / "crd_dgd_reduced.json"

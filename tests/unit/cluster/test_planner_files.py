@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.traces.reading import read_trace
 from dynaplan.cluster import planner_files as module
 from dynaplan.cluster.planner_files import history, planner_files
-from dynaplan.core.forecasting.warm_start import interval_history
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner.forecasting.warm_start import interval_history
+from dynaplan.simulation.traces.reading import read_trace
+from dynaplan.util.errors import ConfigError
 
 
 def record(requests: float | None, isl: float | None = 100.0) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from dynaplan.cluster import planner_files
 from dynaplan.cluster.describing import PLANNER_PORT
 from dynaplan.cluster.manifests import DYNAMO, SharedServices, VolumeMount, file_key, grace_s
-from dynaplan.domain.lifecycle import Role
+from dynaplan.graph.lifecycle import Role
 from tests.unit.cluster.deployments import DECODE, FRONTEND, PLANNER, PREFILL, deployment, pod
 
 CHECKSUM = "dynaplan.io/checksum"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cluster.sources import of_running, running_counts
-from dynaplan.core.fleet.startup_times import startup_key
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
+from dynaplan.fleet import local_host
+from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.util.errors import DeploymentError
 from tests.unit.cluster.deployments import disagg
 
 
@@ -31,7 +31,7 @@ def test_a_worker_that_leaves_is_not_exported() -> None:
 
 
 def test_the_slower_role_tells_how_long_a_start_takes_on_this_box(tmp_path: Path) -> None:
-    times = wiring.box.startup_times(tmp_path / "box.json")
+    times = local_host.startup_times(tmp_path / "box.json")
     worker = Worker("w", "VllmWorker", Role.DECODE, gpus=(0,))
     key = startup_key(worker, {"model": "meta-llama/Llama-3.1-8B-Instruct", "engine": "sim"})
     assert disagg().startup_s is None

@@ -30,11 +30,11 @@ def report(**covered: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "room"),
     [
-        ("dynaplan/adapters/stores/etcd.py", "adapters/stores"),
-        ("dynaplan/core/engine/model.py", "core/engine"),
-        ("dynaplan/adapters/clock.py", "adapters"),
-        ("dynaplan/serving/frontend/server.py", "serving"),
-        ("dynaplan/ports/box.py", "ports"),
+        ("dynaplan/store/etcd.py", "adapters/stores"),
+        ("dynaplan/engines/timing_model/model.py", "core/engine"),
+        ("dynaplan/util/clock.py", "adapters"),
+        ("dynaplan/gateway/server.py", "serving"),
+        ("dynaplan/process/ports.py", "ports"),
     ],
 )
 def test_a_room_is_a_folder_of_the_package_or_a_module_at_its_top(name: str, room: str) -> None:
@@ -43,7 +43,9 @@ def test_a_room_is_a_folder_of_the_package_or_a_module_at_its_top(name: str, roo
 
 
 def test_the_files_of_a_room_count_together() -> None:
-    found = shares(report(**{"dynaplan/cli/a.py": 10, "dynaplan/cli/b.py": 5, "dynaplan/ports/box.py": 10}))
+    found = shares(
+        report(**{"dynaplan/cli/a.py": 10, "dynaplan/cli/b.py": 5, "dynaplan/process/ports.py": 10})
+    )
     assert found == {"cli": 75.0, "ports": 100.0}
 
 
@@ -54,7 +56,7 @@ def test_a_room_below_its_floor_fails(
     (tmp_path / "setup.cfg").write_text("[coverage_floors]\ncli = 90\n")
     monkeypatch.setattr(coverage_floors, "REPOSITORY", tmp_path)
     file = tmp_path / "report.json"
-    file.write_text(json.dumps(report(**{"dynaplan/cli/a.py": covered, "dynaplan/ports/box.py": 10})))
+    file.write_text(json.dumps(report(**{"dynaplan/cli/a.py": covered, "dynaplan/process/ports.py": 10})))
     assert main([str(file)]) == code
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from dynaplan.cli.main import COMMANDS, group
-from dynaplan.domain.lifecycle import HOLDS_GPUS, LIFECYCLE
-from dynaplan.domain.settings.fields import kebab, options_of
-from dynaplan.domain.settings.service_args import Resources, ServiceArgs
-from dynaplan.options import stock
+from dynaplan.config import stock
+from dynaplan.config.settings.fields import kebab, options_of
+from dynaplan.config.settings.service_args import Resources, ServiceArgs
+from dynaplan.graph.lifecycle import HOLDS_GPUS, LIFECYCLE
 from tests.unit.house.source import (
     DOCUMENTS,
     GUIDES,

@@ -17,12 +17,12 @@ import yaml
 from dynaplan.cli.components.flags import FLAGS, ComponentCommand
 from dynaplan.cli.main import group
 from dynaplan.cli.overriding import OverridingCommand
-from dynaplan.domain.errors import DynaplanError
-from dynaplan.options.overrides import Sections, merge_sections, parse_overrides, split_overrides
-from dynaplan.options.yaml_file import read_sections
-from dynaplan.sdk.config import find_config_file, read_config
-from dynaplan.sdk.graph import load_graph
-from dynaplan.sdk.validation import validate_config
+from dynaplan.config.overrides import Sections, merge_sections, parse_overrides, split_overrides
+from dynaplan.config.yaml_file import read_sections
+from dynaplan.graph.config import find_config_file, read_config
+from dynaplan.graph.graph import load_graph
+from dynaplan.graph.validation import validate_config
+from dynaplan.util.errors import DynaplanError
 from tests.guides.reading import commands, fenced, in_the_text, invocations
 from tests.guides.walks import ELSEWHERE, WALKS
 from tests.unit.house.source import GUIDES, REPOSITORY, short

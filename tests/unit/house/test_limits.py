@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.domain.settings.fields import options_of
-from dynaplan.domain.settings.frontend import FrontendSettings
-from dynaplan.runtime.listening.acceptor import BACKLOG
-from dynaplan.runtime.listening.connections import (
+from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.gateway.bodies.budget import UNCOUNTED_BYTES
+from dynaplan.gateway.bodies.process import READ_WITHIN_S
+from dynaplan.gateway.bodies.process_main import DOCUMENT_BYTES
+from dynaplan.gateway.bodies.reading import LARGE_BODY_BYTES
+from dynaplan.gateway.openai_api import MOST_TEXTS
+from dynaplan.worker.http_server.acceptor import BACKLOG
+from dynaplan.worker.http_server.connections import (
     LARGEST_HEAD_BYTES,
     LARGEST_LINE_BYTES,
     MOST_CONNECTIONS,
     MOST_HEADERS,
     ConnectionLimits,
 )
-from dynaplan.runtime.server import LARGEST_BODY_BYTES, WORKERS_LIMITS
-from dynaplan.serving.frontend.bodies.budget import UNCOUNTED_BYTES
-from dynaplan.serving.frontend.bodies.process import READ_WITHIN_S
-from dynaplan.serving.frontend.bodies.process_main import DOCUMENT_BYTES
-from dynaplan.serving.frontend.bodies.reading import LARGE_BODY_BYTES
-from dynaplan.serving.openai_api import MOST_TEXTS
+from dynaplan.worker.server import LARGEST_BODY_BYTES, WORKERS_LIMITS
 from tests.unit.house.source import REPOSITORY
 
 PAGE = Path(REPOSITORY) / "docs" / "security.md"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynaplan.domain.settings.fields import NO_EFFECT
-from dynaplan.options.stock import FRONTEND, PLANNER, WORKER
+from dynaplan.config.settings.fields import NO_EFFECT
+from dynaplan.config.stock import FRONTEND, PLANNER, WORKER
 from tests.option_tables import GUIDE, PLACE, TABLES, main, with_tables
 
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.unit.house.source import (
-    MODULES,
-    PACKAGE,
-    Function,
-    functions,
-    more_than,
-    short,
-    tree,
-)
+from tests.unit.house.source import MODULES, PACKAGE, Function, functions, more_than, short, tree
 
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_METHODS_OF_A_PORT = 6

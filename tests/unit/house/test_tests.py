@@ -5,14 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.unit.house.source import (
-    TEST_MODULES,
-    TESTS,
-    Function,
-    functions,
-    short,
-    tree,
-)
+from tests.unit.house.source import TEST_MODULES, TESTS, Function, functions, short, tree
 
 LONGEST_SLEEP_S = 0.3
 HOME_OF_SLEEPS = TESTS / "fakes" / "polling.py"

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.kubernetes.client import KubernetesClient
-from dynaplan.adapters.stores.memory import MemoryStore
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.errors import DeploymentValidationError
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.options.stock import PLANNER
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.stock import PLANNER
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner import factory
 from dynaplan.planner.assembly import make_planner, planner_log_root, run_planner, start_planner
+from dynaplan.planner.model.errors import DeploymentValidationError
 from dynaplan.planner.service import Planner
-from dynaplan.runtime.discovery import Discovery
+from dynaplan.store import connections
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.kubernetes_client import KubernetesClient
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError
 from tests.fakes.clock import LoopClock
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import PodController
@@ -32,7 +33,7 @@ async def no_messenger() -> Any:
 
 
 class Runtime(SimpleNamespace):
-    """What a service is given, as ``dynaplan.runtime.process.WorkerRuntime`` gives it."""
+    """What a service is given, as ``dynaplan.worker.process.WorkerRuntime`` gives it."""
 
     def __init__(self, **settings: object) -> None:
         clock = SystemClock()
@@ -79,7 +80,7 @@ async def test_it_plans_beside_the_service_and_says_where_it_logs(log_dir):
     await asyncio.sleep(0)
     assert [task.done() for task in runtime.tasks] == [False]
     assert (log_dir / "planner" / "current").read_text() == f"{log_dir / 'mine'}\n"
-    assert wiring.planning.recent_decisions(planner_log_root(), 3) == []
+    assert factory.recent_decisions(planner_log_root(), 3) == []
     await runtime.end()
 
 
@@ -93,7 +94,7 @@ class SilentStore(MemoryStore):
 
 @pytest.mark.looptime
 async def test_without_a_store_it_says_at_once_and_every_30_s_what_it_waits_for(monkeypatch, caplog):
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: SilentStore(LoopClock()))
+    monkeypatch.setattr(connections, "connect_store", lambda: SilentStore(LoopClock()))
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
         async with asyncio.timeout(62):
             await run_planner(PlannerSettings())

@@ -7,17 +7,19 @@ import logging
 
 import pytest
 
-from dynaplan.core.planning.load_policy import averaged
-from dynaplan.domain.errors import QueueUnavailable, StoreUnavailable
-from dynaplan.domain.planning.decisions import DecisionRecord
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts, Observation, Sample, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet.counts import FleetCounts, WorkerCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.fleet.load_sample import Sample
 from dynaplan.planner.loop import PlannerLoop
+from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.observer import Observer
+from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.store.instances import Instance
+from dynaplan.util.errors import QueueUnavailable, StoreUnavailable
 from tests.fakes.clock import ManualClock
 from tests.fakes.connector import MemoryConnector
 from tests.fakes.worker_metrics import MemoryMetrics

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import BurstMemory, ExpertTrial, Hedge, Missed, Standing, StandingTrial
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model.sizing import ErrorBudget
 from dynaplan.planner.remembering import remembered
-from tests.unit.core.planning.situations import interval
-from tests.unit.core.planning.targets import SETTINGS
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules.situations import interval
+from tests.unit.planner.rules.targets import SETTINGS
 
 AT = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
 KNOWN = PlannerState(

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan import wiring
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.planning.explaining import explain
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.observation import Observation
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner import factory
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model.observation import Observation
 from dynaplan.planner.replay import replay
-from tests.unit.core.planning.situations import interval
-from tests.unit.core.planning.targets import SETTINGS, model, planned_interval
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.rules.explaining import explain
+from dynaplan.util.errors import ConfigError
+from tests.unit.planner.rules.situations import interval
+from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval
 
 RATES = (2.0, 2.0, 20.0, 40.0, 40.0, 5.0, 2.0)
 
 
 def recorded(log_dir, settings: PlannerSettings, observations: list[Observation]):
     """What a planner of those settings would have written of these intervals; where."""
-    recorder, *others = wiring.planning.planner_recorders(log_dir, settings)
+    recorder, *others = factory.planner_recorders(log_dir, settings)
     state, known = PlannerState(), model(settings) if settings.is_by_targets else None
     for number, observation in enumerate(observations):
         after, decision = decide(settings, state, observation, known)
@@ -122,7 +122,7 @@ def test_a_record_with_a_shadow_and_early_decisions_is_read_without_them():
     replayed = replay(OLD, {})
     assert [each.wall_time[14:16] for each in replayed] == ["00", "03", "04"]
     assert all(each.is_same for each in replayed)
-    told = [explain(document) for _, document in wiring.planning.recorded_decisions(OLD)]
+    told = [explain(document) for _, document in factory.recorded_decisions(OLD)]
     assert len(told) == 5
     assert not [each for each in told if "cannot be read" in each]
     assert "early: decided before the end of the interval" in told[1]

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from dynaplan.runtime.client import DependencyClient, LocalClient
-from dynaplan.sdk.dependency import depends
-from dynaplan.sdk.endpoints import async_on_start, endpoint, on_shutdown, readiness
-from dynaplan.sdk.service import service
+from dynaplan.graph.dependency import depends
+from dynaplan.graph.endpoints import async_on_start, endpoint, on_shutdown, readiness
+from dynaplan.graph.service import service
+from dynaplan.worker.client import DependencyClient, LocalClient
 from dynaplan.worker.hosting import Host, registered_names
 
 events: list[str] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.domain.errors import (
+from dynaplan.graph.lifecycle import EXIT_NEVER
+from dynaplan.util.errors import (
     ConfigError,
     DeploymentError,
     GraphError,
@@ -12,9 +13,8 @@ from dynaplan.domain.errors import (
     TemporaryError,
     WorkerStartFailed,
 )
-from dynaplan.domain.lifecycle import EXIT_NEVER
-from dynaplan.runtime.process import EXIT_CRASHED
 from dynaplan.worker import main as child
+from dynaplan.worker.process import EXIT_CRASHED
 
 ARGUMENTS = ("graphs.agg:Frontend", "--service-name", "VllmWorker")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cli.box import findings
 from dynaplan.cli.box.findings import Finding, Level
-from dynaplan.domain.errors import UserError
-from dynaplan.domain.gpus import Gpu, GpuProcess, GpuUse
-from dynaplan.supervisor import deployments
-from dynaplan.supervisor.servers import embedded
+from dynaplan.engines import registry
+from dynaplan.fleet import deployments, local_host
+from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
+from dynaplan.fleet.servers import embedded
+from dynaplan.util.errors import UserError
 
 
 def levels(found: Any) -> dict[str, Level]:
@@ -41,10 +41,10 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(monkeypatch: pytest.
 
 
 def test_gpus_in_use_are_told_with_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring.box, "gpu_driver", lambda: ("570.1", ""))
-    monkeypatch.setattr(wiring.box, "gpu_inventory", lambda number: ((Gpu(0, "GPU-a", "H100"),), False))
+    monkeypatch.setattr(local_host, "gpu_driver", lambda: ("570.1", ""))
+    monkeypatch.setattr(local_host, "gpu_inventory", lambda number: ((Gpu(0, "GPU-a", "H100"),), False))
     uses = {0: GpuUse(7 * 10**9, (GpuProcess(12, "python"),))}
-    monkeypatch.setattr(wiring.box, "gpu_uses", lambda gpus: lambda: uses)
+    monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: uses)
     found = list(findings.gpus())
     assert levels(found) == {"GPUs": Level.OK, "GPU 0": Level.WARNING}
     assert found[1].says == "7.0 GB in use by python (12)"
@@ -53,7 +53,7 @@ def test_gpus_in_use_are_told_with_their_users(monkeypatch: pytest.MonkeyPatch) 
 def test_devices_without_nvml_are_a_container_without_the_drivers_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wiring.box, "gpu_driver", lambda: ("", "no library"))
+    monkeypatch.setattr(local_host, "gpu_driver", lambda: ("", "no library"))
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path("/dev/nvidia0")]))
     assert levels(findings.gpus()) == {"GPUs": Level.WARNING}
 
@@ -74,7 +74,7 @@ def test_a_missing_server_is_a_fault_unless_the_environment_names_one(
 
 
 def test_without_a_real_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring.engines, "installed_program", lambda name: "")
+    monkeypatch.setattr(registry, "installed_program", lambda name: "")
     found = levels(findings.engines())
     assert found["engines"] is Level.WARNING
     assert found["engine vllm"] is Level.NOTE

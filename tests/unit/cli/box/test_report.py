@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.box import findings, report
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.supervisor import deployments
+from dynaplan.fleet import deployments
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from dynaplan.cli.components import frontend, worker
 from dynaplan.cli.components.flags import FLAGS, Flags, known_flags
-from dynaplan.options import stock
+from dynaplan.config import stock
 
 
 def flags_of(command: click.Command, *arguments: str) -> Flags:

@@ -12,15 +12,15 @@ import click
 import pytest
 from aiohttp import web
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.components import joining
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.routes import Route
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.foundation.sockets import bound_socket
-from dynaplan.runtime.server import WorkerServer
+from dynaplan.store import connections
+from dynaplan.store.instances import Instance
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.http_routes import Route
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.server import WorkerServer
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore(SystemClock())
     monkeypatch.setattr(made, "close", lambda: asyncio.sleep(0))
     monkeypatch.setenv("ETCD_ENDPOINTS", "http://127.0.0.1:2379")
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: made)
+    monkeypatch.setattr(connections, "connect_store", lambda: made)
     return made
 
 

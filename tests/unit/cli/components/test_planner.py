@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from dynaplan.cli.components.flags import ComponentCommand, known_flags
 from dynaplan.cli.components.planner import command
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.settings.fields import options_of
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.options.stock import PLANNER
+from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.stock import PLANNER
+from dynaplan.util.errors import ConfigError
 
 
 def settings(*arguments: str) -> PlannerSettings:

@@ -9,8 +9,8 @@ import pytest
 
 from dynaplan.cli.components.joining import Joined
 from dynaplan.cli.components.running import Component, checked, config_for, refuse_another_model
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.wire.discovery import Instance
+from dynaplan.store.instances import Instance
+from dynaplan.util.errors import ConfigError
 
 WORKER = "VllmWorker"
 

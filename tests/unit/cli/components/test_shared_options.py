@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.components.shared_options import tls_options
-from dynaplan.domain.settings.tls import VARIABLES
+from dynaplan.config.settings.tls import VARIABLES
 
 
 @click.command()

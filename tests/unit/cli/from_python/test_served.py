@@ -17,8 +17,8 @@ from dynaplan.cli.from_python import served
 from dynaplan.cli.from_python.served import ServedDeployment
 from dynaplan.cli.starting import detaching
 from dynaplan.cli.starting.detaching import Detached
-from dynaplan.domain.errors import DeploymentError, PermanentError, UserError
-from dynaplan.supervisor import deployments
+from dynaplan.fleet import deployments
+from dynaplan.util.errors import DeploymentError, PermanentError, UserError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import dynaplan
 from dynaplan.cli.from_python.simulated import outside_loop
-from dynaplan.domain.errors import ConfigError
+from dynaplan.util.errors import ConfigError
 
 LOAD = "constant:rate=4,duration=30,isl=500,osl=20"
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.measuring import bench
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.supervisor import deployments
+from dynaplan.fleet import deployments
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 def run(*arguments: str) -> Any:

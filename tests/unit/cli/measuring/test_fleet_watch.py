@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cli.measuring.fleet_watch import FleetWatch
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.errors import DeploymentError
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.supervisor import deployments
-from tests.unit.core.planning.situations import interval
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet import deployments
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.planner import factory
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.util.errors import DeploymentError
+from tests.unit.planner.rules.situations import interval
 
 
 def found(tmp_path: Any, *states: WorkerState) -> Any:
@@ -57,5 +57,5 @@ def test_changes_are_the_planners_since_the_beginning(tmp_path: Any, monkeypatch
     watch = FleetWatch(found(tmp_path), 0.0)
     now = datetime.now().astimezone()
     documents = [record(now - timedelta(hours=1)), record(now + timedelta(seconds=1)), {"broken": True}]
-    monkeypatch.setattr(wiring.planning, "recent_decisions", lambda directory, last: documents)
+    monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
     assert watch.changes().scale_events == 1

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dynaplan.cli.measuring.foretelling import foretelling
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.simulator.closed_loop import ClosedLoop
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.lab.simulate.closed_loop import ClosedLoop
+from dynaplan.util.errors import ConfigError
 
 GIVEN = {"ttft": None, "itl": None, "seed": 1, "profile": None}
 

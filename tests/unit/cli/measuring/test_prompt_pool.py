@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dynaplan.cli.measuring.prompt_pool import POOL_TOKENS, PromptPool
-from dynaplan.core.engine.tokens import tokenize
-from dynaplan.domain.trace import TracedRequest
+from dynaplan.engines.timing_model.tokens import tokenize
+from dynaplan.gateway.traced_requests import TracedRequest
 
 
 def tokens_of(pool: PromptPool, request: TracedRequest) -> list[int]:

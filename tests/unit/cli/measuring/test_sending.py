@@ -14,8 +14,8 @@ from dynaplan.cli.measuring.answer_stream import AnswerStream, RequestFailed, Ti
 from dynaplan.cli.measuring.prompt_pool import PromptPool
 from dynaplan.cli.measuring.sending import Sender, Target
 from dynaplan.cli.measuring.tally import Tally
-from dynaplan.domain.trace import TracedRequest
-from dynaplan.simulator.outcome import Slo
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.simulation.outcome import Slo
 from tests.fakes.polling import eventually
 
 REQUEST = TracedRequest(0.0, 20, 3)

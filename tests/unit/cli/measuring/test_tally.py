@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynaplan.cli.measuring.answer_stream import AnswerStream, RequestFailed, TimedAnswer
 from dynaplan.cli.measuring.tally import Tally
-from dynaplan.simulator.outcome import Slo
+from dynaplan.simulation.outcome import Slo
 
 ANSWER = TimedAnswer(first_s=101.0, last_s=102.0, prompt_tokens=30, output_tokens=11, cached_tokens=40)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cli.scaling.afterwards import planners_part
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.settings.planner import PlannerSettings
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.situations import interval
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.planner import factory
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.situations import interval
 
 SETTINGS = PlannerSettings(adjustment_interval_s=10.0)
 TWO = DesiredCounts(-1, 2, 2, 1)
@@ -38,7 +38,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(wiring.planning, "recent_decisions", lambda directory, last: documents)
+        monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
         found: Any = SimpleNamespace(log_dir=tmp_path)
         return planners_part(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 

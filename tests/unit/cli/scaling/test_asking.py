@@ -15,12 +15,12 @@ from dynaplan.cli.scaling.asking import (
     parse_count,
     settled,
 )
-from dynaplan.domain.errors import CapacityError, ConfigError
-from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.observation import FleetCounts, WorkerCounts
-from dynaplan.domain.planning.scaling import DesiredCounts
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import FleetCounts, WorkerCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.util.errors import CapacityError, ConfigError
 
 ROLES = {"decode": Role.DECODE, "VllmWorker": Role.DECODE, "prefill": Role.PREFILL}
 NOW = DesiredCounts(1, 2, 4, 4)

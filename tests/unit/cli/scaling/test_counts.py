@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling.counts import held_in, left_out_gpus, published_fleet, write_counts
-from dynaplan.domain.errors import TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import Hold, RoleHolds
-from dynaplan.domain.planning.scaling import DesiredCounts
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.errors import TemporaryError
 from tests.fakes.clock import LoopClock
 
 AT_2 = RoleHolds(decode=Hold(2, 2))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dynaplan.adapters.stores.file.store import FileStore
 from dynaplan.cli.main import group
+from dynaplan.store.file.store import FileStore
 from tests.unit.cli.scaling.test_scale import FLEET
 
 

@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dynaplan.adapters.kubernetes.client import KubernetesClient
 from dynaplan.cli.main import group
-from dynaplan.domain.errors import (
-    ClusterUnavailable,
-    ConfigError,
-    PermanentError,
-    TemporaryError,
-)
-from dynaplan.domain.planning.errors import SubComponentNotFoundError
+from dynaplan.planner.model.errors import SubComponentNotFoundError
+from dynaplan.store.kubernetes_client import KubernetesClient
+from dynaplan.util.errors import ClusterUnavailable, ConfigError, PermanentError, TemporaryError
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.pod_controller import APPS, PodController
 
@@ -162,11 +157,11 @@ def test_a_planner_carries_out_what_was_written(api: KubeApi) -> None:
     run("scale", "decode=3", "--hold", "--no-wait")
 
     async def planned() -> None:
-        from dynaplan.adapters.connectors.kubernetes import KubernetesConnector
-        from dynaplan.adapters.kubernetes.carrying_out import Budget, Executor
-        from dynaplan.adapters.kubernetes.intent import IntentMap
-        from dynaplan.adapters.kubernetes.labelled import LabelledWorkloads
-        from dynaplan.domain.lifecycle import Role
+        from dynaplan.graph.lifecycle import Role
+        from dynaplan.planner.connectors.kubernetes import KubernetesConnector
+        from dynaplan.planner.kubernetes.carrying_out import Budget, Executor
+        from dynaplan.planner.kubernetes.intent import IntentMap
+        from dynaplan.planner.kubernetes.labelled import LabelledWorkloads
 
         client = api.client()
         budget = Budget(8, {Role.PREFILL: 1, Role.DECODE: 1})

@@ -7,9 +7,9 @@ import pytest
 from dynaplan.cli.scaling.asking import AskedCount, AskedHold
 from dynaplan.cli.scaling.held_hours import held_by_hours, hold_by_hours
 from dynaplan.cli.scaling.holding import asked_hold, described, now_and_next
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import Hold
+from dynaplan.fleet.holds import Hold
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import ConfigError
 
 NOON_S = 1795435200.0  # Monday 2026-11-23, 12:00 UTC
 OFFICE = Hold(3, 3, by="alice", at="09:00-17:00 mon-fri", zone="UTC")

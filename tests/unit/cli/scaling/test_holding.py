@@ -9,9 +9,9 @@ import pytest
 
 from dynaplan.cli.scaling import holding
 from dynaplan.cli.scaling.holding import asked_hold, described, made_here
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import Hold
+from dynaplan.fleet.holds import Hold
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

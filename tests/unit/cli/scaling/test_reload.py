@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dynaplan.cli.scaling import reload
-from dynaplan.domain.errors import ConfigError, DeploymentError
-from dynaplan.domain.graph import GraphSpec, ServiceSpec
-from dynaplan.domain.lifecycle import Role
-from dynaplan.supervisor.launch import LAUNCH_FILE, RELOADED_FILE, Reload
-from tests.unit.supervisor.test_launch import LAUNCH
+from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload
+from dynaplan.graph.lifecycle import Role
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.errors import ConfigError, DeploymentError
+from tests.unit.fleet.test_launch import LAUNCH
 
 YAML = """
 Common: {engine: sim, model: m}

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import reloading, restart
 from dynaplan.cli.scaling.reloading import Reloading, alone
 from dynaplan.cli.scaling.waiting import ScaleTimes
-from dynaplan.domain.errors import DeploymentError, PermanentError
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.supervisor import circus_client, deployments
-from dynaplan.supervisor.launch import LAUNCH_FILE, Reload, last_reload
+from dynaplan.fleet import circus_client, deployments
+from dynaplan.fleet.launch import LAUNCH_FILE, Reload, last_reload
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import DeploymentError, PermanentError
 from tests.unit.cli.scaling.test_reload import GRAPH
-from tests.unit.core.fleet.graphs import worker
-from tests.unit.supervisor.test_launch import LAUNCH
+from tests.unit.fleet.rules.graphs import worker
+from tests.unit.fleet.test_launch import LAUNCH
 
 OLD, NEW = {"VllmWorker": {"max-num-seqs": 8}}, {"VllmWorker": {"max-num-seqs": 16}}
 _, _, DECODE, _ = GRAPH.services
@@ -111,7 +111,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(restart, "times_of", lambda found, wanted: ScaleTimes(1.0, 1.0))
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: box.store)
+    monkeypatch.setattr(connections, "connect_store", lambda: box.store)
     launch = replace(LAUNCH, graph=GRAPH, config=OLD, runtime_dir=tmp_path)
     (tmp_path / LAUNCH_FILE).write_text(launch.to_json())
     return box

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import release, reserve
 from dynaplan.cli.scaling.release import parse_released
 from dynaplan.cli.scaling.reserve import check_reserved, gpus_of
-from dynaplan.domain.errors import ConfigError, TemporaryError
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.holds import Hold
-from dynaplan.domain.planning.reservations import RESERVATIONS, ReservedGpus
-from dynaplan.supervisor import deployments
-from dynaplan.supervisor.fleet import carrying_out
-from tests.unit.core.fleet.graphs import box, worker
+from dynaplan.fleet import deployments
+from dynaplan.fleet.holds import Hold
+from dynaplan.fleet.plugin import carrying_out
+from dynaplan.fleet.reservations import RESERVATIONS, ReservedGpus
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, TemporaryError
+from tests.unit.fleet.rules.graphs import box, worker
 
 KEY = f"v1/ns/planner/{RESERVATIONS}"
 
@@ -67,7 +67,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(
         namespace="ns", workers=(worker("VllmWorker", gpus=(0,)),), runtime_dir=Path("/nowhere"), store=store
     )
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
     monkeypatch.setattr(deployments, "find_deployment", lambda _: found)
     return found

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling import restart
 from dynaplan.cli.scaling.restart import WorkerRestart, chosen_workers, restart_process
 from dynaplan.cli.scaling.waiting import ScaleTimes
-from dynaplan.domain.errors import ConfigError, PermanentError, TemporaryError
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.domain.planning.holds import HOLDS, Hold, RoleHolds
-from dynaplan.domain.planning.scaling import DesiredCounts, first_to_leave, fleet_key, planner_prefix
-from dynaplan.domain.settings.planner import PlannerSettings
-from dynaplan.supervisor import circus_client, deployments
-from dynaplan.supervisor.fleet import carrying_out
-from tests.unit.core.fleet.graphs import worker
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet import circus_client, deployments
+from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
+from dynaplan.fleet.plugin import carrying_out
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError
+from tests.unit.fleet.rules.graphs import worker
 
 OLD = replace(worker("VllmWorker", gpus=(0,)), pid=7)
 NEW = replace(worker("VllmWorker_1", gpus=(1,)), pid=8)

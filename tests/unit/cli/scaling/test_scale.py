@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.main import group
 from dynaplan.cli.scaling import release, scale
-from dynaplan.domain.errors import ConfigError
-from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.options.service_config import CONFIG_VARIABLE
-from dynaplan.supervisor.fleet import carrying_out
-from dynaplan.supervisor.fleet.carrying_out import ScaleRequest
+from dynaplan.config.service_config import CONFIG_VARIABLE
+from dynaplan.fleet.plugin import carrying_out
+from dynaplan.fleet.plugin.carrying_out import ScaleRequest
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import ConfigError
 
 
 def deployment(planner: dict[str, Any] | None) -> Any:
@@ -55,7 +55,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryStore:
     monkeypatch.setattr(store, "close", closed)
     monkeypatch.setattr(scale, "deployment_here", lambda _: found)
     monkeypatch.setattr(release, "connect", lambda _: found)
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(carrying_out, "check_alive", lambda _: None)
     return store
 

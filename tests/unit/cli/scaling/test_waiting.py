@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cli.scaling import waiting
 from dynaplan.cli.scaling.waiting import ScaleTimes, longest_s, times_of, watcher
-from dynaplan.core.fleet.scale_progress import scale_progress
-from dynaplan.core.fleet.startup_times import startup_key
-from dynaplan.domain.lifecycle import Role, Worker
-from dynaplan.foundation.progress import ProgressLine
-from dynaplan.supervisor.launch import Launch
-from tests.unit.core.fleet.graphs import DRAINING, READY, STARTING, worker
+from dynaplan.fleet import local_host
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.rules.scale_progress import scale_progress
+from dynaplan.fleet.rules.startup_times import startup_key
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.util.progress import ProgressLine
+from tests.unit.fleet.rules.graphs import DRAINING, READY, STARTING, worker
 
 TIMES = ScaleTimes(125.0, 600.0)
 ONE = worker("VllmWorker", READY)
@@ -76,7 +76,7 @@ def test_the_learnt_time_of_the_engine_and_its_drain_deadline_count(
     (tmp_path / "launch.json").write_text("{}")
     monkeypatch.setattr(Launch, "from_json", lambda _: launch)
     monkeypatch.setattr(
-        wiring.box, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
+        local_host, "startup_times", lambda _: SimpleNamespace(read=lambda: {key: [100.0, 125.0, 130.0]})
     )
     deployment = found(ONE)
     deployment.runtime_dir = tmp_path

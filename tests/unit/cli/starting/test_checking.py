@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import graphs
-from dynaplan import wiring
 from dynaplan.cli.starting.checking import check_settings, locate_models
-from dynaplan.domain.errors import ConfigError
+from dynaplan.engines import registry
+from dynaplan.graph.resolve import resolve_graph
 from dynaplan.sdk import Graph, load_graph
-from dynaplan.sdk.resolve import resolve_graph
+from dynaplan.util.errors import ConfigError
 
 Config = dict[str, dict[str, Any]]
 
@@ -32,7 +32,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, float]]:
         asked.append((name, options.get("model"), gpus))
         return [f"{name} is only looked at"]
 
-    monkeypatch.setattr(wiring.engines, "check_engine", check)
+    monkeypatch.setattr(registry, "check_engine", check)
     return asked
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dynaplan.cli.starting import detaching
 from dynaplan.cli.starting.detaching import detached, start_detached
-from dynaplan.supervisor import deployments
+from dynaplan.fleet import deployments
 from tests.fakes.polling import wait_until
 
 READY = """

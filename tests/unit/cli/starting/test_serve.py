@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.main import group, main
-from dynaplan.supervisor.serve import ServeOptions
+from dynaplan.fleet.serve import ServeOptions
 
 WITHOUT_KEY = "without an API key"
 
@@ -63,7 +63,7 @@ def test_port_0_of_the_file_asks_the_kernel_for_one_as_on_the_command_line(
 ) -> None:
     served: list[ServeOptions] = []
     monkeypatch.setattr(
-        "dynaplan.supervisor.serve.serve", lambda spec, config, options, link: served.append(options) or 0
+        "dynaplan.fleet.serve.serve", lambda spec, config, options, link: served.append(options) or 0
     )
     command = ["serve", "graphs.agg:Frontend", "-f", "agg.yaml", "--gpus", "2", *arguments]
     CliRunner().invoke(group, command, catch_exceptions=False)
@@ -84,7 +84,7 @@ def test_serve_gets_a_holder_where_the_command_line_is_all_that_the_process_does
     options: list[str], is_program: bool, is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grace_s: list[float] = []
-    monkeypatch.setattr("dynaplan.supervisor.serve.serve", lambda spec, config, options, link: 0)
+    monkeypatch.setattr("dynaplan.fleet.serve.serve", lambda spec, config, options, link: 0)
     monkeypatch.setattr(
         "dynaplan.cli.starting.serve.below_holder",
         lambda arguments, grace, drain: grace_s.append(grace) or (None, None),

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.starting.upgrade import check_configuration, command
-from dynaplan.domain.errors import ConfigError, DeploymentError, GraphError
-from tests.unit.supervisor.test_launch import LAUNCH
+from dynaplan.util.errors import ConfigError, DeploymentError, GraphError
+from tests.unit.fleet.test_launch import LAUNCH
 
 REPOSITORY = str(Path(__file__).parents[4])
 OF_AGG = replace(

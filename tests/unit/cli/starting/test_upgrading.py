@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
-from dynaplan.adapters.clock import SystemClock
-from dynaplan.adapters.stores.memory import MemoryStore
 from dynaplan.cli.scaling.reloading import alone
 from dynaplan.cli.starting import upgrading
 from dynaplan.cli.starting.detaching import PROGRAM
 from dynaplan.cli.starting.upgrade import check_version
 from dynaplan.cli.starting.upgrading import Upgrading
-from dynaplan.domain.errors import DeploymentError, PermanentError, TemporaryError
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.lifecycle import Role, Worker, WorkerState
-from dynaplan.domain.wire.pulse import PLUGIN_PULSE
-from dynaplan.supervisor import circus_client, deployments
-from dynaplan.supervisor.circus_client import CommandRefused
-from dynaplan.supervisor.held.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
+from dynaplan.fleet import circus_client, deployments, local_host
+from dynaplan.fleet.circus_client import CommandRefused
+from dynaplan.fleet.heartbeat import PLUGIN_PULSE
+from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Takeover, Version, own_version
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.store import connections
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import DeploymentError, PermanentError, TemporaryError
 
 OWN, BEFORE = own_version(), Version("0.0.1", "/old/python", "/old")
 OLD = RunningServe(11, 100, (Takeover(BEFORE, 100),))
@@ -118,8 +118,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(upgrading, "KEEPS_WITHIN_S", 0.3)
     monkeypatch.setattr(circus_client, "CircusClient", box.client)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
-    monkeypatch.setattr(wiring.connections, "connect_store", lambda: store)
-    monkeypatch.setattr(wiring.box, "heartbeats", lambda directory: box)
+    monkeypatch.setattr(connections, "connect_store", lambda: store)
+    monkeypatch.setattr(local_host, "heartbeats", lambda directory: box)
     return box
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli.main import group
 from dynaplan.cli.ui import address
-from dynaplan.console.page_access import page_token
+from dynaplan.fleet.page_access import page_token
 
 
 @pytest.fixture(autouse=True)

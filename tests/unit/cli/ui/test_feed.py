@@ -12,13 +12,13 @@ import pytest
 
 from dynaplan.cli.ui import feed
 from dynaplan.cli.ui.feed import KEPT_S, DecisionHistory, PageFeed
-from dynaplan.console.live_charts import ChartsAsked
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.webui.live_charts import ChartsAsked
 from tests.fakes.polling import eventually
 from tests.unit.cli.watching.documents import FIGURES, document, worker_document
-from tests.unit.core.planning.situations import interval
+from tests.unit.planner.rules.situations import interval
 
 NOW_S = 1_800_000_000.0
 SMALL = ChartsAsked(900, 380)

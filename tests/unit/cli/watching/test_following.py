@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from dynaplan import wiring
 from dynaplan.cli.watching import following
 from dynaplan.cli.watching.following import Following
 from dynaplan.cli.watching.gathering import DeploymentAnswers
-from dynaplan.core.fleet.statefile import with_fleet
-from dynaplan.domain.gpus import GpuActivity, GpuProcess, GpuUse
-from dynaplan.domain.identity import ProcessIdentity
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.worker_load import WorkerLoad
-from dynaplan.supervisor import deployments
-from dynaplan.supervisor.deployments import RunningDeployment
-from tests.unit.core.fleet.graphs import worker
-from tests.unit.core.fleet.test_statefile import new_document
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.fleet import deployments, local_host
+from dynaplan.fleet.deployments import RunningDeployment
+from dynaplan.fleet.gpus import GpuActivity, GpuProcess, GpuUse
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.store.instances import Instance
+from tests.unit.fleet.rules.graphs import worker
+from tests.unit.fleet.rules.test_statefile import new_document
 
 WORKER = worker("VllmWorker", gpus=(0,))
 
@@ -63,8 +62,8 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
     monkeypatch.setattr(following, "Gathering", OneWorker)
     monkeypatch.setattr(following.time, "monotonic", lambda: now[0])
     use = GpuUse(2**30, (GpuProcess(os.getpid(), "python"), GpuProcess(0)))
-    monkeypatch.setattr(wiring.box, "gpu_uses", lambda gpus: lambda: {0: use})
-    monkeypatch.setattr(wiring.box, "gpu_activity", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
+    monkeypatch.setattr(local_host, "gpu_uses", lambda gpus: lambda: {0: use})
+    monkeypatch.setattr(local_host, "gpu_activity", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
     yield now
 
 

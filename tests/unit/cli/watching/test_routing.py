@@ -6,8 +6,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dynaplan.cli.watching.routing import routing, routing_lines
-from dynaplan.domain.routes import ROUTING_PATH
-from dynaplan.domain.wire.discovery import PUBLIC_URL, Instance
+from dynaplan.store.instances import PUBLIC_URL, Instance
+from dynaplan.util.http_routes import ROUTING_PATH
 
 
 def test_workers_that_tell_are_named_together_and_others_with_the_reason() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from dynaplan import wiring
 from dynaplan.cli.watching.rows import alone_row, out_of_reach, uptime_s, worker_row
-from dynaplan.domain.wire.discovery import Instance
-from dynaplan.domain.wire.worker_load import WorkerLoad
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.process import process_table
+from dynaplan.store.instances import Instance
 from tests.unit.cli.watching.test_status import table, worker
 
 
@@ -26,7 +26,7 @@ def unmanaged(network: str) -> Instance:
 
 
 def test_a_row_has_the_keys_of_a_managed_workers() -> None:
-    row = alone_row(unmanaged(wiring.box.network()), WorkerLoad())
+    row = alone_row(unmanaged(process_table.network()), WorkerLoad())
     managed = worker_row(worker("VllmWorker"), None, None)
     assert managed.keys() <= row.keys()
     assert (row["role"], row["state"], row["gpus"], row["is_managed"]) == ("decode", "ready", [3], False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.domain.planning.traffic import Demand, Foresight, Lengths
+from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.bursts.arrived_load import arrived_demand, lasting_demand
-from tests.unit.core.planning.targets import SETTINGS, traffic
+from dynaplan.planner.model.traffic import Demand, Foresight
+from dynaplan.planner.sizing.measured_load import measured_demand
+from tests.unit.planner.rules.targets import SETTINGS, traffic
 
 ANSWERED = traffic(10.0)
 UNANSWERED = replace(ANSWERED, isl=None, osl=Lengths((), ()))

@@ -7,17 +7,18 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget, WorkerLimits
-from dynaplan.domain.planning.targets import Step, Targets
-from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.burst_floor import with_learnt_floor
 from dynaplan.planner.bursts.memory import BurstMemory, Standing
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.targets import planned_interval
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.sizing import ErrorBudget, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.targets import planned_interval
 
 ON = replace(targets.SETTINGS, learnt_floor=True)
 SERVICE = targets.model().service

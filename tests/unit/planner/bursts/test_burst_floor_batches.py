@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import ErrorBudget, Sizing, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Traffic
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.burst_floor import exchanged, with_learnt_floor
 from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.targets import planned_interval
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.sizing import ErrorBudget, Sizing, WorkerLimits
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.targets import planned_interval
 
 SERVICE = targets.model().service
 LIMITS = WorkerLimits(max_gpus=8)

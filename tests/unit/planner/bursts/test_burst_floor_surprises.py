@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.lifecycle import Role
-from dynaplan.domain.planning.decisions import PlannerState
-from dynaplan.domain.planning.sizing import Sizing, SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Demand
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.bursts.burst_floor import kept_for_surprises
 from dynaplan.planner.bursts.memory import BurstMemory, Standing, StandingTrial
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.targets import planned_interval
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.targets import planned_interval
 
 SERVICE = targets.model().service
 PROMISE = SlaTargets(500.0, 20.0)

@@ -7,23 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel, SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.planner.bursts.experts import (
-    ExpertPanel,
-    chosen,
-    followed,
-    over,
-    tried,
-    wants,
-)
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.bursts.experts import ExpertPanel, chosen, followed, over, tried, wants
 from dynaplan.planner.bursts.fluid import Work, long_by_chance
 from dynaplan.planner.bursts.interval import Arrived
 from dynaplan.planner.bursts.lived import missed_more
 from dynaplan.planner.bursts.memory import ExpertTrial, Hedge, Missed
-from tests.unit.core.planning.targets import model, traffic
+from dynaplan.planner.model.sizing import WorkerLimits
+from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from tests.unit.planner.rules.targets import model, traffic
 
 SERVICE = model().service
 AGGREGATED = replace(SERVICE, prefill=None)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.core.sizing.queueing import queueing_model
-from dynaplan.domain.planning.decisions import PlannerState
 from dynaplan.planner.bursts import interval, standing
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.targets import planned_interval
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.rules.deciding import decide
+from dynaplan.planner.sizing.queueing import queueing_model
 from tests.unit.planner.bursts.test_hedging import ON, counting, seen
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.targets import planned_interval
 
 PULLS = 10
 FLUID = ("queued", "queued_by_deadline", "decoded")

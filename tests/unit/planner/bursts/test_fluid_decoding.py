@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.core.sizing.queueing.queueing_model import SteadyState
-from dynaplan.domain.planning.sizing import SlaTargets
+from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.planner.bursts.fluid import Work, decoded, in_stages
 from dynaplan.planner.bursts.memory import Decoding
-from tests.unit.core.planning.targets import model, traffic
+from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
+from tests.unit.planner.rules.targets import model, traffic
 
 ITL_MS = 20.0
 

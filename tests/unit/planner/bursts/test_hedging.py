@@ -9,16 +9,16 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from dynaplan.core.planning.deciding import decide
-from dynaplan.domain.planning.decisions import DecisionRecord, PlannerState
-from dynaplan.domain.planning.sizing import Sizing, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Traffic
-from dynaplan.domain.settings.planner import PlannerSettings
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.bursts.hedging import hedged, remembered_hedge
 from dynaplan.planner.bursts.memory import BurstMemory, Decoding, Lived
-from tests.unit.core.planning import targets
-from tests.unit.core.planning.targets import planned_interval
+from dynaplan.planner.model.decisions import DecisionRecord, PlannerState
+from dynaplan.planner.model.sizing import Sizing, WorkerLimits
+from dynaplan.planner.rules.deciding import decide
+from tests.unit.planner.rules import targets
+from tests.unit.planner.rules.targets import planned_interval
 
 ON = replace(targets.SETTINGS, hedge=True, prefill_deadline_ms=500.0)
 SERVICE = targets.model().service

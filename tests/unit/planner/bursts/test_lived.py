@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.evidence import Counted
 from dynaplan.planner.bursts.lived import lived_through
 from dynaplan.planner.bursts.memory import Hedge, Lived

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.domain.planning.targets import Targets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import (
     Decoding,
     ExpertTrial,

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.core.sizing.measured_load import measured_demand
-from dynaplan.core.sizing.queueing.queueing_model import ServiceModel
-from dynaplan.domain.planning.sizing import SlaTargets, WorkerLimits
-from dynaplan.domain.planning.targets import Targets
-from dynaplan.domain.planning.traffic import Demand
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
 from dynaplan.planner.bursts.memory import Standing
 from dynaplan.planner.bursts.standing import learnt_floor, tried
-from tests.unit.core.planning.targets import model, traffic
-from tests.unit.core.sizing.engine_pools import Arrival, decode_times_ms
+from dynaplan.planner.model.sizing import WorkerLimits
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+from tests.unit.planner.rules.targets import model, traffic
+from tests.unit.planner.sizing.engine_pools import Arrival, decode_times_ms
 
 DISAGGREGATED = model().service
 AGGREGATED = replace(DISAGGREGATED, prefill=None)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynaplan.runtime.logfile import configure_logging
+from dynaplan.process.logfile import configure_logging
 
 
 def configure_dynamo_logging(*_ignored: Any, **_named: Any) -> None:

@@ -42,7 +42,7 @@ _ROUTES_OF_EVERY_APP = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redire
 
 
 def service(inner: Any = None, /, *, app: Any = None, system_app: Any = None, **arguments: Any) -> Any:
-    """Make a class a service of a graph: ``dynaplan.sdk.service``, which serves no FastAPI ``app``."""
+    """Make a class a service of a graph: ``dynaplan.graph.service``, which serves no FastAPI ``app``."""
     for each in filter(None, (app, system_app)):
         own = sorted({route.path for route in each.routes} - _ROUTES_OF_EVERY_APP)
         if own:

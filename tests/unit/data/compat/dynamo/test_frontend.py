@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dynaplan.sdk.compat import compat_environment
+from dynaplan.graph.compat import compat_environment
 
 
 @pytest.mark.parametrize(

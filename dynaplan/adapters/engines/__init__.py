@@ -1,1 +1,0 @@
-"""The inference engines behind ``dynaplan.ports.engines.Engine``."""

@@ -1,0 +1,107 @@
+"""The Frontend's settings, gathered from the sections that the original spreads them over."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynaplan.config.deadline import PrefillDeadline, prefill_deadline
+from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
+from dynaplan.config.settings.fields import kebab
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.routing import DECODE_COMPONENT, DisaggregationSettings
+
+log = logging.getLogger(__name__)
+
+SECTIONS = ("Frontend", "Router", "Processor", DECODE_COMPONENT)
+"""The sections with options of a Frontend, the strongest first."""
+
+PROMISE = ("policy", "ttft", "itl")
+"""Options of the Planner that say what it promises: frontends count the requests that missed it."""
+
+NAMES = ("served-model-name", "model")
+"""Options that name the model, the stronger first; the Frontend reads them of Common unasked."""
+
+
+def read_settings(
+    sections: Sequence[tuple[str, Mapping[str, Any]]],
+    environment: Mapping[str, str],
+    frontends: int = 1,
+    planner: Mapping[str, Any] | None = None,
+) -> FrontendSettings:
+    """The settings from these sections, the first the strongest, and the environment; ConfigError.
+
+    ``planner`` is the Planner's section, which may know the deadline of queued prompts; without it the
+    deadline is as a section says, or None.
+    """
+    options: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for name, section in reversed(sections):
+        given = {key: value for key, value in section.items() if value is not None}
+        options |= {kebab(key): value for key, value in given.items()}
+        places |= {kebab(key): f"{name}.{key}" for key in given}
+    settings = FrontendSettings.from_options(options, places)
+    disaggregation = DisaggregationSettings.from_options(options, places)
+    if planner is not None:
+        deadline_ms = prefill_deadline(disaggregation, planner).ms
+        disaggregation = replace(disaggregation, prefill_deadline_ms=deadline_ms)
+    runtime_dir = environment.get("DYNAPLAN_RUNTIME_DIR")
+    return replace(
+        settings,
+        disaggregation=disaggregation,
+        host=environment.get("DYNAMO_HOST") or settings.host,
+        port=int(environment.get("DYNAMO_PORT") or settings.port),
+        api_key=environment.get("DYNAPLAN_API_KEY") or settings.api_key,
+        model=next((str(options[key]) for key in NAMES if options.get(key)), ""),
+        shared_metrics=f"{runtime_dir}/frontend-metrics" if runtime_dir and frontends > 1 else None,
+    )
+
+
+def deadline_in(config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]) -> PrefillDeadline:
+    """Return the deadline that frontends of this configuration dispatch queued prompts by; ConfigError.
+
+    ``planner`` are the options of its Planner.
+    """
+    said: dict[str, Any] = {}
+    for name in reversed(SECTIONS):
+        said |= {key: value for key, value in section_options(config, name).items() if value is not None}
+    return prefill_deadline(DisaggregationSettings.from_options(said), planner)
+
+
+def routes_by_events(own: Mapping[str, Any]) -> bool:
+    """Tell a worker with this section whether frontends route by the KV blocks that engines say they hold."""
+    config = ServiceConfig.get_instance()
+    sections = [(name, config.get_parsed_config(name)) for name in SECTIONS]
+    settings = read_settings([*sections, ("this worker", own)], {})
+    return settings.router == "kv" and settings.kv_events
+
+
+def gathered_settings(own: Mapping[str, Any]) -> FrontendSettings:
+    """The settings of this process: its own section first, then those of Router, Processor and the worker."""
+    from dynaplan.config.settings.planner import PlannerSettings
+
+    config = ServiceConfig.get_instance()
+    sections = [(name, config.get_parsed_config(name)) for name in SECTIONS[1:]]
+    common = {key: value for key, value in (config.get(COMMON) or {}).items() if kebab(key) in NAMES}
+    frontends = ((config.get(SECTIONS[0]) or {}).get(SERVICE_ARGS) or {}).get("workers") or 1
+    planner = config.get_parsed_config(PlannerSettings.SECTION)
+    gathered = [(SECTIONS[0], own), *sections, (COMMON, common)]
+    settings = read_settings(gathered, os.environ, frontends, planner)
+    if settings.disaggregation.is_on:
+        log.info("queued prompts are computed %s", deadline_in({**config, SECTIONS[0]: dict(own)}, planner))
+    return replace(settings, promised_ms=promised_in(planner))
+
+
+def promised_in(planner: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the TTFT and ITL, in ms, that a Planner with these options promises; None for thresholds.
+
+    Raises ConfigError.
+    """
+    from dynaplan.config.settings.planner import PlannerSettings
+
+    given = kebab_keys(planner)
+    plan = PlannerSettings.from_options({name: given[name] for name in PROMISE if name in given})
+    return (plan.ttft_ms, plan.itl_ms) if plan.is_by_targets else None

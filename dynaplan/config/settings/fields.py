@@ -1,0 +1,258 @@
+"""Options: each one is a field of a frozen dataclass, declared once by ``option()``.
+
+A section of a configuration is such a dataclass. Its keys, their types, bounds and defaults, the names that
+engines have for them, the flags of a command and the tables of the guide all derive from its fields.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, field, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
+
+from dynaplan.util.documents import shown
+from dynaplan.util.errors import ConfigError, nearest
+
+NO_EFFECT = "Of the original; has no effect"
+UNITS = ("_ms", "_s", "_tokens")
+"""Units that fields' names end with. Users leave them out."""
+
+MOST = 1e300
+"""The largest number that an option takes: one that a float holds."""
+
+READ, WRITTEN = "read", "written"
+"""The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Option(NamedTuple):
+    """One option: its key, type, bounds, default and meaning, and what engines make of it.
+
+    - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
+    - ``least`` and ``most`` bound a number and are allowed themselves; ``above`` and ``below`` are not
+    - ``shown`` is the default in words, where the value does not tell it
+    - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
+      it; ``usual`` is an engine's default, where that is its own; ``gone`` says for an engine that does not
+      take it (any more) what came of it
+    - ``agreed`` are the engines whose decode and prefill workers must have the same value
+    - ``is_flag`` is False for what no engine gets on its command line
+    - ``same_as`` is, for a setting of the planner, the role and the option of its workers that say the same
+    """
+
+    about: str = ""
+    default: Any = None
+    name: str = ""
+    kind: type = object
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    shown: str = ""
+    path: str = ""
+    engine: str = ""
+    names: Mapping[str, tuple[str, ...]] = _NOTHING
+    usual: Mapping[str, Any] = _NOTHING
+    gone: Mapping[str, str] = _NOTHING
+    agreed: tuple[str, ...] = ()
+    is_flag: bool = True
+    same_as: tuple[str, str] | None = None
+
+    @property
+    def expected(self) -> str:
+        """The values that are allowed, in words: the type and its bounds, or the choices."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        bounds = (words.format(bound) for words, _, bound in self._bounds())
+        return ", ".join((_KINDS[self.kind][0], *bounds))
+
+    @property
+    def usually(self) -> str:
+        """The default in words; empty where there is none."""
+        return self.shown or ("" if self.default in (None, "") else _word(self.default))
+
+    @property
+    def meaning(self) -> str:
+        """The purpose, and the values where they can be listed."""
+        return f"{self.about}: {', '.join(self.choices)}" if self.choices else self.about
+
+    @property
+    def help(self) -> str:
+        """The text of a command's ``--help``."""
+        default = "" if self.kind is bool or not self.usually else f"  [default: {self.usually}]"
+        return f"{self.meaning}{default}"
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value of a file has the type and keeps the bounds. None means "not set"."""
+        return value is None or self.read(value) is not None
+
+    def read(self, value: Any, is_text: bool = False) -> Any:
+        """The value as the option's type; None when it is not one. ``is_text``: numbers may come as text."""
+        if is_text:
+            value = _of_text(value, self.kind)
+        if self.choices and isinstance(value, str):
+            value = kebab(value)
+        if not _KINDS[self.kind][1](value) or (self.choices and value not in self.choices):
+            return None
+        value = float(value) if self.kind is float else value
+        return value if all(holds(value, bound) for _, holds, bound in self._bounds()) else None
+
+    def _bounds(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
+        """Yield the words of each bound that is set, its comparison, and the bound."""
+        for name, words, holds in _BOUNDS:
+            if (bound := getattr(self, name)) is not None:
+                yield words, holds, bound
+
+
+Options = Mapping[str, Option]
+"""Name in kebab-case -> option."""
+
+
+def option(default: Any, about: str, **more: Any) -> Any:
+    """Declare a field as an option; ``more`` are fields of ``Option``.
+
+    The key is the field's name in kebab-case without its unit, and the type is the annotation's, unless
+    ``name`` and ``kind`` say otherwise.
+    """
+    return field(default=default, metadata={"option": Option(about, default, **more)})
+
+
+def options_of(*settings: Any) -> Options:
+    """The options of these dataclasses together, in the order of their fields."""
+    return {name: each for one in settings for name, each in _options_of(one).items()}
+
+
+@cache
+def _options_of(settings: type[Any]) -> Options:
+    return {key_of(each): _completed(each, settings) for each in _declared(settings)}
+
+
+def _declared(settings: Any) -> tuple[Field[Any], ...]:
+    return tuple(each for each in fields(settings) if "option" in each.metadata)
+
+
+def _completed(setting: Field[Any], settings: type[Any]) -> Option:
+    """The option with what its field and its dataclass say of it."""
+    declared: Option = setting.metadata["option"]
+    kind = declared.kind
+    if kind is object:
+        annotation = str(setting.type).partition(" ")[0].partition("[")[0]  # of "int | None" it is "int"
+        kind = str if declared.choices else _ANNOTATED.get(annotation, object)
+    return declared._replace(name=key_of(setting), kind=kind, engine=declared.engine or settings.ENGINE)
+
+
+def key_of(setting: Field[Any]) -> str:
+    """The key of a field that is an option."""
+    name = setting.name
+    for unit in UNITS:
+        name = name.removesuffix(unit)
+    return setting.metadata["option"].name or kebab(name)
+
+
+def kebab(name: str) -> str:
+    """The spelling in which keys are compared: ``max_model_len`` is ``max-model-len``."""
+    return name.replace("_", "-")
+
+
+class Settings:
+    """The base of a dataclass of options.
+
+    ``SECTION`` is named in errors, and where there is one an unknown key is an error; without one the keys
+    are those of a larger section. ``ENGINE`` is the only engine that has these options.
+    """
+
+    ENGINE: ClassVar[str] = ""
+    SECTION: ClassVar[str] = ""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Self:
+        """Check options as the user wrote them, keys in kebab or snake case. None means "not set".
+
+        Raises ConfigError naming the key (as ``places`` has it, where it does), its value and what was
+        expected; for an unknown key of a section, the nearest known one.
+        """
+        known = options_of(cls)
+        given = {kebab(key): (key, value) for key, value in options.items()}
+        if cls.SECTION and (unknown := given.keys() - known):
+            key = given[min(unknown)][0]
+            raise ConfigError(f"{cls.SECTION} has no option {key!r}", hint=nearest(kebab(key), known))
+        values = {
+            name: _checked(cls, known[name], (places or {}).get(name, key), value)
+            for name, (key, value) in given.items()
+            if name in known and value is not None
+        }
+        keys = {each.name: key_of(each) for each in _declared(cls)}
+        settings = cls(**{name: values[key] for name, key in keys.items() if key in values})
+        settings.check(frozenset(values))
+        return settings
+
+    def check(self, given: frozenset[str] = frozenset()) -> None:
+        """Raise ConfigError for options that contradict each other; ``given`` are the keys that are set."""
+
+    def to_options(self) -> dict[str, Any]:
+        """Map every option that is set to its value, as ``from_options`` reads it."""
+        values = ((key_of(each), getattr(self, each.name)) for each in _declared(self))
+        return {name: value for name, value in values if value is not None}
+
+
+def _checked(settings: type[Settings], option: Option, key: str, value: Any) -> Any:
+    read = option.read(value)
+    is_left_empty = read == "" and option.default in ("", None)
+    is_blank = isinstance(read, str) and not read.strip() and not is_left_empty
+    if read is None or is_blank:
+        where = f"{settings.SECTION}.{key}" if settings.SECTION else key
+        raise ConfigError(f"{where} is {shown(value)}", hint=f"Expected {option.expected}.")
+    return read
+
+
+def _of_text(value: Any, kind: type) -> Any:
+    """Turn text into the value that it says, for an option that is no text; ``4.0`` is a whole number."""
+    if isinstance(value, str) and kind in (bool, int, float):
+        try:
+            value = _TRUTH.get(value.strip().lower()) if kind is bool else float(value)
+        except ValueError:
+            return value
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
+
+
+def _word(value: Any) -> str:
+    """A default as users write it: ``true``, and ``600`` for 600.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= MOST
+
+
+_TRUTH = {"true": True, "false": False}
+_ANNOTATED = {"bool": bool, "int": int, "float": float, "str": str, "Mapping": dict, "list": list}
+"""Types by the first word of a field's annotation."""
+
+_KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
+    str: ("text", lambda value: isinstance(value, str)),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a number", _is_number),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    dict: (
+        "a mapping, or its JSON text",
+        lambda value: isinstance(value, Mapping) or str(value).lstrip().startswith("{"),
+    ),
+    list: ("a list", lambda value: isinstance(value, list | str)),
+    object: ("anything", lambda value: True),
+}
+"""Type -> its name in words, and whether a value is of it."""
+
+_BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("least", "{:g} or more", operator.ge),
+    ("above", "more than {:g}", operator.gt),
+    ("most", "{:g} or less", operator.le),
+    ("below", "less than {:g}", operator.lt),
+)
+"""The bounds of an option, their words, and the comparison of a value with them."""

@@ -1,0 +1,229 @@
+"""Options of a worker: of its process, of every engine, and of the simulated engine.
+
+``names`` are an engine's own for an option, so that one configuration fits them all; ``gone`` is what became
+of one that an engine does not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynaplan.config.settings.fields import READ, Settings, option
+from dynaplan.config.settings.servers import MessagingSettings
+from dynaplan.util.errors import ConfigError
+
+REAL_ENGINES = ("llamacpp", "vllm", "sglang", "trtllm")
+
+
+@dataclass(frozen=True)
+class ProcessSettings(MessagingSettings):
+    """Options of a service's processes: their deadlines, in seconds, and their patience with servers."""
+
+    drain_deadline_s: float = option(
+        600.0, "Seconds for a worker to finish its requests when it leaves; then it is killed", least=0
+    )
+    health_timeout_s: float = option(
+        30.0,
+        "Seconds that the `/health` of a worker without registration may say nothing before its process is "
+        "killed; 0 is never",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
+class WorkerSettings(ProcessSettings):
+    """Options of a worker that dynaplan itself reads, whatever the engine.
+
+    ``max_concurrent_prefills``: prefill is bound by computation, so batching short prompts is all there is to
+    gain: four keep the engine from idling between two. What one worker takes, one that was just added can no
+    longer relieve it of.
+    """
+
+    engine: str = option(
+        "sim", "What computes: sim (simulated), llamacpp, vllm, sglang or trtllm", agreed=REAL_ENGINES
+    )
+    start_timeout_s: float = option(
+        1800.0, "Seconds that the engine's server may take to load the model", least=0
+    )
+    hang_timeout_s: float = option(
+        120.0,
+        "Seconds without progress after which an engine that has requests is replaced; 0 is never",
+        least=0,
+    )
+    kv_network: bool = option(
+        False,
+        "Let KV entries move between hosts, by NIXL: its sockets listen on `--advertise-host`, without a key",
+        engine="vllm",
+    )
+    max_concurrent_prefills: int = option(
+        4, "Prompts that a prefill worker takes from the queue at once", least=1
+    )
+
+
+@dataclass(init=False, repr=False, eq=False)
+class CommandSettings(Settings):
+    """The programs that real engines are started with."""
+
+    vllm_command: list[str] | None = option(
+        None, "The program that starts vLLM's server, with its first arguments: a text, or a list of words"
+    )
+    sglang_command: list[str] | None = option(None, "The same for SGLang's server")
+    trtllm_command: list[str] | None = option(None, "The same for `trtllm-serve`")
+    llama_server: Any = option(
+        None,
+        "The `llama-server` to run in place of the `xllamacpp` package: its path, or true",
+        engine="llamacpp",
+    )
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class ModelSettings(Settings):
+    """The model, and how much of it a request may use. The defaults are the simulated engine's.
+
+    ``context_tokens`` 0 is what fits: see ``engines/timing_model/settings.py``.
+    """
+
+    model: str = option(
+        "nvidia/Llama-3.1-8B-Instruct-FP8",
+        "The model, as the engine knows it; real engines need it",
+        agreed=REAL_ENGINES,
+    )
+    served_model_name: str | None = option(
+        None, "The name that clients use", shown="the last part of the model's path", agreed=REAL_ENGINES
+    )
+    block_tokens: int = option(
+        16,
+        "Tokens of one KV block",
+        name="block-size",
+        least=1,
+        names={"sglang": ("page-size",)},
+        usual={"llamacpp": 64},
+    )
+    context_tokens: int = option(
+        0,
+        "Context length in tokens",
+        name="max-model-len",
+        least=1,
+        shown="16384, or what the KV cache holds",
+        names={"sglang": ("context-length",), "trtllm": ("max-seq-len",)},
+    )
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class EngineOptions(ModelSettings):
+    """Options of every engine, by vLLM's names. The defaults are the simulated engine's."""
+
+    batched_tokens: int = option(
+        8192,
+        "Most tokens of one step",
+        name="max-num-batched-tokens",
+        least=1,
+        names={
+            "sglang": ("chunked-prefill-size",),
+            "trtllm": ("max-num-tokens",),
+            "llamacpp": ("batch-size",),
+        },
+        usual={"llamacpp": 512},
+    )
+    request_slots: int = option(
+        256,
+        "Most requests of one step",
+        name="max-num-seqs",
+        least=1,
+        names={
+            "sglang": ("max-running-requests",),
+            "trtllm": ("max-batch-size",),
+            "llamacpp": ("parallel", "n-parallel"),
+        },
+        usual={"llamacpp": 4},
+        agreed=("llamacpp",),
+    )
+    is_prefix_caching: bool = option(
+        True,
+        "Keep the KV blocks of prefixes for later requests",
+        name="enable-prefix-caching",
+        names={"llamacpp": ("cache-prompt",)},
+    )
+    tensor_parallel_size: int = option(
+        1, "GPUs that each layer is split over", least=1, shown="the worker's GPUs"
+    )
+    total_blocks: int = option(
+        0,
+        "KV blocks, instead of what fits",
+        name="num-gpu-blocks-override",
+        least=1,
+        shown="what fits",
+        gone={
+            "sglang": "it is vLLM's; SGLang's is max-total-tokens",
+            "trtllm": "it is vLLM's; set max_tokens of kv_cache_config instead",
+        },
+    )
+    seed: int = option(
+        0,
+        "Of every random choice",
+        least=0,
+        names={"sglang": ("random-seed",)},
+        gone={"trtllm": "trtllm-serve has none"},
+    )
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class SimulationOptions(Settings):
+    """Options of the simulated engine alone."""
+
+    profile: str = option(
+        "",
+        "Measured profile to take times from, by name or path, or a polynomial: `mocker`, `h100-bf16`, "
+        "`a100-bf16`, `h200-bf16`, `h200-fp8-fit`",
+        shown="by the model: `h200_sxm-Llama-3.1-8B-Instruct-FP8`, for a 70B "
+        "`h100_sxm-Llama-3.3-70B-Instruct-FP8`",
+        path=READ,
+    )
+    speedup_ratio: float = option(
+        1.0, "Divides every simulated duration; 0 means no delay at all", least=0, most=1e9
+    )
+    startup_time_s: float = option(
+        0.0, "Seconds until the worker is ready, as a real engine loads its model", least=0, most=86_400
+    )
+    jitter: float = option(
+        0.0, "Largest random change of a step's duration, as a part of it", least=0, most=0.5
+    )
+    total_kv_tokens: int = option(
+        0,
+        "KV cache size in tokens",
+        name="kv-total-tokens",
+        least=1,
+        shown="the profile's",
+        names={"sim": ("kv-total-tokens",), "sglang": ("max-total-tokens",)},
+    )
+
+
+@dataclass(frozen=True)
+class SimOptions(EngineOptions, SimulationOptions):
+    """The simulated engine's options, checked. 0 blocks, KV tokens or context tokens: the profile's.
+
+    ``speedup_ratio`` divides every simulated time; 0 means no delays at all. ``profile`` is empty
+    (chosen by model), a name, or a path.
+    """
+
+    def check(self, given: frozenset[str] = frozenset()) -> None:
+        """Raise ConfigError for a step that has no room for one token of each request."""
+        if self.batched_tokens < self.request_slots:
+            raise ConfigError(
+                f"max-num-batched-tokens is {self.batched_tokens}, max-num-seqs {self.request_slots}",
+                hint="Expected the first to be no less than the second, for one token of each per step.",
+            )
+
+
+def engine_of(options: Mapping[str, Any]) -> str:
+    """The engine that a worker's options choose; they are in kebab-case."""
+    return str(options.get("engine") or WorkerSettings.engine)
+
+
+KV_NETWORK_ENGINE = "vllm"
+"""The engine whose KV entries can move between hosts."""
+
+SIMULATED = WorkerSettings.engine
+"""The engine of a worker that does not say one; its every option is known."""

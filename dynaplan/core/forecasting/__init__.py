@@ -1,1 +1,0 @@
-"""Forecasts of the load from its past: pure methods, their back-test, and the choice among them."""

@@ -1,0 +1,1 @@
+"""The inference engines behind ``dynaplan.engines.port.Engine``."""

@@ -1,0 +1,156 @@
+"""llama.cpp: a real engine for any machine, with a real hand-off of KV entries through slot files."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynaplan.engines.common.kinds import Ask, Options, Prefilling, prefill_body
+from dynaplan.engines.common.server_engine import ServerEngine
+from dynaplan.engines.common.signals import Signals
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.llamacpp.desk import HAND_OFF, SlotDesk
+from dynaplan.engines.llamacpp.kind import KIND
+from dynaplan.engines.llamacpp.options import check_fields, read_options
+from dynaplan.engines.llamacpp.slots import UNUSED_S, SlotFiles, SlotPool
+from dynaplan.engines.port import Engine, HandOver
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.errors import PermanentError
+from dynaplan.util.http_routes import Route
+
+
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return LlamaCppEngine(options, context)
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
+    checked = read_options(options, gpus)
+    if not checked.server and importlib.util.find_spec("xllamacpp"):
+        import xllamacpp
+
+        check_fields(checked, xllamacpp.CommonParams())
+
+
+class LlamaCppEngine(ServerEngine):
+    """A llama.cpp server as a child of the worker, and the slots by which KV entries are handed over.
+
+    A decode worker with ``remote-prefill`` gives each request a slot of its own before it comes, into which
+    the KV entries of its prompt are restored. Raises ConfigError for a wrong option.
+    """
+
+    def __init__(self, options: Options, context: EngineContext) -> None:
+        super().__init__(replace(KIND, prefilling=Prefilling(self._run_prefill)), options, context)
+        self._checked = checked = read_options(options, context.gpus)
+        is_prefill = context.role == "prefill"
+        self._takes_hand_offs = checked.takes_hand_offs and not is_prefill
+        clock = SystemClock()
+        # A prefill worker gives back what it takes; only frontends can die over a reservation.
+        self._pool = SlotPool(checked.slots, clock.now_s, 0 if is_prefill else UNUSED_S)
+        self._files = SlotFiles(context.scratch_dir, context.worker_name)
+        self._holds = self._files.holds
+        self._desk = SlotDesk(self._client, self._pool, self._files, checked.slots, clock)
+        self._context_tokens = 0
+
+    async def start(self) -> None:
+        """Delete the files of an earlier life, then start as every server does."""
+        self._files.delete_all()
+        await super().start()
+
+    def routes(self) -> Sequence[Route]:
+        """The slots of a decode worker that takes hand-offs; the API is the engine's own."""
+        return self._desk.routes() if self._takes_hand_offs else ()
+
+    def card(self) -> Mapping[str, Any]:
+        """Describe the model; ``reserves`` says that before each request a slot must be asked for."""
+        reserves = {"reserves": True} if self._takes_hand_offs else {}
+        return {**super().card(), "tokenizer": "llamacpp", "keep_alive": False, **reserves}
+
+    def load(self) -> WorkerLoad:
+        """The load about a second ago at most, with the requests that wait for a slot now."""
+        load = super().load()
+        return replace(load, waiting_requests=load.waiting_requests + self._pool.waiting)
+
+    async def requests(self) -> int:
+        """Count its requests, with those whose slot or prompt is not there yet."""
+        return await super().requests() + max(self._pool.waiting, self._desk.reserving)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The engine's own samples, its KV usage, and what became of hand-offs."""
+        ours: dict[str, float] = {"llamacpp:kv_cache_usage_ratio": self._watch.signals.kv_usage}
+        if self._takes_hand_offs:
+            ours["dynaplan:kv_slots_reserved"] = self._pool.reserved
+            ours["dynaplan:kv_slots_taken_back_total"] = self._pool.taken_back
+            ours["dynaplan:remote_prefills_taken_total"] = self._desk.restored
+            ours["dynaplan:remote_prefill_fallbacks_total"] = self._desk.not_restored
+        return {**super().metrics(), **ours}
+
+    async def _first_model(self) -> Mapping[str, Any]:
+        """The model as ``/slots`` describes it; raises TemporaryError when the engine cannot be asked."""
+        await self._watch.requests()
+        return {"id": self._checked.name, "max_model_len": self._context_tokens}
+
+    async def _read(self) -> Signals:
+        signals = await super()._read()
+        slots = await self._desk.look()
+        block_tokens = self._checked.block_tokens
+        all_tokens = sum(slot.context_tokens for slot in slots)
+        used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
+        self._context_tokens = min((slot.context_tokens for slot in slots), default=0)
+        return replace(
+            signals,
+            kv_usage=min(1.0, sum(used_tokens) / all_tokens) if all_tokens else 0.0,
+            kv_active=sum(-(-tokens // block_tokens) for tokens in used_tokens),
+            kv_total=all_tokens // block_tokens,
+            block_tokens=block_tokens,
+        )
+
+    async def _run_prefill(
+        self, request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+    ) -> None:
+        """Compute the prompt in a slot of our own, save the slot, and hand its file over."""
+        if self._files.directory is None:
+            raise PermanentError("this worker has no scratch directory: it cannot hand KV entries over")
+        name = self._files.new_name()
+        try:
+            tokens = await self._prefill_into(name, request, ask)
+        except BaseException:
+            self._files.delete(name)
+            raise
+        self._files.assign(request.request_id, name)
+        await hand_over({HAND_OFF: {"file": name, "tokens": tokens, "slots": self._checked.slots}})
+
+    async def _prefill_into(self, name: str, request: RemotePrefillRequest, ask: Ask) -> int:
+        """Compute the prompt and save it under that name; returns its tokens."""
+        owner = name  # the same work may be here twice
+        slot = await self._pool.take(owner)
+        is_idle = False
+        try:
+            request = _with_prompt(request)
+            body = prefill_body(request, n_predict=1, id_slot=slot, cache_prompt=True)
+            await ask(request.path, body, request.request_id)
+            tokens = await self._desk.save(slot, name)
+            is_idle = True
+        finally:
+            self._desk.give_back(owner, is_idle=is_idle)
+        return tokens
+
+    async def _end(self, grace_s: float) -> None:
+        """Let go of everything; the files last, when no engine can read or write them any more."""
+        await self._desk.close()
+        try:
+            await super()._end(grace_s)
+        finally:
+            self._files.delete_all()
+
+
+def _with_prompt(request: RemotePrefillRequest) -> RemotePrefillRequest:
+    """The request with its tokens as the prompt, when it came without a text."""
+    if request.body or not request.prompt_token_ids:
+        return request
+    return replace(request, body={"prompt": list(request.prompt_token_ids)}, path="/v1/completions")

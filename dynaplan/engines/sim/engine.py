@@ -1,0 +1,271 @@
+"""The simulated engine: the engine model in real time behind the OpenAI API, in the worker's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import BlocksChanged, Engine, HandOver
+from dynaplan.engines.sim.answer import LiveAnswer
+from dynaplan.engines.sim.api import RemoteKv
+from dynaplan.engines.sim.block_changes import BlockChanges
+from dynaplan.engines.sim.driver import StepDriver
+from dynaplan.engines.sim.endpoints import SimEndpoints
+from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
+from dynaplan.engines.sim.profiles import timing_for
+from dynaplan.engines.timing_model.block_hashes import block_hashes
+from dynaplan.engines.timing_model.model import EngineModel
+from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.errors import PermanentError, RequestRefused, UserError
+from dynaplan.util.http_routes import Route
+
+log = logging.getLogger(__name__)
+
+CHECK_CLIENTS_S = 0.25
+
+
+class SimEngine:
+    """``ports.engines.Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+
+    Others take its hand-offs at the worker's own HTTP server; the role is only told in the card. Raises
+    ConfigError for a wrong option.
+    """
+
+    def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:
+        self._options = checked = SimOptions.from_options(options)
+        self._timing, kv_tokens = timing_for(checked)
+        self._settings = EngineSettings.of(checked, kv_tokens)
+        self._model = EngineModel(self._settings, self._timing)
+        self._changes: BlockChanges | None = None
+        self._role = context.role
+        self._numbers = 0
+        self._id_prefix = os.urandom(6).hex()
+        self._live: dict[str, LiveAnswer] = {}
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
+        self._client_check: asyncio.TimerHandle | None = None
+        self._driver: StepDriver | None = None
+        self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
+        self._held = HeldPrompts(context.worker_name, context.address, self._release)
+        self._endpoints = SimEndpoints(self, checked.seed, checked.model, self._settings.context_tokens)
+
+    def tell_blocks(self, changed: BlocksChanged) -> bool:
+        """Call back at the end of each step that changed the published blocks."""
+        if not self._settings.is_prefix_caching:
+            return False
+        self._changes = BlockChanges(changed, self._settings.block_tokens)
+        self._model = EngineModel(self._settings, self._timing, self._changes)
+        return True
+
+    async def start(self) -> None:
+        """Wait ``startup-time`` seconds, as if a model were loaded, then begin to take steps."""
+        if self._options.startup_time_s:
+            await asyncio.sleep(self._options.startup_time_s)
+        self._driver = StepDriver(self._model, self._options.speedup_ratio, self._deliver, self._fail)
+
+    async def stop(self) -> None:
+        """Wait for held hand-offs, then end every request; a failed engine does not wait."""
+        try:
+            if self._failure is None:
+                await self._held.holds.wait_empty()
+        finally:
+            if self._driver is not None:
+                self._driver.stop()
+            for answer in list(self._live.values()):
+                self.close(answer, "the engine stops")
+            await self._fetcher.close()
+
+    @property
+    def awaits_release(self) -> bool:
+        """True: a decode worker takes a hand-off here, unless its client has left before."""
+        return True
+
+    def release(self, request_id: str) -> None:
+        """Let go of that request's hand-off, which was not taken."""
+        self._held.release(request_id)
+
+    def abandon(self) -> None:
+        """Let go of every computed prompt."""
+        self._held.holds.release_all()
+
+    async def died(self) -> None:
+        """Raise PermanentError when the engine has failed; until then it does not return."""
+        await self._failed.wait()
+        raise PermanentError(f"the engine failed: {self._failure!r}")
+
+    @property
+    def url(self) -> str:
+        """Empty: it answers on the worker's own server."""
+        return ""
+
+    async def requests(self) -> int:
+        """Count its requests, running and waiting."""
+        load = self.load()
+        return load.running_requests + load.waiting_requests
+
+    async def wake(self) -> str:
+        """Return "", that it is awake: a simulated engine never sleeps."""
+        return ""
+
+    def routes(self) -> Sequence[Route]:
+        """The OpenAI API, and the hand-over of computed prompts to other workers."""
+        return (
+            *self._endpoints.routes(),
+            Route("POST", "/kv/{request_id}/take", self._held.take, is_work=False),  # a drain waits for it
+        )
+
+    def card(self) -> Mapping[str, Any]:
+        """The model, its context, and how to count and hash its tokens (``dynaplan.engines.timing_model.tokens``)."""
+        return {
+            "model": self._options.model,
+            "context_tokens": self._settings.context_tokens,
+            "tokenizer": "sim",
+            "kv_block_tokens": self._settings.block_tokens,
+            "engine": "sim",
+            "role": self._role,
+        }
+
+    def load(self) -> WorkerLoad:
+        """The model's load; requests whose KV entries are on their way here count as waiting."""
+        load = self._model.load()
+        on_the_way = self._fetcher.on_the_way
+        return replace(load, waiting_requests=load.waiting_requests + on_the_way) if on_the_way else load
+
+    def metrics(self) -> Mapping[str, float]:
+        """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
+        load, totals, fetcher = self.load(), self._model.totals, self._fetcher
+        return {
+            "vllm:num_requests_running": load.running_requests,
+            "vllm:num_requests_waiting": load.waiting_requests,
+            "vllm:kv_cache_usage_perc": load.kv_usage,
+            "vllm:prompt_tokens_total": totals.prompts,
+            "vllm:generation_tokens_total": totals.generated,
+            "vllm:num_preemptions_total": totals.preemptions,
+            "vllm:prefix_cache_queries_total": totals.prefix_queries,
+            "vllm:prefix_cache_hits_total": totals.cached,
+            "vllm:external_prefix_cache_queries_total": fetcher.asked_tokens,
+            "vllm:external_prefix_cache_hits_total": totals.external,
+            "vllm:request_success_total": totals.finished_requests,
+            "dynaplan:remote_prefills_taken_total": fetcher.taken,
+            "dynaplan:remote_prefill_fallbacks_total": fetcher.fallbacks,
+            "dynaplan:kv_transfer_seconds_total": fetcher.transfer_s,
+            "dynaplan:kv_hand_offs_held": self._held.holds.held,
+            "dynaplan:kv_hand_offs_expired_total": self._held.holds.expired,
+        }
+
+    async def prefill(self, request: RemotePrefillRequest, hand_over: HandOver) -> None:
+        """Compute the prompt and hold its blocks until they are taken, at most 30 s.
+
+        Raises RequestRefused for a prompt that this engine cannot serve.
+        """
+        prompt = request.prompt_token_ids
+        if not prompt:
+            try:
+                is_chat = request.path.endswith("/chat/completions")
+                prompt = self._endpoints.read(request.body, is_chat=is_chat).prompt
+            except UserError as error:
+                raise RequestRefused(str(error)) from error
+        hand_off_id = f"{request.request_id}.{self.next_number()}"
+        held = EngineRequest(hand_off_id, len(prompt), 1, self.hashes(prompt), is_held=True)
+        answer = self.submit(LiveAnswer(held, is_streamed=False, transport=None), prompt)
+        try:
+            await answer.progress(0)
+            blocks = self._settings.blocks_for(len(prompt))
+            params = self._held.hold(hand_off_id, len(prompt), blocks)
+        except BaseException:
+            self._model.cancel(hand_off_id)
+            raise
+        finally:
+            self.close(answer)
+        await hand_over({"kv_transfer_params": params}, held.cached_tokens)
+
+    async def fetch(self, remote: RemoteKv, prompt_tokens: int) -> bool:
+        """Take the KV entries of a prompt from the engine that computed it; tell whether they came."""
+        return await self._fetcher.fetch(remote, prompt_tokens)
+
+    def hashes(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Return the hashes of the prompt's full blocks; none where nothing is shared."""
+        if not self._settings.is_prefix_caching:
+            return ()
+        return block_hashes(prompt, self._settings.block_tokens)
+
+    def next_number(self) -> str:
+        """Return a request's id, unique among all engines."""
+        self._numbers += 1
+        return f"{self._id_prefix}{self._numbers:x}"
+
+    def submit(self, answer: LiveAnswer, prompt: Sequence[int]) -> LiveAnswer:
+        """Give the model the request; raises PermanentError when it does not run, RequestRefused."""
+        if self._failure is not None or self._driver is None:
+            raise PermanentError(f"the engine does not run: {self._failure or 'it was not started'}")
+        try:
+            self._model.submit(answer.request)
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+        self._live[answer.request.request_id] = answer
+        if self._changes:
+            self._changes.enter(prompt, answer.request.block_hashes)
+        if self._client_check is None:
+            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+        self._driver.wake()
+        return answer
+
+    def close(self, answer: LiveAnswer, failure: str = "it was cancelled") -> None:
+        """Forget the answer; one that is not finished fails, and ends in the model."""
+        was_live = self._live.pop(answer.request.request_id, None)
+        if not answer.is_finished:
+            self._model.cancel(answer.request.request_id)
+            answer.fail(PermanentError(f"request {answer.request.request_id}: {failure}"))
+            self._wake()
+        if was_live and self._changes:
+            self._changes.leave(answer.request.block_hashes)
+        if not self._live and self._client_check is not None:
+            self._client_check.cancel()
+            self._client_check = None
+
+    def _release(self, hand_off_id: str) -> None:
+        self._model.release(hand_off_id)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._driver is not None and self._failure is None:
+            self._driver.wake()
+
+    def _deliver(self) -> None:
+        emitted_tokens = self._model.emitted_tokens
+        for answer in self._live.values():
+            tokens = emitted_tokens(answer.request)
+            if tokens != answer.ready_tokens:
+                answer.advance(tokens)
+        if self._changes:
+            self._changes.tell()
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the engine model failed; every request gets an error from now on", exc_info=error)
+        self._failure = error
+        self._failed.set()
+        for answer in self._live.values():
+            answer.fail(PermanentError(f"the engine failed: {error!r}"))
+
+    def _check_clients(self) -> None:
+        """Cancel the requests whose clients have left: one that waits writes nothing and would not notice."""
+        self._client_check = None
+        for answer in list(self._live.values()):
+            if answer.transport is not None and answer.transport.is_closing():
+                self.close(answer, "its client left")
+        if self._live:
+            self._client_check = asyncio.get_running_loop().call_later(CHECK_CLIENTS_S, self._check_clients)
+
+
+def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return SimEngine(options, context)

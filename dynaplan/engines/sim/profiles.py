@@ -1,0 +1,144 @@
+"""Finds step timings: in measured profiles (shipped, or the user's files) and fitted polynomials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.engines.sim.early_profiles import UNREADABLE_ARCHIVE, early_half
+from dynaplan.engines.timing_model.timing import (
+    DECODE_KEYS,
+    FITTED,
+    MOCKER_KV_BLOCKS,
+    PREFILL_KEYS,
+    MeasuredProfile,
+    StepTiming,
+    mocker_timing,
+)
+from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import ConfigError
+
+SHIPPED_DIR = Path(__file__).parents[2] / "data" / "profiles"
+DEFAULT_PROFILE = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
+DEFAULT_70B_PROFILE = "h100_sxm-Llama-3.3-70B-Instruct-FP8"
+
+
+def known_profiles() -> list[str]:
+    """The names that ``profile:`` takes beside paths."""
+    return sorted([*(path.stem for path in SHIPPED_DIR.glob("*.json")), "mocker", *FITTED])
+
+
+def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
+    """The timing that the options ask for, and the KV tokens of one worker with it; raises ConfigError."""
+    name = profile_name(options)
+    if name == "mocker":
+        kv_tokens = (options.total_blocks or MOCKER_KV_BLOCKS) * options.block_tokens
+        return mocker_timing(kv_tokens), kv_tokens
+    if name in FITTED:
+        return FITTED[name].timing(), FITTED[name].max_kv_tokens
+    profile = load_profile(name, options.tensor_parallel_size)
+    return profile.timing(), profile.max_kv_tokens
+
+
+def timing_origin(options: SimOptions) -> str:
+    """The words that go with an estimated profile; empty for a measured one. Raises ConfigError."""
+    name = profile_name(options)
+    formula = name == "mocker" or name in FITTED
+    return "" if formula else load_profile(name, options.tensor_parallel_size).origin
+
+
+def profile_name(options: SimOptions) -> str:
+    """The profile that the options name, or else the one that is nearest to their model."""
+    return options.profile or (DEFAULT_70B_PROFILE if "70b" in options.model.lower() else DEFAULT_PROFILE)
+
+
+def measured_size(options: SimOptions) -> int:
+    """Return the tensor parallel size whose times the options get.
+
+    A profile with a file per size, or one of one's own, is taken to have the size that was asked for; a
+    polynomial has 1, and a shipped file the one in its name, or 1.
+    """
+    name = profile_name(options)
+    if name == "mocker" or name in FITTED:
+        return 1
+    if "/" in name or not (SHIPPED_DIR / f"{name}.json").is_file():
+        return options.tensor_parallel_size
+    _, _, size = name.rpartition("-tp")
+    return int(size) if size.isdecimal() else 1
+
+
+def load_profile(name: str, tensor_parallel_size: int = 1) -> MeasuredProfile:
+    """A measured profile: a shipped one by name, or a JSON file or directory by path; raises ConfigError.
+
+    A shipped profile with one file per tensor parallel size is found by its common name too. A directory
+    holds the files of Dynamo's profiler: ``selected_{prefill,decode}_interpolation/raw_data.npz``,
+    ``{prefill,decode}_raw_data.json``, the pre-swept ``{prefill,decode}.npz`` (their first configuration with
+    that tensor parallel size), or the first version's ``{prefill,decode}_tp{n}_interpolation``.
+    """
+    for stem in (name, f"{name}-tp{tensor_parallel_size}"):
+        if "/" not in name and (SHIPPED_DIR / f"{stem}.json").is_file():
+            return MeasuredProfile.from_document(_read_json(SHIPPED_DIR / f"{stem}.json"), name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return MeasuredProfile.from_document(_read_json(path), name)
+    if path.is_dir():
+        return MeasuredProfile.from_document(_read_directory(path, tensor_parallel_size), name)
+    raise ConfigError(
+        f"profile is '{name}' (tensor-parallel-size {tensor_parallel_size}), which does not exist",
+        hint=f"Expected a path, or one of: {', '.join(known_profiles())}.",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"profile '{path}' cannot be read: {error}", hint="Expected a JSON file with the profiler's keys."
+        ) from error
+
+
+def _read_directory(directory: Path, tensor_parallel_size: int) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for part, keys in (("prefill", PREFILL_KEYS), ("decode", DECODE_KEYS)):
+        archives = (directory / f"selected_{part}_interpolation" / "raw_data.npz", directory / f"{part}.npz")
+        archive = next((path for path in archives if path.is_file()), None)
+        if archive is not None:
+            document |= _read_npz(archive, keys, tensor_parallel_size)
+        elif (directory / f"{part}_raw_data.json").is_file():
+            document |= _read_json(directory / f"{part}_raw_data.json")
+        elif early := early_half(directory, part, tensor_parallel_size):
+            document |= early
+        else:
+            raise ConfigError(
+                f"profile '{directory}' holds no {part} measurements",
+                hint=f"Expected selected_{part}_interpolation/raw_data.npz or {part}_raw_data.json in it.",
+            )
+    return document
+
+
+def _read_npz(path: Path, keys: tuple[str, ...], tensor_parallel_size: int) -> dict[str, Any]:
+    import numpy  # only for archives: it costs 30 MiB and 0.1 s
+
+    try:
+        with path.open("rb") as file, numpy.load(file) as archive:
+            row = 0
+            if "tp" in archive.files:
+                sizes = archive["tp"].reshape(-1).tolist()
+                if tensor_parallel_size not in sizes:
+                    raise ConfigError(
+                        f"tensor-parallel-size is {tensor_parallel_size}, not measured in '{path}'",
+                        hint=f"Expected one of: {', '.join(map(str, sizes))}.",
+                    )
+                row = sizes.index(tensor_parallel_size)
+            document = {key: archive[key][row] if archive[key].ndim == 2 else archive[key] for key in keys}
+            if "origin" in archive.files:
+                document["origin"] = str(archive["origin"].reshape(-1)[0])
+        if "max_kv_tokens" in document:
+            document["max_kv_tokens"] = int(document["max_kv_tokens"].reshape(-1)[0])
+    except UNREADABLE_ARCHIVE as error:
+        raise ConfigError(
+            f"profile '{path}' cannot be read: {error}", hint=f"Expected the arrays {', '.join(keys)}."
+        ) from error
+    return document

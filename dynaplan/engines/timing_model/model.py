@@ -1,0 +1,385 @@
+"""The simulated engine: continuous batching over paged KV, step by step. Time is what a step returns.
+
+Each step decodes one token for every running request whose prompt is computed, and spends the rest of the
+token budget on prompt chunks, first come first served. A prompt gets all its blocks when it is admitted, less
+those its prefix shares; a decoding request gets a block whenever it fills one. When none is free, the request
+admitted last gives up its blocks; later, before all others, it computes prompt and answer so far again.
+
+A step costs the same however many requests decode: what changes for all of them by one per step (tokens
+emitted, context, KV tokens) is kept as the difference to ``_clock``, the number of decode steps so far, and
+what happens to one of them (a block fills, the last token) waits in a bucket for its step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.engines.timing_model.kv_blocks import BlockListener, KvBlocks
+from dynaplan.engines.timing_model.request import EngineRequest, RequestState, StepResult, Totals
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.worker_load import WorkerLoad
+
+ADMISSION_RESERVE = 0.01
+"""The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""
+
+
+class EngineModel:
+    """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``.
+
+    The listener hears of its published blocks.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, timing: StepTiming, listener: BlockListener | None = None
+    ) -> None:
+        self.settings = settings
+        self.timing = timing
+        self.blocks = KvBlocks(settings.total_blocks, listener)
+        self.totals = Totals()
+        self._reserve = int(settings.total_blocks * ADMISSION_RESERVE)
+        self._waiting: OrderedDict[str, EngineRequest] = OrderedDict()
+        self._running: dict[str, EngineRequest] = {}
+        self._prefilling: dict[str, EngineRequest] = {}
+        self._held: dict[str, EngineRequest] = {}
+        self._clock = 0
+        self._decoding = 0
+        self._kv_tokens = 0
+        self._filling: list[dict[str, EngineRequest]] = [{} for _ in range(settings.block_tokens)]
+        self._finishing: dict[int, dict[str, EngineRequest]] = {}
+        self._finish_order: list[int] = []
+        self._jitter = uniform_draws(settings.seed)
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no request waits or runs; some may be held."""
+        return not self._running and not self._waiting
+
+    @property
+    def held(self) -> int:
+        """The number of requests whose blocks wait to be taken."""
+        return len(self._held)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue the request; raises ValueError for one that could never be served, or an id in use."""
+        tokens = request.prompt_tokens + request.max_tokens
+        if request.prompt_tokens < 1 or request.max_tokens < 1 or tokens > self.settings.context_tokens:
+            raise ValueError(
+                f"{request.prompt_tokens} prompt and {request.max_tokens} answer tokens: "
+                f"expected at least 1 of each, and at most {self.settings.context_tokens} together"
+            )
+        if self.settings.blocks_for(tokens) > self.settings.total_blocks:
+            raise ValueError(f"{tokens} tokens do not fit {self.settings.total_blocks} KV blocks")
+        key = request.request_id
+        if key in self._waiting or key in self._running or key in self._held:
+            raise ValueError(f"request '{key}' is already here")
+        self.totals.prompts += request.prompt_tokens
+        self._waiting[key] = request
+
+    def cancel(self, request_id: str) -> bool:
+        """End the request now, in whatever state; False when it is not here (any more)."""
+        request = self._waiting.pop(request_id, None) or self._running.get(request_id)
+        if request is None:
+            return self.release(request_id)
+        request.finish_reason = "abort"
+        self._end(request)
+        return True
+
+    def release(self, request_id: str) -> bool:
+        """Free the blocks of a held request, taken or not; False when it is not held."""
+        request = self._held.pop(request_id, None)
+        if request is None:
+            return False
+        self._free(request)
+        request.state = RequestState.ENDED
+        return True
+
+    def emitted_tokens(self, request: EngineRequest) -> int:
+        """Return the number of tokens of its answer so far."""
+        if request.state is RequestState.DECODING:
+            return request._emitted + self._clock - request._joined_at
+        return request._emitted
+
+    def load(self) -> WorkerLoad:
+        """Return running and waiting requests and KV usage as vLLM exports them; the hit rate since the
+        start."""
+        totals = self.totals
+        return WorkerLoad(
+            running_requests=len(self._running),
+            request_slots=self.settings.request_slots,
+            waiting_requests=len(self._waiting),
+            kv_active_blocks=self.blocks.used,
+            kv_total_blocks=self.blocks.total,
+            kv_usage=self.blocks.used / self.blocks.total,
+            prefix_hit_rate=totals.cached / totals.prefix_queries if totals.prefix_queries else 0.0,
+            generated_tokens=totals.generated,
+        )
+
+    def step(self, horizon_s: float = 0.0) -> StepResult:
+        """Do one step; its effects are complete when ``duration_s`` has passed.
+
+        With a horizon, in seconds, decode-only steps are done as one until a request finishes, a block is
+        lacking, or about the horizon has passed: the same tokens, and the duration of the middle one for
+        each.
+        """
+        preempted = self._make_room()
+        decodes, kv_tokens = self._decoding, self._kv_tokens
+        chunks, starts, remote = self._schedule(may_admit=not preempted)
+        steps, duration_ms = 1, 0.0
+        if chunks:
+            duration_ms = self.timing.step_ms(decodes, kv_tokens, _spans(chunks), starts)
+        elif decodes:
+            steps, duration_ms = self._decode_only(decodes, kv_tokens, 0.0 if remote else horizon_s)
+        if decodes:
+            self._decode(decodes, steps)
+        finished: list[EngineRequest] = self._pop_finished() if decodes else []
+        started = self._complete(chunks, finished)
+        for request in remote:
+            self._join(request, request.prompt_tokens - 1)
+        is_empty = not (decodes or chunks or remote or preempted)
+        tokens = decodes * steps + len(started)
+        self.totals.generated += tokens
+        duration_s = self._with_jitter(duration_ms) / 1000
+        return StepResult(duration_s, steps if decodes else 0, tokens, started, finished, preempted, is_empty)
+
+    def _make_room(self) -> list[EngineRequest]:
+        """Give decoding requests the blocks their next tokens need, preempting the newest until all fit."""
+        preempted: list[EngineRequest] = []
+        if not self._decoding:
+            return preempted
+        bucket = self._filling[self._clock % self.settings.block_tokens]
+        while len(bucket) > self.blocks.free:
+            preempted.append(self._preempt(next(reversed(self._running.values()))))
+        self.blocks.take(len(bucket))
+        return preempted
+
+    def _preempt(self, request: EngineRequest) -> EngineRequest:
+        self._leave(request)
+        self._free(request)
+        request.state = RequestState.WAITING
+        request.is_remote = False
+        request._context = 0
+        request._target = request.prompt_tokens + request._emitted
+        self._waiting[request.request_id] = request
+        self._waiting.move_to_end(request.request_id, last=False)
+        self.totals.preemptions += 1
+        return request
+
+    def _schedule(
+        self, *, may_admit: bool
+    ) -> tuple[list[tuple[EngineRequest, int, int]], int, list[EngineRequest]]:
+        """Choose this step's chunks (request, done, size), the number of new prompts, and remote requests."""
+        chunks: list[tuple[EngineRequest, int, int]] = []
+        remote: list[EngineRequest] = []
+        starts = 0
+        budget = self.settings.batched_tokens - self._decoding
+        # At most one prompt is half computed, and the decodes of a step leave a token of its budget for it.
+        for request in self._prefilling.values():
+            budget -= self._compute(request, budget, chunks)
+        slots = self.settings.request_slots
+        while may_admit and self._waiting and budget > 0 and len(self._running) < slots:
+            request = next(iter(self._waiting.values()))
+            if not self._admit(request):
+                break
+            if request.is_remote:
+                remote.append(request)
+                budget -= 1
+            else:
+                starts += 1
+                budget -= self._compute(request, budget, chunks)
+        return chunks, starts, remote
+
+    def _compute(
+        self, request: EngineRequest, budget: int, chunks: list[tuple[EngineRequest, int, int]]
+    ) -> int:
+        done = request._context
+        size = min(budget, request._target - done)
+        request._context = done + size
+        chunks.append((request, done, size))
+        self._publish(request)
+        return size
+
+    def _admit(self, request: EngineRequest) -> bool:
+        """Give the request at the head of the queue its blocks, if they are free; then it runs."""
+        blocks, settings = self.blocks, self.settings
+        hashes: Sequence[int] = ()
+        if settings.is_prefix_caching and request.block_hashes:
+            most = (request._target - 1) // settings.block_tokens  # one token is always left to compute
+            hashes = request.block_hashes[: blocks.matching(request.block_hashes[:most])]
+        fresh = settings.blocks_for(request._target - request.is_remote) - len(hashes)
+        reserve = self._reserve if self._running else 0
+        if fresh + blocks.idle_among(hashes) + reserve > blocks.free:
+            return False
+        blocks.share(hashes)
+        blocks.take(fresh)
+        request._shared = list(hashes)
+        request._context = len(hashes) * settings.block_tokens
+        self._count_admission(request)
+        del self._waiting[request.request_id]
+        self._running[request.request_id] = request
+        request.state = RequestState.PREFILLING
+        if request.is_remote:
+            request._context = request.prompt_tokens - 1
+            self._publish(request)
+        else:
+            self._prefilling[request.request_id] = request
+        return True
+
+    def _count_admission(self, request: EngineRequest) -> None:
+        if request._was_admitted:
+            return  # it was preempted
+        request._was_admitted = True
+        self.totals.prefix_queries += request.prompt_tokens
+        self.totals.cached += request._context
+        if request.is_remote:
+            self.totals.external += request.prompt_tokens - request._context
+            request.cached_tokens = request.prompt_tokens - 1
+        else:
+            request.cached_tokens = request._context
+
+    def _publish(self, request: EngineRequest) -> None:
+        """Publish the blocks of the prompt that are full now; they become shared ones of the request.
+
+        A block that another request published meanwhile ends it: what follows stays private.
+        """
+        if not self.settings.is_prefix_caching:
+            return
+        shared = request._shared
+        full = min(request._context // self.settings.block_tokens, len(request.block_hashes))
+        for block in request.block_hashes[len(shared) : full]:
+            if not self.blocks.publish(block):
+                return
+            shared.append(block)
+
+    def _decode_only(self, decodes: int, kv_tokens: int, horizon_s: float) -> tuple[int, float]:
+        """Return the number of decode steps to do at once, and their duration in ms."""
+        decode_ms = self.timing.decode_ms
+        if horizon_s <= 0.0:
+            return 1, decode_ms(decodes, kv_tokens)
+        steps = self._next_finish() - self._clock
+        if horizon_s != math.inf:
+            steps = min(steps, max(1, math.ceil(horizon_s * 1000 / decode_ms(decodes, kv_tokens))))
+        if steps > 1 and not self._take_ahead(steps):
+            steps = 1
+        return steps, decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2) * steps
+
+    def _take_ahead(self, steps: int) -> bool:
+        """Take the blocks of the steps after this one; False, and none taken, when they are not all free."""
+        size = self.settings.block_tokens
+        rounds, rest = divmod(steps - 1, size)
+        first = self._clock + 1
+        count = rounds * self._decoding + sum(len(self._filling[(first + i) % size]) for i in range(rest))
+        if count > self.blocks.free:
+            return False
+        self.blocks.take(count)
+        return True
+
+    def _decode(self, decodes: int, steps: int) -> None:
+        self._clock += steps
+        self._kv_tokens += decodes * steps
+
+    def _next_finish(self) -> int:
+        order = self._finish_order
+        while order[0] not in self._finishing:
+            heappop(order)
+        return order[0]
+
+    def _pop_finished(self) -> list[EngineRequest]:
+        order = self._finish_order
+        while order and order[0] <= self._clock:
+            heappop(order)
+        bucket = self._finishing.get(self._clock)
+        if not bucket:
+            return []
+        finished = list(bucket.values())
+        for request in finished:
+            self._finish(request)
+        return finished
+
+    def _complete(
+        self, chunks: list[tuple[EngineRequest, int, int]], finished: list[EngineRequest]
+    ) -> list[EngineRequest]:
+        """Let requests whose prompt is computed emit a token, and decode from the next step on."""
+        started = []
+        for request, _, _ in chunks:
+            if request._context < request._target:
+                continue
+            started.append(request)
+            request._emitted += 1
+            if request._emitted >= request.max_tokens:
+                self._finish(request)
+                finished.append(request)
+            else:
+                del self._prefilling[request.request_id]
+                self._join(request, request._target)
+        return started
+
+    def _join(self, request: EngineRequest, context: int) -> None:
+        """Let the request decode from the next step on, with ``context`` tokens in KV."""
+        key = request.request_id
+        request.state = RequestState.DECODING
+        request._context = context
+        request._joined_at = self._clock
+        request._finish_at = finish_at = self._clock + request.max_tokens - request._emitted
+        self._decoding += 1
+        self._kv_tokens += context
+        self._filling[(self._clock - context) % self.settings.block_tokens][key] = request
+        bucket = self._finishing.get(finish_at)
+        if bucket is None:
+            bucket = self._finishing[finish_at] = {}
+            heappush(self._finish_order, finish_at)
+        bucket[key] = request
+
+    def _leave(self, request: EngineRequest) -> None:
+        """Take the request off the batch, its context and tokens brought up to date."""
+        key = request.request_id
+        self._running.pop(key, None)
+        if request.state is RequestState.PREFILLING:
+            self._prefilling.pop(key, None)
+        if request.state is not RequestState.DECODING:
+            return
+        del self._filling[(request._joined_at - request._context) % self.settings.block_tokens][key]
+        bucket = self._finishing[request._finish_at]
+        del bucket[key]
+        if not bucket:
+            del self._finishing[request._finish_at]
+        steps = self._clock - request._joined_at
+        request._context += steps
+        request._emitted += steps
+        self._decoding -= 1
+        self._kv_tokens -= request._context
+
+    def _finish(self, request: EngineRequest) -> None:
+        self.totals.finished_requests += 1
+        if not request.is_held:
+            self._end(request)
+            return
+        self._leave(request)
+        request.state = RequestState.HELD
+        self._held[request.request_id] = request
+
+    def _end(self, request: EngineRequest) -> None:
+        was_waiting = request.state is RequestState.WAITING
+        self._leave(request)
+        if not was_waiting:
+            self._free(request)
+        request.state = RequestState.ENDED
+
+    def _free(self, request: EngineRequest) -> None:
+        """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
+        tokens = max(request._target - request.is_remote, request._context)
+        shared = request._shared
+        self.blocks.release(self.settings.blocks_for(tokens) - len(shared), shared)
+        request._shared = []
+
+    def _with_jitter(self, duration_ms: float) -> float:
+        jitter = self.settings.jitter
+        return duration_ms * (1.0 + jitter * (2.0 * next(self._jitter) - 1.0)) if jitter else duration_ms
+
+
+def _spans(chunks: Sequence[tuple[EngineRequest, int, int]]) -> list[tuple[int, int]]:
+    return [(done, size) for _, done, size in chunks]

@@ -1,0 +1,285 @@
+"""vLLM: how to start it, what it says about itself, and how it hands KV entries over.
+
+Flags and metric names are those of vLLM 0.32, older names beside them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dynaplan
+from dynaplan.config.engine_flags import FlagStyle, engine_flags, flag_style, gone_options, memory_fraction
+from dynaplan.config.parallelism import DATA, TENSOR, data_parallel_size, parallel_size, tensor_parallel_size
+from dynaplan.config.stock import WORKER
+from dynaplan.engines.common.block_events import publishing
+from dynaplan.engines.common.kinds import (
+    EngineKind,
+    LaunchLine,
+    Options,
+    Waking,
+    check_common,
+    command_words,
+    drain_deadline_s,
+    hub_token,
+    loopback_transport,
+    real_gpus,
+    sequential,
+)
+from dynaplan.engines.common.server_engine import ServerEngine
+from dynaplan.engines.common.signals import SignalNames
+from dynaplan.engines.context import EngineContext
+from dynaplan.engines.port import Engine
+from dynaplan.store.instances import host_of, is_loopback
+from dynaplan.util.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+SIGNALS = SignalNames(
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+    kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    kv_info=("vllm:cache_config_info",),
+    prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    generated=("vllm:generation_tokens_total",),
+    progress=(
+        ("vllm:generation_tokens_total",),
+        ("vllm:prompt_tokens_total",),
+        ("vllm:iteration_tokens_total_count",),  # moves with every step, so in a long chunked prefill too
+    ),
+    sleep_state=("vllm:engine_sleep_state",),
+    samples=(
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:num_preemptions_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:external_prefix_cache_queries_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:request_success_total",
+        "vllm:time_to_first_token_seconds_sum",
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:inter_token_latency_seconds_sum",
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:time_per_output_token_seconds_sum",
+        "vllm:time_per_output_token_seconds_count",
+        "vllm:nixl_bytes_transferred_sum",
+        "vllm:nixl_xfer_time_seconds_sum",
+        "vllm:nixl_xfer_time_seconds_count",
+        "vllm:nixl_num_failed_transfers_total",
+        "vllm:nixl_num_kv_expired_reqs_total",
+    ),
+)
+
+ASK_TO_HOLD = {
+    "kv_transfer_params": {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+}
+"""Compute the prompt and keep its KV blocks for another engine."""
+
+MEMORY_FRACTION = 0.9
+"""The part of a whole GPU's memory that vLLM takes by default, about."""
+
+OLD_CONNECTOR = "DynamoNixlConnector"
+"""The connector in configurations written for Dynamo: NIXL through a patch of vLLM that is gone."""
+
+GUARD = "dynaplan_vllm_guard.Guard"
+GUARD_DIRECTORY = Path(dynaplan.__file__).parent / "data" / "vllm"
+"""A directory of its own on the path of vLLM's Python, which may be another one than ours."""
+
+SET_HERE = frozenset({"host", "port", "api-key", "uds", "headless", "grpc", "disable-log-stats"})
+"""Flags without which we could not reach the engine, or would not see its load."""
+
+FLAGS = flag_style(
+    "vllm",
+    handled=(
+        *("model", "served-model-name", "shutdown-timeout", *TENSOR, "middleware"),
+        *("gpu-memory-utilization", "kv-transfer-config", "disable-uvicorn-access-log", *SET_HERE),
+    ),
+    also={"pp-size": "pipeline-parallel-size", "dp-size": "data-parallel-size"},
+    negatable=frozenset(
+        {
+            *("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "use-tqdm-on-load"),
+            *("disable-hybrid-kv-cache-manager", "disable-cascade-attn", "enable-flashinfer-autotune"),
+            *("enable-log-deltas", "scheduler-reserve-full-isl", "enable-batch-sharded-sampling"),
+        }
+    ),
+)
+"""``negatable`` are the flags that vLLM may have on by default."""
+
+
+def check(options: Options, gpus: float) -> None:
+    """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
+    check_common(options, "vllm", SET_HERE)
+    tensor_parallel_size(options, gpus)
+    command_words(options.get("vllm-command"), "vllm-command")
+    transfer = WORKER["kv-transfer-config"]
+    if not transfer.accepts(options.get("kv-transfer-config")):
+        raise ConfigError(
+            f"kv-transfer-config is {options['kv-transfer-config']!r}", hint=f"Expected {transfer.expected}."
+        )
+
+
+def command(options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
+    """Build the command line and environment of one vLLM server."""
+    for option, why in gone_options(options, FLAGS).items():
+        log.warning("vLLM takes %s no more, it has no effect: %s", option, why)
+    model, gpus = str(options["model"]), context.gpus
+    program = command_words(options.get("vllm-command"), "vllm-command") or default_program()
+    argv = [*program, *([model] if program[-1] == "serve" else ["--model", model])]
+    argv += ["--host", "127.0.0.1", "--port", str(ports[0])]
+    argv += ["--served-model-name", str(options.get("served-model-name") or model)]
+    argv += _shutdown(options)
+    if options.get("disable-uvicorn-access-log", True):
+        argv += ["--disable-uvicorn-access-log"]  # we ask for its metrics once a second
+    size = tensor_parallel_size(options, gpus)
+    if size > 1:
+        argv += ["--tensor-parallel-size", str(size)]
+    if context.tells_blocks:
+        telling = publishing(context) | {"enable_kv_cache_events": True}
+        argv += engine_flags({"kv-events-config": telling}, FlagStyle())
+    fraction = options.get("gpu-memory-utilization") or memory_fraction(gpus, MEMORY_FRACTION)
+    if fraction is not None:
+        argv += ["--gpu-memory-utilization", str(fraction)]
+    transfer = transfer_config(options, context)
+    guard, environment = _guard(options, context)
+    argv += guard
+    environment |= {"VLLM_NO_USAGE_STATS": "1", **hub_token(options)}
+    if transfer is not None:
+        argv += engine_flags({"kv-transfer-config": transfer}, FlagStyle())
+        environment |= _side_channel(options, context)
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[1])
+    return LaunchLine((*argv, *engine_flags(options, FLAGS)), environment)
+
+
+def _side_channel(options: Options, context: EngineContext) -> dict[str, str]:
+    """Return where NIXL listens: on loopback, unless ``kv-network`` opens it to the worker's own network."""
+    host = host_of(context.address).strip("[]")
+    if options.get("kv-network") and host and not is_loopback(host):
+        return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **loopback_transport(os.environ)}
+
+
+def ports_needed(options: Options, context: EngineContext) -> int:
+    """Count the ports: HTTP, and for the KV transfer one per GPU (older versions bind one per rank)."""
+    if transfer_config(options, context) is None:
+        return 1
+    return 1 + tensor_parallel_size(options, context.gpus) * data_parallel_size(options)
+
+
+def transfer_config(options: Options, context: EngineContext) -> Any:
+    """Choose the way KV blocks move: the user's, else NIXL where the graph is disaggregated, else None.
+
+    NIXL keeps the blocks in host memory where there is no GPU.
+    """
+    given = options.get("kv-transfer-config")
+    if given is not None and OLD_CONNECTOR not in str(given):
+        return given
+    if context.role != "prefill" and not options.get("remote-prefill"):
+        return None
+    role = "kv_producer" if context.role == "prefill" else "kv_consumer"
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role}
+    return transfer if real_gpus(os.environ) else {**transfer, "kv_buffer_device": "cpu"}
+
+
+def hides_blocks(options: Options) -> str:
+    """Return the reason why vLLM cannot tell the worker which KV blocks it holds; empty where it can."""
+    if options.get("kv-events-config") is not None:
+        return "kv-events-config is set, so its events are the user's"
+    if options.get("enable-prefix-caching") is False:
+        return "enable-prefix-caching is false"
+    if parallel_size(options, DATA) > 1:
+        return "its data parallel ranks have a cache each, and a router sees one worker"
+    return ""
+
+
+def default_program() -> list[str]:
+    """Find ``vllm serve`` in this Python environment or on PATH; the module where that command cannot work.
+
+    The command reads the version of a package named vllm: without that (builds of another name) it ends at
+    once.
+    """
+    beside = Path(sys.executable).with_name("vllm")
+    if _is_package("vllm") and beside.exists():
+        return [str(beside), "serve"]
+    if _is_module("vllm"):
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return [shutil.which("vllm") or "vllm", "serve"]
+
+
+def _is_package(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _is_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _guard(options: Options, context: EngineContext) -> tuple[list[str], dict[str, str]]:
+    """Return the flags and variables by which vLLM asks for the key on all paths.
+
+    ``middleware: null`` leaves that to vLLM, which asks on some paths.
+    """
+    wanted = options.get("middleware", [])
+    others = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    flags = [word for name in others for word in ("--middleware", str(name))]
+    if not context.token:
+        return flags, {}
+    key = {"VLLM_API_KEY": context.token}
+    if wanted is None:
+        return flags, key
+    paths = (str(GUARD_DIRECTORY), os.environ.get("PYTHONPATH", ""))
+    # The last one is asked first.
+    return [*flags, "--middleware", GUARD], {**key, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _shutdown(options: Options) -> list[str]:
+    """The flag without which SIGTERM aborts and may leave streams hanging; null omits it (old versions)."""
+    seconds = options.get("shutdown-timeout", round(drain_deadline_s(options, os.environ)))
+    return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
+
+
+KIND = EngineKind(
+    name="vllm",
+    command=command,
+    check=check,
+    signals=SIGNALS,
+    prefilling=sequential("kv_transfer_params", ASK_TO_HOLD),
+    ports_needed=ports_needed,
+    parts=("VLLM::", "multiprocessing.spawn"),  # the engine's core: its server outlives it by some 5 s
+    term_grace_s=30.0,  # idle, it took 4 to 14 s on busy machines
+    hides_blocks=hides_blocks,
+    wake=Waking(
+        "/wake_up",
+        "/resume",
+        "/is_paused",
+        'Set ServiceArgs.envs: {VLLM_SERVER_DEV_MODE: "1"} for the worker, or wake vLLM yourself.',
+    ),
+)
+
+
+def make(options: Options, context: EngineContext) -> Engine:
+    """The engine, not started; raises ConfigError for a wrong option."""
+    return ServerEngine(KIND, options, context)

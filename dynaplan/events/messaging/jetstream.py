@@ -1,0 +1,276 @@
+"""A durable work queue on a JetStream stream: delivered again to somebody unless acknowledged in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dynaplan.events.messaging.pulling import PullRequests
+from dynaplan.events.messaging_port import LONGEST_IN_QUEUE_S
+from dynaplan.util.errors import QueueUnavailable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js.api import ConsumerConfig, StreamConfig
+
+    from dynaplan.store.nats_connection import NatsMessenger
+
+log = logging.getLogger(__name__)
+
+CONSUMER = "worker-group"
+# Who holds work says every second that it goes on; work of one who has died comes back after this.
+ACK_WAIT_S = 3.0
+# A lane's consumer goes when its taker has asked for nothing for so long; its work stays in the stream.
+LANE_IDLE_S = 30.0
+MAX_ACK_PENDING = 100_000
+CALL_TIMEOUT_S = 2.0
+# A stream whose files are gone answers no put at all; who puts work in waits for a second.
+PUT_TIMEOUT_S = 0.7
+RETRY_S = 0.1
+# JetStream's error codes: no message found, sequence not found, message delete failed.
+NO_SUCH_MESSAGE = frozenset({10037, 10043, 10057})
+# A message, or the consumer's state, cannot be stored: the stream's files are damaged or gone.
+DAMAGED = frozenset({10012, 10077, 10104})
+
+
+class NatsWorkItem:
+    """One delivery of one piece of work; see ``dynaplan.events.messaging_port.WorkItem``."""
+
+    def __init__(self, messenger: NatsMessenger, message: Msg, queue: JetStreamQueue) -> None:
+        self.payload: bytes = message.data
+        self._messenger = messenger
+        self._message = message
+        self._queue = queue
+
+    @property
+    def sequence(self) -> int:
+        """The number that ``put`` returned for this work."""
+        return int(self._message.metadata.sequence.stream)
+
+    @property
+    def deliveries(self) -> int:
+        """The number of its deliveries, this one included."""
+        return int(self._message.metadata.num_delivered or 1)
+
+    async def ack(self) -> None:
+        """The work is done; returns when the server has noted it.
+
+        A server that was killed meanwhile may have forgotten this delivery, and answers nothing: then the
+        work itself is taken out of the stream.
+        """
+        from nats.errors import NoRespondersError
+        from nats.errors import TimeoutError as NoAnswer
+
+        async with self._messenger.call() as client:
+            try:
+                await client.request(self._message.reply, b"+ACK", timeout=CALL_TIMEOUT_S / 2)
+                return
+            except (NoAnswer, NoRespondersError):
+                pass
+        await self._queue.remove(self.sequence)
+
+    async def in_progress(self) -> None:
+        """Tell the queue that the work goes on: the time allowed for it starts anew."""
+        await self._messenger.publish(self._message.reply, b"+WPI")
+
+
+class JetStreamQueue:
+    """A ``dynaplan.events.messaging_port.WorkQueue`` on one stream; made by ``opened``.
+
+    Stream ``{stream}``, subject ``{stream}.queue``, durable pull consumer ``worker-group``: the names of the
+    original, for its own workers. The lane of a taker is the subject ``{stream}.queue.{taker}`` with a
+    consumer of its own. A delivery whose ``get`` was cancelled goes back at once, and does not wait for its
+    time to run out.
+    """
+
+    def __init__(self, messenger: NatsMessenger, stream: str, taker: str = "") -> None:
+        self.stream, self._taker = _token(stream), _token(taker)
+        self._shared = f"{self.stream}.queue"
+        self._subject = f"{self._shared}.{self._taker}" if taker else self._shared
+        self._consumer = f"lane-{self._taker}" if taker else CONSUMER
+        self._messenger = messenger
+        self._keeps_what_is_done = False
+        self._last_unanswered = -1
+        self._pulls = PullRequests(messenger, self.stream, self._consumer)
+
+    @classmethod
+    async def opened(cls, messenger: NatsMessenger, stream: str, taker: str = "") -> JetStreamQueue:
+        """The queue of that stream, made or adopted, or a lane of it."""
+        queue = cls(messenger, stream, taker)
+        await queue._ensure()
+        if not taker:  # most who open a lane only put work into it
+            await queue._pulls.open()
+        return queue
+
+    async def put(self, payload: bytes) -> int:
+        """Append the work; its sequence number."""
+        for may_ensure in (True, False):
+            async with self._messenger.call() as client:
+                from nats.errors import TimeoutError as NoAnswer
+                from nats.js.errors import APIError, NoStreamResponseError
+
+                try:
+                    answer = await client.jetstream().publish(self._subject, payload, timeout=PUT_TIMEOUT_S)
+                    self._last_unanswered = -1
+                    return int(answer.seq)
+                except NoAnswer as error:
+                    if not may_ensure or not await self._is_stuck(client):
+                        raise
+                    await self._remove_damaged(client, error)
+                except NoStreamResponseError:
+                    if not may_ensure:
+                        raise
+                except APIError as error:
+                    if not may_ensure or error.err_code not in DAMAGED:
+                        raise
+                    await self._remove_damaged(client, error)
+            await self._ensure()
+        raise AssertionError("unreachable")
+
+    async def get(self, timeout_s: float) -> NatsWorkItem | None:
+        """The next piece of work, or None when there is none in that time; waits through a short outage."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            try:
+                if not self._pulls.is_open:
+                    await self._pulls.open()
+                message = await self._pulls.pull(max(deadline_s - loop.time(), 0.0))
+                if message is None:
+                    return None
+                if message.reply:
+                    return NatsWorkItem(self._messenger, message, self)
+                # A status: stream or consumer are gone, or the server is about to go.
+                await self._ensure()
+            except QueueUnavailable:
+                if deadline_s - loop.time() <= RETRY_S:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                if deadline_s <= loop.time():
+                    return None
+
+    async def remove(self, sequence: int) -> None:
+        """Withdraw work that nobody needs any more; nothing happens when it is gone already."""
+        from nats.js.errors import APIError, NotFoundError
+
+        async with self._messenger.call() as client:
+            try:
+                await client.jsm().delete_msg(self.stream, sequence)
+            except NotFoundError:
+                pass
+            except APIError as error:
+                if error.err_code not in NO_SUCH_MESSAGE:
+                    raise
+
+    async def depth(self) -> int:
+        """Return the number of pieces of work not done: waiting, or taken and not acknowledged."""
+        async with self._messenger.call() as client:
+            if not self._keeps_what_is_done:
+                # The consumer's own count can be a moment behind a put.
+                only = self._subject if self._taker else None
+                state = (await client.jsm().stream_info(self.stream, subjects_filter=only)).state
+                return sum((state.subjects or {}).values()) if only else int(state.messages)
+            infos = await client.jsm().consumers_info(self.stream)
+            counted = [info for info in infos if not self._taker or info.name == self._consumer]
+            return sum(int(info.num_pending or 0) + int(info.num_ack_pending or 0) for info in counted)
+
+    async def clear(self) -> None:
+        """Withdraw all work of the lane, taken or not; of the shared queue that in all lanes too."""
+        async with self._messenger.call() as client:
+            await client.jsm().purge_stream(self.stream, subject=self._subject if self._taker else None)
+
+    async def _ensure(self) -> None:
+        from nats.js.errors import APIError
+
+        async with self._messenger.call() as client:
+            self._keeps_what_is_done = not await self._ensure_work_queue(client)
+            try:
+                await self._ensure_consumers(client)
+            except APIError as error:
+                if error.err_code not in DAMAGED:
+                    raise
+                await self._remove_damaged(client, error)
+                self._keeps_what_is_done = not await self._ensure_work_queue(client)
+                await self._ensure_consumers(client)
+
+    async def _ensure_consumers(self, client: Client) -> None:
+        """Make the shared consumer take nothing out of lanes, and the lane's own, if this is one."""
+        await client.jsm().add_consumer(self.stream, _consumer(CONSUMER, self._shared))
+        if self._taker:
+            await client.jsm().add_consumer(
+                self.stream, _consumer(self._consumer, self._subject, LANE_IDLE_S)
+            )
+
+    async def _is_stuck(self, client: Client) -> bool:
+        """Tell whether two puts in a row went unanswered by a server that answers, and nothing was stored."""
+        state = (await client.jsm().stream_info(self.stream)).state
+        before, self._last_unanswered = self._last_unanswered, int(state.last_seq)
+        return before == self._last_unanswered
+
+    async def _remove_damaged(self, client: Client, why: Exception) -> None:
+        """Delete the stream, to be made anew: the work in it is lost, and is done by its askers."""
+        from nats.js.errors import NotFoundError
+
+        log.warning("the stream %s is damaged, and made anew: %s", self.stream, why)
+        self._last_unanswered = -1
+        with suppress(NotFoundError):
+            await client.jsm().delete_stream(self.stream)
+
+    async def _ensure_work_queue(self, client: Client) -> bool:
+        """Make the stream; False when one is in use that keeps what is acknowledged (the original's)."""
+        from nats.js.api import RetentionPolicy, StreamConfig
+        from nats.js.errors import NotFoundError
+
+        manager = client.jsm()
+        try:
+            found = await manager.stream_info(self.stream)
+        except NotFoundError:
+            pass
+        else:
+            if found.config.retention == RetentionPolicy.WORK_QUEUE or found.state.messages:
+                await self._widen(client, found.config)
+                return found.config.retention == RetentionPolicy.WORK_QUEUE
+            await manager.delete_stream(self.stream)
+        await manager.add_stream(
+            StreamConfig(
+                name=self.stream,
+                subjects=[self._shared, self._lanes],
+                retention=RetentionPolicy.WORK_QUEUE,
+                max_age=LONGEST_IN_QUEUE_S,
+            )
+        )
+        return True
+
+    @property
+    def _lanes(self) -> str:
+        return f"{self._shared}.>"
+
+    async def _widen(self, client: Client, found: StreamConfig) -> None:
+        """Let a stream that is older than lanes take their work too; what it holds stays."""
+        subjects = found.subjects or []
+        if self._lanes not in subjects:
+            await client.jsm().update_stream(found.evolve(subjects=[*subjects, self._lanes]))
+
+
+def _token(name: str) -> str:
+    """Return the name as one token of a subject."""
+    return re.sub(r"[\s/\\.*>]", "_", name)
+
+
+def _consumer(name: str, subject: str, idle_s: float | None = None) -> ConsumerConfig:
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subject=subject,
+        inactive_threshold=idle_s,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_ack_pending=MAX_ACK_PENDING,
+    )

@@ -1,0 +1,235 @@
+# mypy: disallow-untyped-calls=False
+# (circus is not typed)
+"""The circus arbiter inside the ``serve`` process.
+
+Five things differ from circus' own: a child's end is noticed at once (SIGCHLD) instead of at the next
+check; signals are the caller's business; ``circusctl quit`` takes the orderly way out; a check that
+collides with a command is skipped in silence, because the next one comes anyway; and services that listen on
+the public port find its socket as their standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from circus.arbiter import Arbiter
+from circus.commands import errors
+from circus.controller import Controller
+from circus.exc import ConflictError
+from circus.watcher import Watcher
+from tornado.ioloop import IOLoop
+
+from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.fleet.enduring import EnduringWatcher
+from dynaplan.fleet.plugin import PROGRAM
+from dynaplan.fleet.reattach.making_way import MAKE_WAY
+from dynaplan.fleet.reattach.processes import HeldFleet
+from dynaplan.fleet.rules.operator_commands import CommandAnswer, answer
+from dynaplan.fleet.watchers import WatcherSpec, service_of
+from dynaplan.util.documents import object_field, parse_object, text_field
+
+log = logging.getLogger(__name__)
+
+CHECK_DELAY_S = 5.0
+"""Time between two looks of circus after its processes, in seconds. SIGCHLD tells of their ends at once."""
+
+COLLISION_DELAY_S = 0.02
+REAP_INTERVAL_S = 0.1
+"""The least time between two checks on SIGCHLD, so that a watcher that dies at once cannot spin."""
+
+
+class _NoSignals:
+    """A replacement of circus' SysHandler, which would turn SIGHUP into a restart of every worker."""
+
+    def stop(self) -> None:
+        """Do nothing: no signal handler was registered."""
+
+
+class _Controller(Controller):
+    """Takes commands; those of a person about workers are answered in dynaplan's terms."""
+
+    def _init_syshandler(self) -> None:
+        self.sys_hdl = _NoSignals()  # type: ignore[assignment]
+
+    def dispatch(self, job: tuple[bytes, bytes]) -> None:
+        """Carry a command out, unless it is one that circus would get wrong."""
+        client, text = job
+        try:
+            message = parse_object(text)
+            command, properties = text_field(message, "command"), object_field(message, "properties", {})
+        except ValueError:
+            message, command, properties = {SENDER: OURSELVES}, "", {}  # circus says what is wrong with it
+        judged, is_upgrade = CommandAnswer(), command.lower() == MAKE_WAY
+        if is_upgrade:
+            judged = CommandAnswer(refusal=self.arbiter.make_way(properties))
+        elif message.get(SENDER) != OURSELVES:
+            judged = answer(command, properties, worker_watchers(self.arbiter.watchers))
+        identifier, is_cast = message.get("id"), message.get("msg_type") == "cast"
+        if judged.refusal:
+            errno = errors.COMMAND_ERROR
+            self.send_error(identifier, client, text, judged.refusal, cast=is_cast, errno=errno)
+        elif judged.to_replace:
+            for name in judged.to_replace:
+                self.arbiter.get_watcher(name).notify_event(REPLACE_EVENT, {"name": name})
+            self.send_ok(identifier, client, text, cast=is_cast)
+        elif is_upgrade:
+            self.send_ok(identifier, client, text, cast=is_cast)
+        else:
+            super().dispatch(job)
+
+
+def worker_watchers(watchers: Iterable[Watcher]) -> list[str]:
+    """Return the names of the workers' watchers; those of servers and of the fleet plugin are left out."""
+    return [watcher.name for watcher in watchers if "--service-name" in (watcher.args or ())]
+
+
+class ServeArbiter(Arbiter):
+    """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
+
+    Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
+    ``held`` a holder starts all processes. ``make_way`` has this process end for another version, and
+    returns why it does not.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WatcherSpec],
+        endpoint: str,
+        events: str,
+        plugin: dict[str, Any],
+        log_file: str,
+        on_quit: Callable[[], Awaitable[None]],
+        public_socket: socket.socket | None = None,
+        listeners: Collection[str] = (),
+        held: HeldFleet | None = None,
+        make_way: Callable[[Mapping[str, Any]], str] = lambda properties: "not while it starts",
+    ) -> None:
+        self.make_way = make_way
+        self._public_socket = public_socket
+        self._listeners = listeners
+        self._held = held
+        watchers = [EnduringWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        for watcher in watchers:
+            self._prepare(watcher)
+        self._on_quit = on_quit
+        self._reap_timer: asyncio.TimerHandle | None = None
+        self._reaped_s = 0.0
+        super().__init__(
+            watchers,
+            endpoint,
+            events,
+            check_delay=CHECK_DELAY_S,
+            loop=IOLoop.current(),
+            plugins=[plugin],
+            proc_name="dynaplan",
+            loglevel="warning",
+            logoutput=shlex.quote(log_file),
+        )
+        self._prepare_plugin(self.watchers[-1])
+
+    def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
+        """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""
+        watcher = super().add_watcher(name, cmd, **options)
+        self._prepare(watcher)
+        return watcher
+
+    def _prepare(self, watcher: Any) -> None:
+        if self._held:
+            self._held.attach(watcher)
+        self._let_listen(watcher)
+
+    def _prepare_plugin(self, watcher: Any) -> None:
+        """Have the fleet plugin started last, as no request waits for it, and in a way that can be forked."""
+        watcher.cmd = shlex.join([*PROGRAM, *shlex.split(watcher.cmd)[3:]])  # circus has ``python -c CODE``
+        watcher.env = dict(os.environ)  # without circus' PYTHONPATH
+        watcher.priority = -1
+        watcher.__class__ = EnduringWatcher
+        if self._held:
+            self._held.attach(watcher, ends_with_serve=True)
+
+    def _let_listen(self, watcher: Any) -> None:
+        """Have the watcher's process find the public socket at descriptor 0, if its service listens.
+
+        circus has ``stdin_socket`` for this, but only for sockets that it has made and listens on itself. No
+        other descriptor survives ``close_fds``, which keeps this one from all other processes.
+        """
+        if self._public_socket and service_of(watcher.args) in self._listeners:
+            watcher._get_stdin_socket_fd = self._public_socket.fileno
+
+    def _init_context(self, context: Any) -> None:
+        self.context = zmq.Context()
+        self._ensure_ioloop()
+        self.ctrl = _Controller(self.endpoint, None, self.context, self.loop, self, self.check_delay, None)
+
+    def stop(self) -> Any:
+        """End the deployment in order: the answer to ``circusctl quit``."""
+        return asyncio.ensure_future(self._on_quit())
+
+    async def end(self) -> None:
+        """Stop what is left at once, and close the endpoints."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        if self._held:
+            asyncio.get_running_loop().remove_reader(self._held.link.fileno())
+        if self._reap_timer:
+            self._reap_timer.cancel()
+        await self._emergency_stop()
+        self.context.destroy(linger=0)
+
+    def listen_again(self) -> None:
+        """Make the two sockets anew at their addresses: their files have vanished. Raises ZMQError."""
+        assert self.ctrl is not None and self.evpub_socket is not None  # they are there from its start on
+        listeners = ((self.ctrl.ctrl_socket, self.endpoint), (self.evpub_socket, self.pubsub_endpoint))
+        for listener, endpoint in listeners:
+            with suppress(zmq.ZMQError):
+                listener.unbind(endpoint)
+            listener.bind(endpoint)
+
+    def kill_process_of(self, name: str) -> None:
+        """SIGKILL the process of a watcher; nothing happens without one."""
+        for process in list(self.get_watcher(name).processes.values()):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+    def reap_processes(self) -> None:
+        """Take note of the processes that have ended, this one's own and the holder's."""
+        super().reap_processes()
+        if self._held:
+            self._held.reap()
+
+    def manage_watchers(self) -> Any:
+        """circus' periodic check, left out when a command runs."""
+        try:
+            return super().manage_watchers()
+        except ConflictError:
+            return None
+
+    def notice_ends_at_once(self) -> None:
+        """Look for ended processes on every SIGCHLD, not only once in circus' interval."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_soon)
+        if self._held:
+            self._held.watch(asyncio.get_running_loop(), self._reap_soon)
+        # CPython's warning of a full buffer takes a lock in the signal handler, where it may wait for ever.
+        signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+
+    def _reap_soon(self) -> None:
+        if self._reap_timer is None:
+            delay_s = max(0.0, self._reaped_s + REAP_INTERVAL_S - time.monotonic())
+            self._reap_timer = asyncio.get_running_loop().call_later(delay_s, self._reap)
+
+    def _reap(self) -> None:
+        self._reap_timer = None
+        self._reaped_s = time.monotonic()
+        if self._exclusive_running_command is not None:
+            self._reap_timer = asyncio.get_running_loop().call_later(COLLISION_DELAY_S, self._reap)
+        else:
+            self.manage_watchers()

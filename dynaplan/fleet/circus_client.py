@@ -1,0 +1,130 @@
+"""Commands to the circus arbiter: one at a time, each to its end, repeated while another one runs.
+
+circus carries out one command of the whole arbiter at a time and refuses the others with "arbiter is
+already running ..."; without ``waiting`` it answers before the work is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import uuid
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from dynaplan.util.errors import ArbiterBusy, PermanentError
+
+SENDER, OURSELVES, A_PERSON = "sender", "dynaplan", "person"
+"""The field of a message, and its values, by which the arbiter tells the fleet plugin from a person."""
+
+REPLACE_EVENT = "replace"
+"""The event by which the arbiter tells the fleet plugin that a worker is to be replaced by another."""
+
+RETRY_FROM_S, RETRY_TO_S = 0.02, 0.05
+
+
+class CommandRefused(PermanentError):
+    """The arbiter will never carry this command out: no such watcher, a name twice, a wrong option."""
+
+
+class CircusClient:
+    """A client of the arbiter at ``endpoint``; to be used within one event loop, then closed.
+
+    The arbiter carries out what the fleet plugin says to the letter; with ``sender`` A_PERSON it judges a
+    command as it does one of ``circusctl``: ``restart`` of a worker then is the fleet plugin's to carry out.
+    """
+
+    def __init__(self, endpoint: str, timeout_s: float = 10.0, sender: str = OURSELVES) -> None:
+        self._timeout_s = timeout_s
+        self._sender = sender
+        self._one_at_a_time = asyncio.Lock()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(endpoint)
+
+    async def call(self, command: str, **properties: Any) -> dict[str, Any]:
+        """Send a circus command with its properties, and return the arbiter's answer.
+
+        Raises ArbiterBusy when there is none, or other commands kept it busy, until the deadline; raises
+        CommandRefused when the arbiter says no.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        async with self._one_at_a_time:
+            while True:
+                answer = await self._ask(command, properties, deadline_s)
+                if answer.get("status") != "error":
+                    return answer
+                reason = str(answer.get("reason", ""))
+                if "arbiter is already running" not in reason and "arbiter is restarting" not in reason:
+                    raise CommandRefused(f"circus refused {command} {properties.get('name', '')}: {reason}")
+                if time.monotonic() > deadline_s:
+                    raise ArbiterBusy(f"circus stays busy: {reason}")
+                await asyncio.sleep(random.uniform(RETRY_FROM_S, RETRY_TO_S))
+
+    async def _ask(self, command: str, properties: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        message_id = uuid.uuid4().hex
+        message = {
+            "id": message_id,
+            "command": command,
+            "properties": {**properties, "waiting": True},
+            SENDER: self._sender,
+        }
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                await self._socket.send(json.dumps(message).encode())
+                while True:
+                    answer: dict[str, Any] = json.loads(await self._socket.recv())
+                    # An answer that comes after its deadline must not be taken for the next one's.
+                    if answer.get("id") == message_id:
+                        return answer
+        except TimeoutError:
+            raise ArbiterBusy(f"circus did not answer {command} within {self._timeout_s:g} s") from None
+
+    async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
+        """Add and start the watcher; the pid of its process, 0 when it could not be started."""
+        answer = await self.call("add", name=name, cmd=cmd, args=args, start=True, options=options)
+        return _started(answer)
+
+    async def start(self, name: str) -> int:
+        """Start a watcher that stands stopped; the pid of its new process, 0 when there is none."""
+        return _started(await self.call("start", name=name, match="simple"))
+
+    async def remove(self, name: str) -> None:
+        """Remove the watcher, at once when its process is gone; nothing happens when there is none."""
+        try:
+            await self.call("rm", name=name)
+        except CommandRefused:
+            if name in await self.statuses():
+                raise
+
+    async def signal(self, name: str, signal_number: int) -> None:
+        """Send the signal to the watcher's process. Takes no lock: it works while another command runs."""
+        await self.call("signal", name=name, signum=signal_number)
+
+    async def statuses(self) -> dict[str, str]:
+        """Every watcher's name, as it was given, with its status: active, starting, stopping or stopped."""
+        return dict((await self.call("status"))["statuses"])
+
+    async def pid(self, name: str) -> int:
+        """The pid of the watcher's process; 0 when it has none."""
+        answer = await self.call("list", name=name)
+        return int(next(iter(answer.get("pids", ())), 0))
+
+    def close(self) -> None:
+        """Forget unanswered commands and close the connection."""
+        self._socket.close()
+        self._context.term()
+
+
+def _started(answer: dict[str, Any]) -> int:
+    """``add`` and ``start`` say ok even when nothing was started: only the list of pids tells."""
+    info = answer.get("info", answer)
+    for each in (info, *(value for value in info.values() if isinstance(value, dict))):
+        if each.get("started"):
+            return int(each["started"][0])
+    return 0

@@ -1,0 +1,304 @@
+"""Claims: the GPUs that each deployment of this machine holds, of any namespace and user.
+
+One small file per claim in a directory that everybody may write to and where nobody may remove the
+files of others (mode 1777). A claim belongs to the user that its file belongs to, and counts as long as the
+arbiter it names runs; so nothing has to be cleaned up after a crash, and nobody can end another's claim.
+Beside the claims lies a file of each deployment that shares its GPUs with others of its user: what it says
+of itself (``GpuShare``). It counts as long, and for its user only.
+What it cannot prevent: another user of the machine may claim GPUs that it does not use, and the owner of
+the directory, the first user or root, may remove claims. Containers keep off each other's GPUs only
+if they share the directory and the pids of the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dynaplan.fleet.gpus import GpuShare, NodeGpus
+from dynaplan.fleet.host.port_holders import user_name
+from dynaplan.fleet.statefile_store import state_dir
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.node_directory import HINT, open_node_directory
+from dynaplan.process.process_table import environment_of, is_alive
+from dynaplan.util.documents import parse_object, text_field, whole_field
+from dynaplan.util.errors import DeploymentError
+
+log = logging.getLogger(__name__)
+
+
+LONGEST_NAMESPACE = 80
+"""The most characters of a namespace that are shown: another user may have written it."""
+
+LONGEST_CLAIM, LONGEST_SHARE = 4096, 65536
+"""The most bytes of a file that are read."""
+
+SHARE = "share-"
+"""The beginning of the names of files in which deployments say what they share."""
+
+
+class NodeClaims:
+    """The claims of one arbiter. Methods raise DeploymentError when the directory is unusable or unsafe.
+
+    A cleaner of temporary files may take the directory away: what this object has claimed and not released is
+    claimed again at the next look, unless somebody else has claimed it meanwhile.
+    ``worker`` is the name of a worker without a ``serve``, whose own process stands for the arbiter.
+    """
+
+    def __init__(
+        self,
+        arbiter: ProcessIdentity,
+        namespace: str,
+        directory: Path,
+        lock_timeout_s: float = 5.0,
+        worker: str = "",
+    ) -> None:
+        self._arbiter = arbiter
+        self._namespace = namespace
+        self._directory = directory
+        self._lock_timeout_s = lock_timeout_s
+        self._claimed: set[str] = set()
+        self._worker = worker
+
+    def claim(self, uuids: Iterable[str]) -> set[str]:
+        """Claim these GPUs; return all but the ones that another living arbiter holds."""
+        with self._locked() as directory:
+            foreign = self._held(directory)
+            obtained = {uuid for uuid in uuids if uuid not in foreign}
+            for uuid in obtained:
+                self._write(directory, uuid)
+        self._claimed |= obtained
+        return obtained
+
+    def release(self, uuids: Iterable[str]) -> None:
+        """Give these GPUs back; the claims of another living arbiter are left alone."""
+        with self._locked() as directory:
+            for uuid in uuids:
+                document = _read(directory, _file_name(uuid, os.getuid()))
+                if document is not None and not self._is_foreign(_arbiter(document)):
+                    os.unlink(_file_name(uuid, os.getuid()), dir_fd=directory)
+                self._claimed.discard(uuid)
+
+    def foreign(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Return the subset that other living arbiters hold: UUID -> the holder, in words."""
+        with self._locked() as directory:
+            held = self._held(directory)
+            self._claim_lost_ones(directory, held)
+        return {uuid: held[uuid] for uuid in uuids if uuid in held}
+
+    def publish(self, share: Callable[[NodeGpus], GpuShare]) -> None:
+        """Call ``share`` with what all have published and claimed, and publish its result, in one step."""
+        with self._locked() as directory:
+            record = {**asdict(self._arbiter), **share(self._node_gpus(directory)).to_record()}
+            name = _share_name(self._arbiter)
+            if _share_in(directory, name) != record:
+                _replace(directory, name, record)
+
+    def withdraw(self) -> None:
+        """Publish nothing more; nothing happens when nothing was published."""
+        with self._locked() as directory:
+            if _share_in(directory, _share_name(self._arbiter)) is not None:
+                os.unlink(_share_name(self._arbiter), dir_fd=directory)
+
+    def _node_gpus(self, directory: int) -> NodeGpus:
+        """The living arbiters' claims, and what those of our user say; what a dead one said is removed."""
+        claimed: set[str] = set()
+        held: dict[ProcessIdentity, set[str]] = {}
+        shares: dict[ProcessIdentity, Mapping[str, Any]] = {}
+        for name in os.listdir(directory):
+            if (document := _read(directory, name)) and is_alive(arbiter := _arbiter(document)):
+                claimed.add(document["uuid"])
+                if document["uid"] == os.getuid():  # another user may name our arbiter
+                    held.setdefault(arbiter, set()).add(document["uuid"])
+            elif record := _share_in(directory, name):
+                if is_alive(arbiter := _arbiter(record)):
+                    shares[arbiter] = record
+                else:
+                    os.unlink(name, dir_fd=directory)
+        return NodeGpus(
+            frozenset(held.get(self._arbiter, ())),
+            frozenset(claimed),
+            tuple(
+                GpuShare.from_record(record, frozenset(held.get(arbiter, ())))
+                for arbiter, record in shares.items()
+                if arbiter != self._arbiter
+            ),
+        )
+
+    def _claim_lost_ones(self, directory: int, held: Mapping[str, str]) -> None:
+        """Write claims of ours again that have vanished, and say so."""
+        there = {
+            uuid for uuid in self._claimed if self._is_own(_read(directory, _file_name(uuid, os.getuid())))
+        }
+        for uuid in sorted(self._claimed - there):
+            if uuid in held:
+                log.error("the claim on %s had vanished, and meanwhile it is %s", uuid, held[uuid])
+                self._claimed.discard(uuid)
+                continue
+            self._write(directory, uuid)
+            log.warning("the claim on %s in %s had vanished: it is made again", uuid, self._directory)
+
+    def _is_own(self, document: Mapping[str, Any] | None) -> bool:
+        return document is not None and _arbiter(document) == self._arbiter
+
+    def _held(self, directory: int) -> dict[str, str]:
+        """UUID -> holder of every claim that counts and is not ours."""
+        held = {}
+        for name in os.listdir(directory):
+            document = _read(directory, name)
+            if document is None:
+                continue
+            arbiter = _arbiter(document)
+            if self._is_foreign(arbiter):
+                held[document["uuid"]] = _holder(document, arbiter.pid)
+        return held
+
+    def _is_foreign(self, arbiter: ProcessIdentity) -> bool:
+        return arbiter != self._arbiter and is_alive(arbiter)
+
+    def _write(self, directory: int, uuid: str) -> None:
+        """Replace our user's claim file of that GPU."""
+        name = _file_name(uuid, os.getuid())
+        document = {"uuid": uuid, "namespace": self._namespace, "uid": os.getuid(), **asdict(self._arbiter)}
+        if self._worker:
+            document["worker"] = self._worker
+        _replace(directory, name, document)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The directory, opened and locked against every other arbiter of the machine."""
+        try:
+            directory = open_node_directory(self._directory)
+            try:
+                self._lock(directory)
+                yield directory
+            finally:
+                os.close(directory)
+        except OSError as error:
+            message = f"cannot keep deployments off each other's GPUs in {self._directory}: {error.strerror}"
+            raise DeploymentError(message, hint=HINT) from error
+
+    def _lock(self, directory: int) -> None:
+        """Lock the directory itself, with a deadline: another user could hold it for ever."""
+        deadline_s = time.monotonic() + self._lock_timeout_s
+        while True:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.01)
+
+
+def claimants(directory: Path) -> dict[int, tuple[str, Path | None]]:
+    """Return the living arbiters that have claims there: pid -> deployment and user in words, and a path.
+
+    A worker that claims for itself is no arbiter. The path is the directory of its statefile; None where the
+    process may not be looked at.
+
+    Whatever is in the way, a directory that is not there included, is "none": this is only told.
+    """
+    found: dict[int, tuple[str, Path | None]] = {}
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        for document in (_read(fd, name) for name in os.listdir(fd)):
+            if (
+                document is not None
+                and not document.get("worker")
+                and is_alive(arbiter := _arbiter(document))
+            ):
+                namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+                environment = environment_of(arbiter.pid)
+                where = state_dir(environment) if environment else None
+                found[arbiter.pid] = f"deployment {namespace!r} of {user_name(document['uid'])}", where
+    finally:
+        os.close(fd)
+    return found
+
+
+def _file_name(uuid: str, uid: int) -> str:
+    return f"{uuid.replace('/', '_')}.{uid}.json"
+
+
+def _share_name(arbiter: ProcessIdentity) -> str:
+    return f"{SHARE}{arbiter.pid}.{os.getuid()}.json"
+
+
+def _replace(directory: int, name: str, document: Mapping[str, Any]) -> None:
+    """Replace a file of ours by this document, for all to read."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
+    with open(fd, "w") as file:
+        os.fchmod(fd, 0o644)
+        file.write(json.dumps(document))
+
+
+def _read(directory: int, name: str) -> dict[str, Any] | None:
+    """The claim in that file; None when it is none, or is not by the user that it says."""
+    text, uid = _text_of(directory, name, LONGEST_CLAIM)
+    try:
+        document = parse_object(text)
+        _arbiter(document)
+        is_own = name == _file_name(document["uuid"], uid) and "namespace" in document
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return {**document, "uid": uid} if is_own else None
+
+
+def _share_in(directory: int, name: str) -> dict[str, Any] | None:
+    """Read the share of an arbiter of our user in that file; None when it is none, or another user's."""
+    if not name.startswith(SHARE):
+        return None
+    text, uid = _text_of(directory, name, LONGEST_SHARE)
+    try:
+        record = parse_object(text)
+        GpuShare.from_record(record, frozenset())
+        is_own = uid == os.getuid() and name == _share_name(_arbiter(record))
+    except ValueError:
+        return None
+    return record if is_own else None
+
+
+def _text_of(directory: int, name: str, most_bytes: int) -> tuple[bytes, int]:
+    """The beginning of a file, and the user that it belongs to; nothing of what is no plain file."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b"", -1
+    try:
+        status = os.fstat(fd)
+        return (os.read(fd, most_bytes) if stat.S_ISREG(status.st_mode) else b""), status.st_uid
+    finally:
+        os.close(fd)
+
+
+def _holder(document: Mapping[str, Any], pid: int) -> str:
+    """Return ``claimed by deployment 'two' (serve pid 123, user alice)``, or the like of a worker alone."""
+    if document.get("worker"):
+        worker = str(document["worker"])[:LONGEST_NAMESPACE]
+        return f"claimed by worker {worker!r} (pid {pid}, {user_name(document['uid'])})"
+    namespace = str(document["namespace"])[:LONGEST_NAMESPACE]
+    return f"claimed by deployment {namespace!r} (serve pid {pid}, {user_name(document['uid'])})"
+
+
+def _arbiter(document: Mapping[str, Any]) -> ProcessIdentity:
+    """Read the claim's arbiter; raises ValueError for what is none."""
+    return ProcessIdentity(
+        whole_field(document, "pid"), whole_field(document, "started_at"), text_field(document, "boot_id")
+    )

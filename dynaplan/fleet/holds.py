@@ -1,0 +1,231 @@
+"""Holds: bounds that a person set on the number of workers of a role. No planner's decision leaves them.
+
+They travel as one JSON object under ``v1/{namespace}/planner/holds``, beside the desired counts, so
+that one transaction writes both: ``{"decode": {"at_least": 3, "at_most": 3, "until_s": 1795356000,
+...}}``. ``{}`` releases all; a key that is missing was lost, and is written again from the statefile.
+
+A deadline is a time of the wall clock, in seconds since 1970-01-01 UTC: set the clock forward and a hold is
+over sooner, set it back and it lasts longer. A deadline more than ``LONGEST_S`` after the making is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.fleet.hours import WallClock, parse_hours
+from dynaplan.graph.lifecycle import Role
+from dynaplan.util.documents import number_field, object_field, parse_object, shown, text_field, whole_field
+
+HOLDS = "holds"
+"""The key of the holds, below ``planner_prefix``."""
+
+LONGEST_S = 366 * 86400
+"""Longest time from the making of a hold with a deadline to that deadline, seconds."""
+
+MOST_WORKERS = 10_000
+"""Largest number in a hold: a bound beyond it is a mistake, and is not read."""
+
+_LONGEST_WORDS = 100
+_OF_HOURS = ("at", "zone")
+
+Zones = Callable[[str], WallClock]
+"""Returns the clock of the time zone of that name, or raises ValueError."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Bounds on the workers of one role, and their maker.
+
+    ``at_most`` None is "no upper bound". ``since_s`` and ``until_s`` are its making and its deadline,
+    seconds since 1970-01-01 UTC; without a deadline it lasts until it is released. ``until`` is the deadline
+    in words, in the zone of its maker. ``by`` is the name of the user ``uid``; ``pid`` and ``host`` tell the
+    process that made it. With ``at`` it is in force only within these hours of the time zone ``zone``.
+    """
+
+    at_least: int = 0
+    at_most: int | None = None
+    since_s: float = 0.0
+    until_s: float | None = None
+    until: str = ""
+    by: str = ""
+    uid: int = 0
+    pid: int = 0
+    host: str = ""
+    at: str = ""
+    zone: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Hold:
+        """Read ``dataclasses.asdict``'s form. Raises ValueError, and nothing else, for another one."""
+        at_most = None if document.get("at_most") is None else _workers(document, "at_most")
+        until_s = None if document.get("until_s") is None else number_field(document, "until_s")
+        hold = cls(
+            _workers(document, "at_least", 0),
+            at_most,
+            number_field(document, "since_s", 0.0),
+            until_s,
+            _words(document, "until"),
+            _words(document, "by"),
+            whole_field(document, "uid", 0),
+            whole_field(document, "pid", 0),
+            _words(document, "host"),
+            _hours(document),
+            _words(document, "zone"),
+        )
+        if at_most is not None and at_most < hold.at_least:
+            raise ValueError(f"at least {hold.at_least} and at most {at_most} workers: nothing is both")
+        if hold.since_s and until_s is not None and not 0 < until_s - hold.since_s <= LONGEST_S:
+            raise ValueError(f"'until_s' is {until_s}: expected a time up to a year after 'since_s'")
+        return hold
+
+    def allows(self, workers: int) -> bool:
+        """Tell whether that number of workers is within the bounds."""
+        return self.bounded(workers) == workers
+
+    def bounded(self, workers: int) -> int:
+        """Return the nearest number within the bounds."""
+        at_least = max(workers, self.at_least)
+        return at_least if self.at_most is None else min(at_least, self.at_most)
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return the seconds until the deadline, below 0 after it; None without one."""
+        return None if self.until_s is None else self.until_s - now_s
+
+    @property
+    def is_exact(self) -> bool:
+        """True when the bounds leave only one number."""
+        return self.at_least == self.at_most
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, such as "at 3" or "at 2 or more"."""
+        if self.is_exact:
+            return f"at {self.at_least}"
+        if self.at_most is None:
+            return f"at {self.at_least} or more"
+        return (
+            f"between {self.at_least} and {self.at_most}" if self.at_least else f"at {self.at_most} or fewer"
+        )
+
+    def __str__(self) -> str:
+        """Say the bounds, the maker and the end: "held at 3 by alice until 2026-11-22 14:00:00 +0100"."""
+        maker = f" by {self.by}" if self.by else ""
+        return f"held {self.bounds}{maker} {self.ending}"
+
+    def is_open(self, now_s: float, zones: Zones) -> bool:
+        """Tell whether its hours are open, if it has any; never where their time zone is not known."""
+        if not self.at:
+            return True
+        try:
+            return parse_hours(self.at).is_open_at(now_s, zones(self.zone))
+        except ValueError:
+            return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back; hours are in it only if there are any."""
+        document = asdict(self)
+        return document if self.at else {name: document[name] for name in document if name not in _OF_HOURS}
+
+    @property
+    def ending(self) -> str:
+        """The end in words: "until 2026-11-22 14:00:00 +0100", or "until `dynaplan release`".
+
+        Hours come before it: "at 09:00-17:00 mon-fri (Europe/Berlin)".
+        """
+        at = f"at {self.at} ({self.zone})" if self.at else ""
+        if self.until_s is None:
+            return at or "until `dynaplan release`"
+        if at:
+            at += " "
+        return f"{at}until {self.until or f'{self.until_s:.0f} s after 1970-01-01 UTC'}"
+
+
+@dataclass(frozen=True)
+class RoleHolds:
+    """The holds of a deployment, by role; None where a role is not held."""
+
+    prefill: Hold | None = None
+    decode: Hold | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RoleHolds:
+        """Read the form of ``to_json``; other roles are ignored. Raises ValueError, and nothing else."""
+        found = {role: object_field(document, role.value, {}) for role in SCALED_ROLES}
+        holds = cls()
+        for role, hold in found.items():
+            holds = holds.replaced(role, Hold.from_json(hold) if hold else None)
+        return holds
+
+    @classmethod
+    def from_text(cls, text: str) -> RoleHolds:
+        """Read the key's value; "" is a key that is missing. Raises ValueError, and nothing else."""
+        return cls.from_json(parse_object(text)) if text else cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back: {} without holds."""
+        return {role.value: hold.to_json() for role, hold in self.by_role.items()}
+
+    def to_text(self) -> str:
+        """Write the holds as the store's key has them: JSON without spaces."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    @property
+    def by_role(self) -> dict[Role, Hold]:
+        """The holds that there are, prefill first."""
+        return {role: hold for role in SCALED_ROLES if (hold := self.of(role))}
+
+    def of(self, role: Role) -> Hold | None:
+        """Return the hold of ``Role.PREFILL`` or ``Role.DECODE``."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def replaced(self, role: Role, hold: Hold | None) -> RoleHolds:
+        """Return a copy with this hold of the role; None releases it."""
+        return replace(self, prefill=hold) if role is Role.PREFILL else replace(self, decode=hold)
+
+    @property
+    def sentences(self) -> dict[str, Hold]:
+        """The holds, by a sentence: "decode was held at 3 by alice until 2026-11-22 14:00:00 +0100"."""
+        return {f"{role.value} was {hold}": hold for role, hold in self.by_role.items()}
+
+    def lasting(self, now_s: float) -> RoleHolds:
+        """Return the ones that are not over at ``now_s``, seconds since 1970-01-01 UTC."""
+        kept = RoleHolds()
+        for role, hold in self.by_role.items():
+            left_s = hold.left_s(now_s)
+            kept = kept.replaced(role, hold) if left_s is None or left_s > 0 else kept
+        return kept
+
+    def beside(self, current: Targets) -> RoleHolds:
+        """Return the ones for a deployment of this size: without prefill workers there are none to hold."""
+        return self if current.prefill else self.replaced(Role.PREFILL, None)
+
+    def bounded(self, workers: Targets) -> Targets:
+        """Return the nearest numbers of workers within the bounds."""
+        return Targets(
+            self.prefill.bounded(workers.prefill) if self.prefill else workers.prefill,
+            self.decode.bounded(workers.decode) if self.decode else workers.decode,
+        )
+
+
+def _workers(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    workers = whole_field(document, name, otherwise)
+    if workers > MOST_WORKERS:
+        raise ValueError(f"'{name}' is {workers}: expected at most {MOST_WORKERS} workers")
+    return workers
+
+
+def _words(document: Mapping[str, Any], name: str) -> str:
+    text = text_field(document, name, "")
+    if len(text) > _LONGEST_WORDS or not text.isprintable():
+        raise ValueError(f"'{name}' is {shown(text)}: expected up to {_LONGEST_WORDS} printable characters")
+    return text
+
+
+def _hours(document: Mapping[str, Any]) -> str:
+    text = text_field(document, "at", "")
+    return str(parse_hours(text)) if text else ""

@@ -1,0 +1,207 @@
+"""The statefile in the hands of its only writer, which rebuilds it from the running workers if it is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from dynaplan.config.settings.servers import server_addresses
+from dynaplan.fleet.circus_client import CircusClient
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.ports import DocumentStore
+from dynaplan.fleet.rules.restarting import without_process
+from dynaplan.fleet.rules.statefile import (
+    Deployment,
+    Document,
+    fleet_of,
+    initial,
+    live_settings_of,
+    planner_keys_of,
+    with_commands,
+    with_config,
+    with_fleet,
+    with_live_settings,
+    with_planner_keys,
+)
+from dynaplan.fleet.watchers import worker_watcher
+from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.graph.model import ServiceSpec
+from dynaplan.process.ports import Processes
+from dynaplan.util.errors import DynaplanError, StatefileCorrupt, StatefileUnwritable
+
+log = logging.getLogger(__name__)
+
+
+def new_document(launch: Launch) -> Document:
+    """Return the deployment's document, without workers."""
+    addresses = {
+        "frontend_url": launch.frontend_url,
+        "circus_events": launch.circus_events,
+        **server_addresses(os.environ),
+        "runtime_dir": str(launch.runtime_dir),
+        "log_dir": str(launch.log_dir),
+    }
+    return initial(
+        Deployment(
+            launch.graph,
+            launch.gpus,
+            launch.arbiter,
+            launch.circus_endpoint,
+            launch.config,
+            commands_of(launch),
+            addresses,
+        )
+    )
+
+
+def commands_of(launch: Launch) -> dict[str, str]:
+    """Return the command lines with which this process starts the workers of each component."""
+    first = launch.graph.services[0]
+    anybody = Worker("", first.name, first.role)
+    return {
+        service.name: worker_watcher(launch, replace(anybody, component=service.name)).command_line
+        for service in launch.graph.services
+    }
+
+
+class Statefile:
+    """The document whose only writer this process is; unknown fields in it are kept.
+
+    ``is_written``: its workers are those in the file.
+    """
+
+    def __init__(self, store: DocumentStore, document: Document, *, is_written: bool) -> None:
+        self._store = store
+        self._document = document
+        self.is_written = is_written
+
+    @classmethod
+    async def open(
+        cls, store: DocumentStore, launch: Launch, circus: CircusClient, processes: Processes
+    ) -> Statefile:
+        """Open the document as the last writer left it.
+
+        Make it anew from the running workers if it is spoilt.
+        """
+        try:
+            document = store.read()
+        except StatefileCorrupt as error:
+            log.error("the statefile is lost, writing it anew: %s", error)
+            document = None
+        is_written = document is not None
+        if document is None:
+            document = with_fleet(new_document(launch), await running_workers(launch, circus, processes))
+        return cls(store, with_commands(document, commands_of(launch)), is_written=is_written)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that were last written down."""
+        return fleet_of(self._document)
+
+    def record(self, workers: Sequence[Worker], reloaded: Mapping[str, Any] | None = None) -> None:
+        """Write these workers into the statefile in place of all others; raises StatefileUnwritable.
+
+        ``reloaded`` is the configuration in the place of the one of ``serve``, after a reload.
+        """
+        document = self._document if reloaded is None else with_config(self._document, reloaded)
+        self._replace(with_fleet(document, workers))
+
+    def note_gone(self, processes: Processes, now_s: float) -> None:
+        """Write down that workers whose processes are gone are not ready, unless the disk forbids it."""
+        workers = tuple(
+            without_process(each, now_s)
+            if each.pid and processes.identify(each.pid) != each.started_at
+            else each
+            for each in self.workers
+        )
+        if workers != self.workers:
+            try:
+                self.record(workers)
+            except StatefileUnwritable as error:
+                log.warning("the ends of workers are not in the statefile yet: %s", error)
+
+    @property
+    def planner_keys(self) -> dict[str, str]:
+        """The values of the planner's keys that were last written down, by name."""
+        return planner_keys_of(self._document)
+
+    @property
+    def live_settings(self) -> dict[str, str]:
+        """The values of the live settings that were last written down, by name."""
+        return live_settings_of(self._document)
+
+    def record_kept(self, planner_keys: Mapping[str, str], live_settings: Mapping[str, str]) -> None:
+        """Write the planner's keys and the live settings into the statefile; raises StatefileUnwritable."""
+        document = with_planner_keys(self._document, planner_keys)
+        if live_settings or self.live_settings:
+            document = with_live_settings(document, live_settings)
+        self._replace(document)
+
+    def _replace(self, document: Document) -> None:
+        self._store.write(document)
+        self._document, self.is_written = document, True
+
+
+async def running_workers(launch: Launch, circus: CircusClient, processes: Processes) -> tuple[Worker, ...]:
+    """Return the workers that circus runs, with the GPUs of their environment: no GPU is given out twice."""
+    workers = []
+    for name in await circus.statuses():
+        pid = await circus.pid(name)
+        options = (await circus.call("options", name=name))["options"]
+        environment = options.get("env") or {}
+        service = _service_of(launch, options.get("args") or ())
+        if service and pid and environment.get("DYNAPLAN_WORKER_NAME") == name:
+            workers.append(
+                Worker(
+                    name,
+                    service.name,
+                    service.role,
+                    gpus=_gpus(launch, service, environment.get("CUDA_VISIBLE_DEVICES", "")),
+                    gpu_share=service.gpus if 0 < service.gpus < 1 else 1.0,
+                    pid=pid,
+                    started_at=processes.identify(pid) or 0,
+                )
+            )
+    return tuple(workers)
+
+
+async def present(
+    workers: Sequence[Worker], circus: CircusClient, processes: Processes
+) -> tuple[Worker, ...]:
+    """Return these workers, with the processes that circus runs for them now where theirs are gone.
+
+    The last writer may have started one anew while the disk was full: to take it for gone would give its
+    GPUs out twice.
+    """
+    found = []
+    for worker in workers:
+        pid = worker.pid
+        if pid and processes.identify(pid) != worker.started_at:
+            try:
+                pid = await circus.pid(worker.name) or pid
+            except DynaplanError as error:
+                log.debug("%s: %s", worker.name, error)
+        if pid != worker.pid:
+            log.warning("%s runs as %d, which could not be written down", worker.name, pid)
+            state = WorkerState.STARTING if worker.state is WorkerState.READY else worker.state
+            started_at = processes.identify(pid) or 0
+            worker = replace(worker, state=state, pid=pid, started_at=started_at, instance_id=0, url="")
+        found.append(worker)
+    return tuple(found)
+
+
+def _service_of(launch: Launch, args: Sequence[str]) -> ServiceSpec | None:
+    after = [following for word, following in pairwise(args) if word == "--service-name"]
+    return launch.graph.service(after[0]) if after else None
+
+
+def _gpus(launch: Launch, service: ServiceSpec, uuids: str) -> tuple[int, ...]:
+    """Read the GPUs from ``CUDA_VISIBLE_DEVICES``; a worker without GPUs has only inherited the variable."""
+    if not service.gpus:
+        return ()
+    index_of = {gpu.uuid: gpu.index for gpu in launch.gpus}
+    return tuple(index_of[uuid] for uuid in uuids.split(",") if uuid in index_of)

@@ -1,0 +1,276 @@
+"""The fleet plugin's link to the key-value store: it reads by watch and writes in the background.
+
+Nothing here holds the plugin up: the store may be away for any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from dynaplan.fleet.cache_worth_keys import CACHE_WORTH, worth_in
+from dynaplan.fleet.desired_counts import DesiredCounts, first_to_leave, fleet_key, planner_prefix
+from dynaplan.fleet.live_settings import live_settings_prefix
+from dynaplan.fleet.rules.kept_keys import KeptKeys
+from dynaplan.fleet.unreadable import unreadable
+from dynaplan.process import process_table
+from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.instance_keys import ASLEEP, FORGIVEN_CRASHES
+from dynaplan.store.model import KeyValue, Transaction
+from dynaplan.store.port import Store
+from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.tasks import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+RETRY_S = 0.5
+REVOKE_FOR_S = 30.0
+"""Longest time of trying: a lease whose keeper is gone has expired by itself then."""
+
+
+class StoreLink:
+    """Follows the desired counts and the registrations; writes acknowledgements and the fleet.
+
+    ``wake`` is set after every change of what is known.
+    """
+
+    def __init__(self, store: Store, namespace: str, wake: asyncio.Event) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._wake = wake
+        self._counts = PrefixWatcher(store, planner_prefix(namespace), full_key_string, value_string)
+        self._forgiven = PrefixWatcher(
+            store, FORGIVEN_CRASHES.prefix(namespace), full_key_string, value_string
+        )
+        self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
+        self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
+        self._worth = PrefixWatcher(store, CACHE_WORTH.prefix(namespace), full_key_string, value_string)
+        self._named: Mapping[str, str] = {}
+        self._discovery = Discovery(store, namespace, process_table.network())
+        self._is_following = False
+        self._wanted: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        self._has_work = asyncio.Event()
+        self._tasks = BackgroundTasks()
+        self._is_deciding = False
+        self._revoking: set[int] = set()
+        self.unanswered: set[int] = set()
+        """The leases whose revocation the store has not answered yet."""
+
+    def start(self) -> None:
+        """Follow and write, in the background, from now on."""
+        self._discovery.on_change(self._wake.set)
+        self._counts.on_snapshot(self._write_again)
+        for watcher in (self._counts, self._live):
+            watcher.on_change(self._name_unreadable)
+        self._forgiven.on_change(self._wake.set)
+        self._asleep.on_change(self._wake.set)
+        self._tasks.spawn(self._follow_registrations(), "registrations")
+        self._tasks.spawn(self._counts.run(), "desired counts")
+        self._tasks.spawn(self._forgiven.run(), "forgiven crashes")
+        self._tasks.spawn(self._asleep.run(), "sleeping engines")
+        self._tasks.spawn(self._worth.run(), "the worth of caches")
+        self._tasks.spawn(self._live.run(), "live settings")
+        self._tasks.spawn(self._write(), "store writer")
+
+    @property
+    def counts(self) -> DesiredCounts | None:
+        """The decision in force; None until the store has answered."""
+        keys = self._keys
+        return None if keys is None else DesiredCounts.from_keys(self._namespace, keys)
+
+    @property
+    def leave_first(self) -> str:
+        """The worker that leaves before any other by the decision in force; empty when none is named."""
+        counts = self.counts
+        return first_to_leave(self._namespace, self._keys or {}, counts.decision_id) if counts else ""
+
+    @property
+    def forgiven(self) -> frozenset[int]:
+        """The instances whose crashes requests have caused, as frontends say."""
+        return FORGIVEN_CRASHES.instances(self._namespace, self._forgiven.current)
+
+    @property
+    def asleep(self) -> frozenset[int]:
+        """The instances whose engines sleep, as their workers say."""
+        return ASLEEP.instances(self._namespace, self._asleep.current)
+
+    @property
+    def cache_worth(self) -> dict[int, int]:
+        """The tokens that workers' caches have lately served, by instance id, as frontends say."""
+        return worth_in(self._worth.current.values())
+
+    @property
+    def kept(self) -> KeptKeys | None:
+        """The planner's keys and the live settings; None until the store has answered."""
+        keys, planner = self._keys, planner_prefix(self._namespace)
+        if keys is None or not self._live.is_known:
+            return None
+        live, settings = live_settings_prefix(self._namespace), self._live.current
+        return KeptKeys(
+            {key.removeprefix(planner): keys[key] for key in keys},
+            {key.removeprefix(live): settings[key] for key in settings},
+        )
+
+    def on_kept_change(self, callback: Callable[[], None]) -> None:
+        """Call back after every change of ``kept``, from now on."""
+        for watcher in (self._counts, self._live):
+            watcher.on_change(callback)
+
+    @property
+    def instances(self) -> tuple[Any, ...] | None:
+        """Every registration; None until the store has answered, the last known ones while it is away."""
+        return self._discovery.all() if self._is_following else None
+
+    def acknowledge(self, decision_id: int) -> None:
+        """Publish that this decision is carried out."""
+        self._want(planner_prefix(self._namespace) + "scaled_decision_id", str(decision_id))
+
+    def publish_fleet(self, document: dict[str, Any]) -> None:
+        """Have the document written into the store, where status and planner read it."""
+        self._want(fleet_key(self._namespace), json.dumps(document, separators=(",", ":")))
+
+    async def read_kept(self) -> KeptKeys | None:
+        """Read the planner's keys and the live settings anew; None when the store does not answer.
+
+        The settings first: when the store's id is among the planner's keys, no setting was missing because
+        the store had lost it.
+        """
+        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                settings = await self._store.list(live)
+                keys = await self._store.list(planner)
+        except (TimeoutError, TemporaryError, PermanentError) as error:
+            log.debug("the kept keys cannot be read: %s", error)
+            return None
+        return KeptKeys(
+            {item.key.removeprefix(planner): item.value for item in keys},
+            {item.key.removeprefix(live): item.value for item in settings},
+        )
+
+    async def restore(self, lost: KeptKeys) -> None:
+        """Write keys that the store has lost in one transaction; none of them if one is there by then."""
+        live, planner = live_settings_prefix(self._namespace), planner_prefix(self._namespace)
+        puts = {live + name: value for name, value in lost.live.items()}
+        puts |= {planner + name: value for name, value in lost.planner.items()}
+        await self._commit(Transaction(dict.fromkeys(puts, 0), puts))
+
+    def replace(self, name: str, before: str, after: str) -> None:
+        """Change a key of the planner, unless somebody else has changed it meanwhile."""
+        self._tasks.spawn(self._replace(planner_prefix(self._namespace) + name, before, after), name)
+
+    def decide_first(self, keys: dict[str, str]) -> None:
+        """Write the first decision, unless another writer is faster."""
+        known = self._keys
+        if self._is_deciding or known is None:
+            return
+        self._is_deciding = True
+        prefix = planner_prefix(self._namespace)
+        puts = {prefix + name: value for name, value in keys.items()}
+        expected = {key: 0 for key in puts if key not in known}
+        self._tasks.spawn(self._commit(Transaction(expected, puts)), "first decision")
+
+    def revoke(self, lease: int) -> None:
+        """Revoke the lease, again and again until the store has answered or it has expired by itself."""
+        if lease not in self._revoking:
+            self._revoking.add(lease)
+            self._tasks.spawn(self._revoke(lease), "revoke")
+
+    async def is_answering(self) -> bool:
+        """Tell whether the store answers now."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._store.get(fleet_key(self._namespace))
+            return True
+        except (TimeoutError, TemporaryError, PermanentError):
+            return False
+
+    async def close(self) -> None:
+        """End everything that runs in the background."""
+        await self._tasks.cancel()
+        await self._discovery.close()
+
+    async def _follow_registrations(self) -> None:
+        await self._discovery.start()
+        self._is_following = True
+        self._wake.set()
+
+    @property
+    def _keys(self) -> Mapping[str, str] | None:
+        """The planner's keys and values; None until the store has answered."""
+        return self._counts.current if self._counts.is_known else None
+
+    def _write_again(self) -> None:
+        """Write everything once more: a snapshot may come from a store that has lost it."""
+        self._written.clear()
+        self._has_work.set()
+        self._wake.set()
+
+    def _name_unreadable(self) -> None:
+        """Say once of every value that is no number that it is taken for "not set"."""
+        before, self._named = self._named, {**self._counts.current, **self._live.current}
+        changed = self._named.items() - before.items()
+        for key, reason in unreadable(self._namespace, (KeyValue(*item) for item in changed)).items():
+            log.warning("ignoring %s: it is %s", key, reason)
+        self._wake.set()
+
+    def _want(self, key: str, value: str) -> None:
+        self._wanted[key] = value
+        if self._written.get(key) != value:
+            self._has_work.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            for key, value in list(self._wanted.items()):
+                if self._written.get(key) != value and await self._answered(self._store.put(key, value)):
+                    self._written[key] = value
+
+    async def _replace(self, key: str, before: str, after: str) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                item = await self._store.get(key)
+                if item and item.value == before:
+                    await self._store.commit(Transaction({key: item.revision}, {key: after}))
+        except (TimeoutError, TemporaryError, PermanentError) as error:
+            log.debug("%s stays as it is for now: %s", key, error)
+
+    async def _commit(self, transaction: Transaction) -> None:
+        try:
+            await self._answered(self._store.commit(transaction))
+        finally:
+            self._is_deciding = False
+            self._wake.set()
+
+    async def _revoke(self, lease: int) -> None:
+        try:
+            async with asyncio.timeout(REVOKE_FOR_S):
+                while not await self._answered(self._store.revoke(lease)):
+                    self.unanswered.add(lease)
+                    self._wake.set()
+        except TimeoutError:
+            log.warning("lease %x was not revoked; it has expired by now", lease)
+        finally:
+            self._revoking.discard(lease)
+
+    async def _answered(self, call: Coroutine[Any, Any, Any]) -> bool:
+        """Await the call; return True when the store has answered, False after a pause when it has not."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await call
+            return True
+        except (TimeoutError, TemporaryError) as error:
+            log.warning("the store does not answer: %s", error or "no answer in time")
+            self._has_work.set()
+            await asyncio.sleep(RETRY_S)
+            return False
+        except PermanentError as error:
+            log.warning("the store refused: %s", error)
+            return True

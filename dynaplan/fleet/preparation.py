@@ -1,0 +1,389 @@
+"""Preparation: all checks, and all that a deployment holds, before the first process is started.
+
+What can go wrong for the user goes wrong here. Each step that takes something puts its undoing on the exit
+stack, so that everything is given back in reverse order: the namespace's locks at the very end, and before
+them the GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dynaplan.config import certificates
+from dynaplan.config.settings.events import COMPAT_VARIABLE
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.servers import clients_variables
+from dynaplan.config.settings.tls import CA_VARIABLE, TlsSettings
+from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.fleet import gpu_stock, local_host
+from dynaplan.fleet.deployments import port_holder
+from dynaplan.fleet.desired_counts import fleet_key, planner_prefix
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
+from dynaplan.fleet.leftovers import clear_leftovers
+from dynaplan.fleet.plugin.document import new_document
+from dynaplan.fleet.plugin.fleet_gpus import TAKEN_MEANWHILE
+from dynaplan.fleet.plugin.gpu_claims import GpuClaims
+from dynaplan.fleet.ports import Claims
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.rules.allocation import check_fits
+from dynaplan.fleet.rules.reconcile import reconcile
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.fleet.runtime_dir import (
+    CLIENTS_FILE,
+    address_directory,
+    ensure_link,
+    hold_port,
+    make_runtime_directory,
+    new_token,
+    read_token,
+    remove_runtime_directory,
+    runtime_directory,
+    token_path,
+    write_private,
+)
+from dynaplan.fleet.scratch import scratch_directory
+from dynaplan.fleet.servers.data_room import all_moved_into_memory
+from dynaplan.fleet.servers.embedded import ServerSpec
+from dynaplan.fleet.servers.needed import OwnPlaces, SharedServers, shared_servers
+from dynaplan.fleet.watchers import first_services, listening_services
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.model import GraphSpec
+from dynaplan.process import process_table
+from dynaplan.process.holding import HolderLink
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.signals import signals_held
+from dynaplan.store import connections
+from dynaplan.store.model import Transaction
+from dynaplan.util.errors import DeploymentError, PermanentError, StatefileUnwritable, TemporaryError
+from dynaplan.util.log_lines import LogLines
+from dynaplan.util.sockets import free_port
+
+log = logging.getLogger(__name__)
+
+Config = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of ``dynaplan serve``.
+
+    ``gpus`` is the number of GPUs to use (None: all); ``log_dir`` and ``state_dir`` have defaults of their
+    own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
+    worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
+    ``config_file`` and ``overrides`` are what the configuration was read from.
+    """
+
+    host: str = FrontendSettings.host
+    port: int = FrontendSettings.port
+    gpus: int | None = None
+    circus_tcp: bool = False
+    api_key: str | None = None
+    drain_timeout_s: float = 30.0
+    leave_timeout_s: float = ProcessSettings.drain_deadline_s
+    log_dir: Path | None = None
+    state_dir: Path | None = None
+    use_busy_gpus: bool = False
+    exit_on_failure: bool = False
+    token_file: Path | None = None
+    config_file: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
+
+    ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
+    ``store_outlives``: the key-value store is the user's. ``held`` has the processes below a holder.
+    """
+
+    launch: Launch
+    workers: tuple[Worker, ...]
+    servers: tuple[ServerSpec, ...]
+    is_simulated: bool
+    notes: tuple[str, ...]
+    public_socket: socket.socket | None = None
+    store_outlives: bool = False
+    held: HeldFleet | None = None
+
+
+def prepare(
+    graph: GraphSpec, config: Config, options: ServeOptions, stack: ExitStack, link: HolderLink | None = None
+) -> Preparation:
+    """Check everything and take hold of everything. Raises a UserError that says what is in the way.
+
+    ``link`` leads to the holder above this process, which stands for the arbiter then, and keeps the locks.
+    """
+    if options.state_dir:
+        os.environ["DYN_LOCAL_STATE_DIR"] = str(options.state_dir)
+    certificates.check(os.environ)
+    statefile = local_host.statefile_path(graph.namespace)
+    arbiter = process_table.identity_of(link.holder_pid if link else os.getpid())
+    notes = _taken_namespace(statefile, arbiter, stack, link)
+    gpus, is_simulated = local_host.gpu_inventory(options.gpus)
+    claims = partial(local_host.gpu_claims, arbiter, graph.namespace)
+    workers, left_out = first_workers(graph, gpus, claims, stack, options.use_busy_gpus, bool(notes))
+    public_socket = _public_socket(graph, options, stack, link)
+    log_dir = _log_dir(graph.namespace, options)
+    runtime_dir, address_dir = _runtime_directory(statefile, stack)
+    with _usable(runtime_dir):
+        kept = partial(keep, link, "scratch directory")
+        scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
+        servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
+        moved = all_moved_into_memory(servers.started, scratch_dir)
+    endpoint, events = _circus_endpoints(address_dir, options.circus_tcp)
+    places = (runtime_dir, log_dir, statefile, endpoint, events)
+    port = public_socket.getsockname()[1] if public_socket else options.port
+    launch = Launch(
+        *(graph, gpus, arbiter, config, *places, options.host, port, scratch_dir, bool(options.api_key)),
+        *(options.drain_timeout_s, options.leave_timeout_s, options.use_busy_gpus, address_dir),
+        is_tls=bool(TlsSettings.from_environment(os.environ).tls_cert),
+        config_file=str(options.config_file or ""),
+        overrides=options.overrides,
+    )
+    if servers.store_outlives:
+        stack.callback(forget_decisions, graph.namespace)
+    os.environ.update(_environment(launch, servers, options))
+    _write_private_files(launch)
+    _write_statefile(launch, workers, stack)
+    told = (*notes, *left_out, *moved)
+    held = HeldFleet(link, {}, first_services(graph)) if link else None
+    facts = (launch, workers, servers.started, is_simulated, told, public_socket)
+    return Preparation(*facts, store_outlives=servers.store_outlives, held=held)
+
+
+def _taken_namespace(
+    statefile: Path, arbiter: ProcessIdentity, stack: ExitStack, link: HolderLink | None
+) -> list[str]:
+    """Take the namespace, and clear up what is left of its last deployment; return lines for the user."""
+    with _as_deployment_error():
+        # A signal after the lock is taken, and before the stack knows of it, would leave its file behind.
+        with signals_held():
+            lock = stack.enter_context(local_host.namespace_lock(statefile, arbiter.pid))
+        keep(link, "namespace lock", lock.fileno())
+        return clear_leftovers(local_host.open_statefile(statefile), process_table, arbiter)
+
+
+def keep(link: HolderLink | None, name: str, descriptor: int) -> None:
+    """Have the holder keep a descriptor, if there is a holder."""
+    if link:
+        link.keep(name, descriptor)
+
+
+def _write_private_files(launch: Launch) -> None:
+    """Write what the commands beside ``serve`` and the fleet plugin read."""
+    with _usable(launch.runtime_dir):
+        write_private(launch.runtime_dir / CLIENTS_FILE, json.dumps(_clients_environment()))
+        write_private(launch.runtime_dir / LAUNCH_FILE, launch.to_json())
+
+
+def _runtime_directory(statefile: Path, stack: ExitStack) -> tuple[Path, Path]:
+    """Make the runtime directory anew; return it, and the path by which its sockets are addressed."""
+    runtime_dir = runtime_directory(statefile)
+    address_dir = address_directory(runtime_dir, os.environ)
+    stack.callback(remove_runtime_directory, runtime_dir)
+    if address_dir != runtime_dir:
+        stack.callback(address_dir.unlink, missing_ok=True)
+    with _usable(runtime_dir):
+        make_runtime_directory(runtime_dir)
+    with _usable(address_dir):
+        ensure_link(address_dir, runtime_dir)
+    return runtime_dir, address_dir
+
+
+def forget_decisions(namespace: str) -> None:
+    """Delete the decisions from a store that outlives us: the next deployment follows its configuration."""
+
+    async def forget() -> None:
+        store = connections.connect_store()
+        try:
+            keys = tuple(item.key for item in await store.list(planner_prefix(namespace)))
+            await store.commit(Transaction(deletes=(*keys, fleet_key(namespace))))
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(forget())
+    except (TemporaryError, PermanentError) as error:
+        log.warning("the decisions stay in the key-value store: %s", error)
+
+
+@contextmanager
+def _usable(runtime_dir: Path) -> Iterator[None]:
+    """Turn an OSError into the user's error, with a hint."""
+    try:
+        yield
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot use the runtime directory {runtime_dir}: {error.strerror}",
+            hint="Free space or give write permission there, or set DYN_LOCAL_STATE_DIR to another one.",
+        ) from error
+
+
+@contextmanager
+def _as_deployment_error() -> Iterator[None]:
+    """Turn StatefileUnwritable, worth a retry later on, into the user's error that it is at the start."""
+    try:
+        yield
+    except StatefileUnwritable as error:
+        raise DeploymentError(str(error.args[0]), hint=error.hint) from error
+
+
+def first_workers(
+    graph: GraphSpec,
+    gpus: Sequence[Gpu],
+    make_claims: Callable[[], Claims],
+    stack: ExitStack,
+    uses_busy: bool,
+    has_killed: bool = False,
+) -> tuple[tuple[Worker, ...], list[str]]:
+    """Claim the GPUs of the configured workers; return these, and lines about GPUs that others have.
+
+    The claims end with ``stack``. ``uses_busy``: GPUs whose memory other programs use will do, too.
+    ``has_killed``: leftovers were killed a moment ago, whose memory may not be free yet. Raises CapacityError
+    when the workers do not fit.
+    """
+    claims = GpuClaims(make_claims(), gpus)
+    # Not by ``claims``: the fleet plugin has claimed more in our name.
+    stack.callback(give_back, make_claims, gpus)
+    foreign = claims.foreign()
+    busy = gpu_stock.in_use(gpus, foreign, gpu_stock.FREED_WITHIN_S if has_killed else 0.0)
+    notes = gpu_stock.notes(gpus, foreign, busy, uses_busy)
+    unusable = foreign if uses_busy else {**busy, **foreign}
+    while True:
+        check_fits(graph, gpus, unusable)
+        workers = reconcile(graph, (), {}, gpus, unusable, time.monotonic()).fleet
+        missed = claims.claim_for(workers)
+        if not missed:
+            return workers, notes
+        unusable |= dict.fromkeys(missed, TAKEN_MEANWHILE)
+
+
+def give_back(make_claims: Callable[[], Claims], gpus: Sequence[Gpu]) -> None:
+    """Ask for no GPU any more, and give back every one."""
+    try:
+        make_claims().withdraw()
+    except DeploymentError as error:
+        log.warning("%s", error)
+    GpuClaims(make_claims(), gpus).release_beyond(())
+
+
+def _public_socket(
+    graph: GraphSpec, options: ServeOptions, stack: ExitStack, link: HolderLink | None
+) -> socket.socket | None:
+    """Hold the port for as long as this process lives; a graph without a listening service needs none."""
+    if not listening_services(graph):
+        return None
+    bound = stack.enter_context(hold_port(options.host, options.port, port_holder))
+    keep(link, PUBLIC_SOCKET, bound.fileno())
+    return bound
+
+
+def _log_dir(namespace: str, options: ServeOptions) -> Path:
+    """Return the directory of the logs; this process logs there too from now on."""
+    directory = log_directory(namespace, options.log_dir)
+    log_to(directory / "circus.log")
+    return directory
+
+
+def log_directory(namespace: str, given: Path | None = None) -> Path:
+    """Return the directory of a deployment's logs, made if need be; DeploymentError if it cannot be."""
+    base = os.environ.get("DYN_CIRCUS_LOG_DIR")
+    default = (Path(base).expanduser() if base else Path.home() / ".dynamo" / "logs") / namespace
+    directory = (given or default).absolute()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"is there permission, and space?")
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot write logs to {directory}: {error.strerror}",
+            hint="Free space or give write permission there, or set DYN_CIRCUS_LOG_DIR to another directory.",
+        ) from error
+    return directory
+
+
+def log_to(path: Path) -> None:
+    """Send the logs of circus and of libraries to a file, never to the user, even if the disk is full."""
+    logging.raiseExceptions = False
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(LogLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _circus_endpoints(address_dir: Path, is_tcp: bool) -> tuple[str, str]:
+    """Return circus' two endpoints: sockets in the private directory, or, when asked for, loopback TCP ports.
+
+    TCP is open to every user of the machine.
+    """
+    ports = [os.environ.get(f"DYN_CIRCUS_{name}_PORT") for name in ("ENDPOINT", "PUBSUB")]
+    if is_tcp or all(ports):
+        endpoint, events = (f"tcp://127.0.0.1:{int(port) if port else free_port()}" for port in ports)
+        return endpoint, events
+    return f"ipc://{address_dir / ENDPOINT_SOCKET}", f"ipc://{address_dir / EVENTS_SOCKET}"
+
+
+def _environment(launch: Launch, servers: SharedServers, options: ServeOptions) -> Mapping[str, str]:
+    """Return the variables that every process of the deployment gets beyond this one's."""
+    return {
+        **servers.environment,
+        "DYNAMO_SERVICE_CONFIG": json.dumps(launch.config),
+        "DYN_NAMESPACE": launch.namespace,
+        "DYNAMO_HOST": launch.host,
+        "DYNAMO_PORT": str(launch.port),
+        "DYNAPLAN_API_KEY": options.api_key or "",
+        "DYNAPLAN_WORKER_TOKEN": _token(launch.statefile, options.token_file),
+        "DYNAPLAN_RUNTIME_DIR": str(launch.runtime_dir),
+        "DYNAPLAN_LOG_DIR": str(launch.log_dir),
+        "DYNAPLAN_SCRATCH_DIR": str(launch.scratch_dir),
+        "DYNAPLAN_STATEFILE": str(launch.statefile),
+        "DYNAPLAN_PARENT_PID": str(launch.arbiter.pid),
+        "DYNAPLAN_DRAIN_DEADLINE_S": f"{launch.leave_timeout_s:g}",
+    }
+
+
+def _token(statefile: Path, file: Path | None) -> str:
+    """Return the token in the file, or that of this namespace on this host, or one for this time only."""
+    if file:
+        return read_token(file)
+    path = token_path(statefile)
+    return read_token(path) if path.exists() else new_token()
+
+
+def _clients_environment() -> dict[str, str]:
+    """Return the variables with which the commands beside ``serve`` reach the deployment."""
+    names = (
+        "DYN_NAMESPACE",
+        "DYNAPLAN_WORKER_TOKEN",
+        "DYNAPLAN_API_KEY",
+        "DYNAPLAN_RUNTIME_DIR",
+        "DYNAPLAN_LOG_DIR",
+        "DYNAPLAN_SCRATCH_DIR",
+        COMPAT_VARIABLE,
+        CA_VARIABLE,
+    )
+    own = {name: os.environ[name] for name in names if name in os.environ}
+    return own | clients_variables(os.environ)
+
+
+def _write_statefile(launch: Launch, workers: tuple[Worker, ...], stack: ExitStack) -> None:
+    """Write the document with its first workers, about to start; from here on the fleet plugin writes it."""
+    store = local_host.open_statefile(launch.statefile)
+    stack.callback(store.remove)
+    with _as_deployment_error():
+        store.write(with_fleet(new_document(launch), workers))

@@ -1,0 +1,227 @@
+"""Adopting: a ``serve`` that was killed and started again by its holder goes on where the last one was.
+
+What the last one knew the holder keeps, in memory: the launch, the environment of all processes, and what the
+servers are. So a graph or a file that was changed meanwhile changes nothing; ``dynaplan reload`` does. What
+does not fit together, such as a statefile that is gone, is no deployment: all of it is ended, and ``serve``
+starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dynaplan
+from dynaplan.fleet import local_host
+from dynaplan.fleet.launch import CurrentLaunch, Launch
+from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
+from dynaplan.fleet.reattach.making_way import check_own_package
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET, HeldFleet
+from dynaplan.fleet.rules.statefile import arbiter_of, fleet_of
+from dynaplan.fleet.runtime_dir import remove_runtime_directory
+from dynaplan.fleet.scratch import remove_scratch
+from dynaplan.fleet.servers.embedded import ServerSpec, readiness
+from dynaplan.fleet.watchers import first_services
+from dynaplan.graph.lifecycle import Worker
+from dynaplan.process import process_table
+from dynaplan.process.holding import Held, HolderLink
+from dynaplan.util.errors import DeploymentError, StatefileCorrupt
+
+log = logging.getLogger(__name__)
+
+DEPLOYMENT = "deployment"
+"""The name by which the holder keeps what a ``serve`` after this one needs."""
+
+MODULES_PATH = ("PYTHONPATH",)
+"""The variables that all processes have of this ``serve``, which may be of another version than the last."""
+
+TRACKERS_WITHIN_S = 3.0
+"""Longest wait per session that is ended, as for those of an earlier deployment (``leftovers.py``)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The facts that one ``serve`` leaves to the next."""
+
+    launch: Launch
+    environment: Mapping[str, str]
+    servers: tuple[ServerSpec, ...]
+    is_simulated: bool
+    store_outlives: bool
+    exits_on_failure: bool
+
+    @classmethod
+    def read(cls, descriptor: int) -> Kept:
+        """Read what ``leave_to_the_next`` wrote; KeyError, TypeError or ValueError for anything else."""
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with open(descriptor, closefd=False) as file:
+            document = json.load(file)
+        environment = document["environment"]
+        return cls(
+            Launch.from_json(document["launch"]),
+            environment,
+            tuple(_server(each, environment) for each in document["servers"]),
+            document["is_simulated"],
+            document["store_outlives"],
+            document["exits_on_failure"],
+        )
+
+
+def leave_to_the_next(prepared: Preparation, exits_on_failure: bool) -> None:
+    """Have the holder keep what a ``serve`` after this one needs, and which files to remove without one."""
+    if prepared.held is None:
+        return
+    launch, link = prepared.launch, prepared.held.link
+    document = {
+        "launch": launch.to_json(),
+        "environment": dict(os.environ),
+        "servers": [_record(each) for each in prepared.servers],
+        "is_simulated": prepared.is_simulated,
+        "store_outlives": prepared.store_outlives,
+        "exits_on_failure": exits_on_failure,
+    }
+    link.keep_text(DEPLOYMENT, json.dumps(document).encode())
+    link.remove_at_the_end(
+        [
+            launch.statefile,
+            launch.statefile.with_suffix(".lock"),
+            launch.scratch_dir,
+            launch.runtime_dir,
+            *([launch.address_dir] if launch.address_dir != launch.runtime_dir else []),
+            launch.statefile.with_suffix(".serve.lock"),
+        ],
+        [launch.scratch_dir.parent, *launch.runtime_dir.parents[:2]],
+    )
+
+
+def adopted(link: HolderLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
+    """Return the deployment that runs below the holder, and whether it is to end on a failure.
+
+    None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
+    must not be unwound: that would take away what a running deployment needs. Raises DeploymentError in a
+    version that takes over and cannot read what the one before has written: that one goes on then.
+    """
+    check_own_package(os.environ, is_trial=link.is_trial)
+    held = link.hello()
+    found = _consistent(held, link)
+    if found is None and link.is_trial:
+        raise DeploymentError(
+            f"dynaplan {dynaplan.__version__} cannot read what the deployment has written down",
+            hint="Its own version goes on. `dynaplan stop`, then `dynaplan serve`, starts this one.",
+        )
+    if found is None:
+        _end_everything(held, link)
+        return None
+    kept, workers = found
+    launch = CurrentLaunch(kept.launch).now
+    own_path = {name: os.environ[name] for name in MODULES_PATH if name in os.environ}
+    os.environ.clear()
+    os.environ.update({name: text for name, text in kept.environment.items() if name not in MODULES_PATH})
+    os.environ.update(own_path)
+    os.chdir(launch.graph.working_dir)
+    log_to(launch.log_dir / "circus.log")
+    public_socket = _public_socket(held, stack)
+    _take_over(kept, stack)
+    names = {each.name for each in workers} | {f"{launch.namespace}_{each.name}" for each in kept.servers}
+    _end({name: pid for name, pid in held.pids.items() if name not in names})
+    adoptable = {name: pid for name, pid in held.pids.items() if name in names}
+    note = f"Adopted {len(adoptable)} processes that went on for {held.away_s:.1f} s without serve."
+    log.info("%s", note)
+    prepared = Preparation(
+        *(launch, workers, kept.servers, kept.is_simulated, (note,), public_socket),
+        store_outlives=kept.store_outlives,
+        held=HeldFleet(link, adoptable, first_services(launch.graph)),
+    )
+    return prepared, kept.exits_on_failure
+
+
+def _consistent(held: Held, link: HolderLink) -> tuple[Kept, tuple[Worker, ...]] | None:
+    """Return what was kept and the workers that run, by the statefile; None when that does not fit."""
+    if DEPLOYMENT not in held.kept:
+        return None
+    try:
+        kept = Kept.read(held.kept[DEPLOYMENT])
+        document = local_host.open_statefile(kept.launch.statefile).read()
+    except (KeyError, TypeError, ValueError, OSError, StatefileCorrupt) as error:
+        log.warning("nothing to adopt: %r", error)
+        return None
+    holder = process_table.identity_of(link.holder_pid)
+    if document is None or arbiter_of(document) != holder or kept.launch.arbiter != holder:
+        return None
+    if not kept.launch.runtime_dir.is_dir():
+        return None
+    return kept, tuple(each for each in fleet_of(document) if each.name in held.pids)
+
+
+def _take_over(kept: Kept, stack: ExitStack) -> None:
+    """Put the undoing of everything that the last ``serve`` had taken on the stack, in its order."""
+    launch = kept.launch
+    store = local_host.open_statefile(launch.statefile)
+    stack.callback(launch.statefile.with_suffix(".serve.lock").unlink, missing_ok=True)
+    claims = partial(local_host.gpu_claims, launch.arbiter, launch.namespace)
+    stack.callback(give_back, claims, launch.gpus)
+    stack.callback(remove_runtime_directory, launch.runtime_dir)
+    if launch.address_dir != launch.runtime_dir:
+        stack.callback(launch.address_dir.unlink, missing_ok=True)
+    if launch.scratch_dir.is_relative_to(launch.runtime_dir):
+        stack.callback(shutil.rmtree, launch.scratch_dir, ignore_errors=True)
+    else:
+        stack.callback(remove_scratch, launch.scratch_dir)
+    if kept.store_outlives:
+        stack.callback(forget_decisions, launch.namespace)
+    stack.callback(store.remove)
+
+
+def _public_socket(held: Held, stack: ExitStack) -> socket.socket | None:
+    descriptor = held.kept.get(PUBLIC_SOCKET)
+    return None if descriptor is None else stack.enter_context(socket.socket(fileno=descriptor))
+
+
+def _end_everything(held: Held, link: HolderLink) -> None:
+    """End what the last ``serve`` has left, and have the holder keep nothing of it."""
+    _end(held.pids)
+    for name, descriptor in held.kept.items():
+        link.drop(name)
+        os.close(descriptor)
+    link.remove_at_the_end([])
+
+
+def _end(pids: Mapping[str, int]) -> None:
+    processes = process_table
+    for name, pid in pids.items():
+        log.warning("ending %s (session %d), which is nobody's", name, pid)
+        processes.kill_group(pid, processes.identify(pid) or 0, waits_s=TRACKERS_WITHIN_S)
+
+
+def _record(server: ServerSpec) -> dict[str, Any]:
+    return {
+        "name": server.name,
+        "cmd": server.cmd,
+        "working_dir": str(server.working_dir),
+        "environment": server.environment,
+        "without": list(server.without),
+        "socket": str(server.socket) if server.socket else "",
+        "data": server.data,
+    }
+
+
+def _server(record: dict[str, Any], environment: Mapping[str, str]) -> ServerSpec:
+    return ServerSpec(
+        record["name"],
+        record["cmd"],
+        Path(record["working_dir"]),
+        record["environment"],
+        readiness(record["name"], environment),
+        tuple(record["without"]),
+        Path(record["socket"]) if record["socket"] else None,
+        record["data"],
+    )

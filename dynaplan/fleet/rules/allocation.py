@@ -1,0 +1,174 @@
+"""Which GPUs a worker gets, and whether a graph fits the box.
+
+A GPU belongs to one worker, or to several workers that each hold the same fraction of it: the
+fractions of one GPU are never mixed, as in the original's allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from dynaplan.fleet.gpus import Gpu, check_gpu_request
+from dynaplan.fleet.rules.busy_gpus import GB, by_reason, indices
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, worker_name
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.errors import CapacityError
+from dynaplan.util.tables import text_table
+
+Choice = tuple[tuple[int, ...], float]
+"""The indices of the GPUs, and the share of each: 1.0 unless fractional."""
+
+
+def choose_gpus(
+    inventory: Sequence[Gpu], fleet: Sequence[Worker], unusable: Collection[int], gpus: float
+) -> Choice | None:
+    """The GPUs for one more worker that asks for ``gpus`` of them; None when they are not free now.
+
+    A whole number gets that many whole GPUs, the first free ones of the inventory; a fraction joins
+    the first GPU whose workers hold the same fraction and that has room, else the first free one; 0 gets
+    none. ``unusable`` are indices that belong to somebody else. Raises ConfigError for 1.5 and the like.
+    """
+    check_gpu_request(gpus, "worker")
+    shares = _shares(fleet)
+    usable = [gpu.index for gpu in inventory if gpu.index not in unusable]
+    free = [index for index in usable if index not in shares]
+    if gpus >= 1 or gpus == 0:
+        return (tuple(free[: int(gpus)]), 1.0) if len(free) >= gpus else None
+    per_gpu = int(1 / gpus + 1e-9)
+    shared = [i for i in usable if set(shares.get(i, ())) == {gpus} and len(shares[i]) < per_gpu]
+    chosen = (shared or free)[:1]
+    return (tuple(chosen), gpus) if chosen else None
+
+
+def _shares(fleet: Sequence[Worker]) -> dict[int, list[float]]:
+    """Return the shares of each held GPU: index -> the share of each holder."""
+    shares: dict[int, list[float]] = {}
+    for worker in fleet:
+        for index in worker.gpus if worker.state in HOLDS_GPUS else ():
+            shares.setdefault(index, []).append(worker.gpu_share)
+    return shares
+
+
+def check_fits(graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int, str]) -> None:
+    """Raise CapacityError when the graph's first workers do not all get their GPUs.
+
+    The message says what each service asks for, what there is, and what to do. ``unusable`` are GPUs that
+    somebody else has: index -> the holder, in words.
+    """
+    if all(worker is not None for _, worker in _first_workers(graph, inventory, unusable)):
+        return
+    asking = [service for service in _own_process(graph) if service.gpus > 0]
+    asks = ", ".join(f"{service.name} {service.workers} x {service.gpus:g}" for service in asking)
+    taken = "".join(f"; {line}" for line in by_reason(unusable, inventory))
+    raise CapacityError(
+        f"the graph does not fit the GPUs of this box: it asks for {asks} (workers x GPUs); "
+        f"there are {len(inventory)} visible{taken}",
+        hint=(
+            "Lower ServiceArgs.workers or ServiceArgs.resources.gpu of a service"
+            + (", stop what has the others" if taken else "")
+            + ", or let it see more GPUs (CUDA_VISIBLE_DEVICES, --gpus)."
+            + (" --use-busy-gpus takes GPUs that are in use, too." if " in use " in taken else "")
+        ),
+    )
+
+
+def gpu_map(
+    graph: GraphSpec, inventory: Sequence[Gpu], unusable: Mapping[int, str], models: Mapping[str, str]
+) -> str:
+    """Return two tables for ``--dry-run``: the graph's first workers, and the GPUs that each would get.
+
+    ``models`` are the models of services, by name. A UUID is cut to its first part, which
+    ``CUDA_VISIBLE_DEVICES`` takes as well.
+    """
+    rows = [("WORKER", "ROLE", "GPUS", "MODEL")]
+    holders: dict[int, list[str]] = {}
+    for (name, component, role), worker in _first_workers(graph, inventory, unusable):
+        share = "" if worker is None or worker.gpu_share == 1 else f" ({worker.gpu_share:g})"
+        gpus = "does not fit" if worker is None else (indices(worker.gpus) or "-") + share
+        rows.append((name, role.value, gpus, models.get(component, "")))
+        for index in worker.gpus if worker else ():
+            holders.setdefault(index, []).append(name)
+    tables = [text_table(rows)]
+    if inventory:
+        gpu_rows = [
+            (
+                str(gpu.index),
+                gpu.name or "-",
+                f"{gpu.memory_bytes / GB:.0f} GB" if gpu.memory_bytes else "-",
+                "-".join(gpu.uuid.split("-")[: 3 if gpu.uuid.startswith("GPU-SIM-") else 2]),
+                unusable.get(gpu.index) or ", ".join(holders.get(gpu.index, ())) or "free",
+            )
+            for gpu in inventory
+        ]
+        tables.append(text_table([("GPU", "NAME", "MEMORY", "UUID", "GOES TO"), *gpu_rows]))
+    return "\n\n".join(tables)
+
+
+def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process with this ``CUDA_VISIBLE_DEVICES`` may use, in the mask's order.
+
+    As the CUDA driver reads it: not set (None) is all; empty is none; an entry is an index or the
+    beginning of a UUID that fits exactly one GPU; the first invalid entry ends the list (``0,-1,1`` is
+    GPU 0); a GPU named twice voids all of it. Source: CUDA C programming guide, "CUDA environment
+    variables", and ``torch.cuda._parse_visible_devices`` for the repetition.
+    """
+    if mask is None:
+        return tuple(inventory)
+    visible: list[Gpu] = []
+    for entry in mask.split(","):
+        gpu = _named(inventory, entry.strip())
+        if gpu is None:
+            break
+        if gpu in visible:
+            return ()
+        visible.append(gpu)
+    return tuple(visible)
+
+
+def _named(inventory: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdecimal():
+        return next((gpu for gpu in inventory if gpu.index == int(entry)), None)
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    exact = [gpu for gpu in inventory if gpu.uuid == entry]
+    found = exact or [gpu for gpu in inventory if gpu.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def worker_environment(worker: Worker, inventory: Sequence[Gpu], envs: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
+
+    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original. ``DYNAPLAN_GPUS`` is its
+    number of GPUs: ``2``, ``0.5``, ``0``.
+    """
+    environment = {
+        **envs,
+        "DYNAPLAN_WORKER_NAME": worker.name,
+        "DYNAPLAN_GPUS": f"{worker.gpu_request:g}",
+    }
+    if worker.gpus:
+        uuids = {gpu.index: gpu.uuid for gpu in inventory}
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids[index] for index in worker.gpus)
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return environment
+
+
+def _first_workers(
+    graph: GraphSpec, inventory: Sequence[Gpu], unusable: Collection[int]
+) -> Iterator[tuple[tuple[str, str, Role], Worker | None]]:
+    """Yield every worker that the graph starts with, or None in its place when its GPUs are not there."""
+    fleet: list[Worker] = []
+    for service in _own_process(graph):
+        check_gpu_request(service.gpus, service.name)
+        for index in range(service.workers):
+            name = worker_name(graph.namespace, service.name, index)
+            choice = choose_gpus(inventory, fleet, unusable, service.gpus)
+            if choice is None:
+                yield (name, service.name, service.role), None
+                continue
+            fleet.append(Worker(name, service.name, service.role, gpus=choice[0], gpu_share=choice[1]))
+            yield (name, service.name, service.role), fleet[-1]
+
+
+def _own_process(graph: GraphSpec) -> list[ServiceSpec]:
+    return [service for service in graph.services if not service.in_process_of]

@@ -1,0 +1,321 @@
+"""Reconciling: from the fleet that is to the fleet that is wanted.
+
+Level-triggered: it looks at the whole fleet each time, never at what happened before, so it may be called at
+any moment, any number of times, and after any crash. Reconciling its own result changes nothing.
+
+The result is written down before anything is done about it. After a crash in between, the states of the
+workers say what was meant: a STARTING worker without a process needs one, a DRAINING worker with a process
+must leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from dynaplan.fleet.gpus import Gpu
+from dynaplan.fleet.rules.allocation import choose_gpus
+from dynaplan.fleet.rules.busy_gpus import by_reason
+from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+
+Fleet = tuple[Worker, ...]
+
+_FIRST_TO_LEAVE = {
+    WorkerState.FAILED: 0,
+    WorkerState.BACKOFF: 1,
+    WorkerState.STARTING: 2,
+    WorkerState.READY: 3,
+}
+"""The order in which surplus workers leave: workers without requests first, then those whose caches have
+served least, then the highest index."""
+
+NO_WORTH: Mapping[str, int] = MappingProxyType({})
+"""The worth of caches where no frontend routes by them."""
+
+NOTHING_GIVEN: Mapping[str, str] = MappingProxyType({})
+"""The gifts to other deployments where GPUs are not shared."""
+
+NOTHING_RESERVED: Mapping[int, str] = MappingProxyType({})
+"""The reserved GPUs where nobody has reserved any."""
+
+TOLD_TO = "told to by circusctl restart"
+"""The reason of a worker that is replaced on a person's word."""
+
+_IN_THOUSANDS = 10_000
+
+_WITHOUT_PROCESS = frozenset({WorkerState.FAILED, WorkerState.BACKOFF, WorkerState.STOPPED})
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The fleet after one step of reconciling.
+
+    ``removed`` are the workers to forget, with their watchers: name -> reason. They have no process, and
+    their names and GPUs may belong to new workers in ``fleet`` already. ``waiting`` are the components that
+    lack a worker for which there are no free GPUs: component -> reason.
+    """
+
+    fleet: Fleet
+    removed: Mapping[str, str]
+    waiting: Mapping[str, str]
+
+    def started(self, before: Iterable[Worker]) -> Fleet:
+        """The new workers, given the fleet before."""
+        kept = {worker.name for worker in before} - self.removed.keys()
+        return tuple(worker for worker in self.fleet if worker.name not in kept)
+
+    def steps(self, before: Iterable[Worker]) -> Iterator[tuple[str, Worker]]:
+        """The changes since the fleet before, in words for the log: remove, drain, restart, start."""
+        old = {worker.name: worker for worker in before}
+        yield from (("remove", old.pop(name)) for name in self.removed)
+        for worker in self.fleet:
+            if worker.name not in old:
+                yield "start", worker
+            elif worker.state is not old[worker.name].state:
+                yield "drain" if worker.state is WorkerState.DRAINING else "restart", worker
+
+
+def reconcile(
+    graph: GraphSpec,
+    fleet: Fleet,
+    desired: Mapping[str, int],
+    inventory: Sequence[Gpu],
+    unusable: Mapping[int, str],
+    now_s: float,
+    retry_failed: bool = False,
+    worth: Mapping[str, int] = NO_WORTH,
+    leave_first: str = "",
+    given: Mapping[str, str] = NOTHING_GIVEN,
+    reserved: Mapping[int, str] = NOTHING_RESERVED,
+    renewed: Collection[str] = (),
+) -> Reconciled:
+    """Return the fleet in which every removal, drain, restart and start that is due has begun.
+
+    ``desired`` is component -> number of workers. A component that it lacks, or has below 0 ("not set"), gets
+    the number in the graph; a component that the graph lacks gets none. ``unusable`` are the GPUs that
+    somebody else has: index -> the holder, in words. A failed worker counts as one of the desired ones, so
+    that a worker that cannot run is not started all the time; it is replaced when its ``retry_at_s`` has
+    come, or, by ``retry_failed``, when the desired counts are written anew. ``worth`` are the tokens that
+    workers' caches have lately served, by worker: of ready ones those leave first whose caches served least.
+    Before any other the one named ``leave_first`` leaves. Of the components in ``given`` one worker that
+    holds GPUs leaves for another deployment, though it is asked for: component -> the reason. Workers on a
+    GPU that is ``reserved``, index -> the reason, and the workers named in ``renewed``, leave once others are
+    ready in their places.
+    """
+    own_process = [service for service in graph.services if not service.in_process_of]
+    wanted = {service.name: _wanted(service, desired) for service in own_process}
+    wanted |= {name: min(wanted[name], _holding(fleet, name) - 1) for name in given}
+    vacating = _vacating(fleet, reserved) | dict.fromkeys(renewed, TOLD_TO)
+    leaving = _leaving(fleet, wanted, now_s, retry_failed, worth, leave_first, vacating)
+    leaving |= {
+        name: (each, given[each.component])
+        for name, (each, _) in leaving.items()
+        if each.component in given and each.state in HOLDS_GPUS
+    }
+    leaving |= {each.name: (each, vacating[each.name]) for each in fleet if _leaves_at_once(each, vacating)}
+    removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
+    staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
+    failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
+    started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s, vacating)
+    staying = _vacated(staying, started, vacating, now_s)
+    started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
+    return Reconciled((*staying, *started), removed, waiting)
+
+
+def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
+    """Return the fleet in which these workers leave, after their requests, so that others take their places.
+
+    A failed one is tried again; one that is leaving, or is about to be started again, is as it was.
+    """
+    next_state = {
+        WorkerState.READY: WorkerState.DRAINING,
+        WorkerState.STARTING: WorkerState.DRAINING,
+        WorkerState.FAILED: WorkerState.STOPPED,
+    }
+    return tuple(
+        worker.moved(next_state[worker.state], now_s, TOLD_TO)
+        if worker.name in names and worker.state in next_state
+        else worker
+        for worker in fleet
+    )
+
+
+def renewable(fleet: Fleet, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return which of these workers leave at once, and which once others are ready in their places.
+
+    The second are ready ones without GPUs, frontends above all: nobody waits for a GPU of theirs, and the
+    socket that they accept connections from is shared. A planner leaves at once: two would decide. Where a
+    worker of the same component has crashed, as the new one may have, a ready one stays and is in neither.
+    """
+    told = [each for each in fleet if each.name in names]
+    beside = {
+        each.name
+        for each in told
+        if each.state is WorkerState.READY and not each.gpus and each.role is not Role.PLANNER
+    }
+    crashed = {each.component for each in fleet if each.state in (WorkerState.BACKOFF, WorkerState.FAILED)}
+    return (
+        {each.name for each in told} - beside,
+        {each.name for each in told if each.name in beside and each.component not in crashed},
+    )
+
+
+def _vacating(fleet: Fleet, reserved: Mapping[int, str]) -> dict[str, str]:
+    """The workers that are to leave reserved GPUs: name -> the reason."""
+    return {
+        each.name: f"GPU {index} is {reserved[index]}"
+        for each in fleet
+        for index in each.gpus
+        if index in reserved and each.state in COUNTS & HOLDS_GPUS
+    }
+
+
+def _leaves_at_once(worker: Worker, vacating: Mapping[str, str]) -> bool:
+    """Tell whether it leaves a reserved GPU without waiting for another in its place: it answers nothing."""
+    return worker.name in vacating and worker.state is not WorkerState.READY
+
+
+def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: float) -> Fleet:
+    """The fleet in which ready workers leave reserved GPUs, unless others are about to take their places."""
+    others = [each for each in (*fleet, *started) if each.name not in vacating]
+    coming = {each.component for each in others if each.state is WorkerState.STARTING}
+    return tuple(
+        each.moved(WorkerState.DRAINING, now_s, vacating[each.name])
+        if each.name in vacating and each.state is WorkerState.READY and each.component not in coming
+        else each
+        for each in fleet
+    )
+
+
+def _wanted(service: ServiceSpec, desired: Mapping[str, int]) -> int:
+    number = desired.get(service.name, -1)
+    return service.workers if number < 0 else number
+
+
+def _holding(fleet: Fleet, component: str) -> int:
+    """The number of the component's workers that stay and hold GPUs."""
+    return sum(each.component == component and each.state in COUNTS & HOLDS_GPUS for each in fleet)
+
+
+def _failures(replaced: Iterable[Worker]) -> dict[str, int]:
+    """The most failures in a row of the replaced workers of each component."""
+    return {worker.component: worker.failures for worker in sorted(replaced, key=lambda w: w.failures)}
+
+
+def _leaving(
+    fleet: Fleet,
+    wanted: Mapping[str, int],
+    now_s: float,
+    retry_failed: bool,
+    worth: Mapping[str, int],
+    leave_first: str,
+    vacating: Collection[str],
+) -> dict[str, tuple[Worker, str]]:
+    """The workers that are gone, that failed and are tried again, or are too many; each with the reason."""
+    leaving = {
+        worker.name: (worker, "its process is gone")
+        for worker in fleet
+        if worker.state is WorkerState.STOPPED
+    }
+    failed = (worker for worker in fleet if worker.state is WorkerState.FAILED)
+    due = (worker for worker in failed if retry_failed or 0 < worker.retry_at_s <= now_s)
+    leaving |= {worker.name: (worker, "failed, tried again") for worker in due}
+    gone = leaving.keys() | set(vacating)
+    counted = [worker for worker in fleet if worker.state in COUNTS and worker.name not in gone]
+    for component in dict.fromkeys(worker.component for worker in counted):
+        workers = [worker for worker in counted if worker.component == component]
+        workers.sort(
+            key=lambda worker: (
+                worker.name != leave_first,
+                _FIRST_TO_LEAVE[worker.state],
+                _worth_of(worker, worth),
+                -worker.index,
+            )
+        )
+        number = wanted.get(component, 0)
+        surplus = workers[: max(0, len(workers) - number)]
+        why = f"{number} of {len(workers)} {component} wanted"
+        is_by_worth = any(_worth_of(worker, worth) for worker in workers) and workers[0].name != leave_first
+        leaving |= {
+            worker.name: (worker, why + (_least_served(worker, worth) if is_by_worth and number else ""))
+            for worker in surplus
+        }
+    return leaving
+
+
+def _worth_of(worker: Worker, worth: Mapping[str, int]) -> int:
+    """The tokens that the cache of a ready worker has lately served; 0 for any other worker."""
+    return worth.get(worker.name, 0) if worker.state is WorkerState.READY else 0
+
+
+def _least_served(worker: Worker, worth: Mapping[str, int]) -> str:
+    if worker.state is not WorkerState.READY:
+        return ""
+    tokens = _worth_of(worker, worth)
+    told = f"{tokens / 1000:,.0f} k" if tokens >= _IN_THOUSANDS else f"{tokens}"
+    return f"; its cache served the least, {told} tokens in about 10 minutes"
+
+
+def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:
+    """The worker, draining if it is to leave, starting if its restart is due."""
+    if worker.name in leaving:
+        return worker.moved(WorkerState.DRAINING, now_s, leaving[worker.name][1])
+    if worker.state is WorkerState.BACKOFF and worker.retry_at_s <= now_s:
+        return worker.moved(WorkerState.STARTING, now_s)
+    return worker
+
+
+def _starts(
+    graph: GraphSpec,
+    fleet: Fleet,
+    wanted: Mapping[str, int],
+    inventory: Sequence[Gpu],
+    unusable: Mapping[int, str],
+    now_s: float,
+    vacating: Collection[str],
+) -> tuple[Fleet, dict[str, str]]:
+    """A new worker for each missing one for which GPUs are free, and the components that wait for GPUs."""
+    started: Fleet = ()
+    waiting: dict[str, str] = {}
+    for service in graph.services:
+        own = [worker for worker in fleet if worker.component == service.name and worker.name not in vacating]
+        existing = sum(worker.state in COUNTS for worker in own)
+        for _ in range(wanted.get(service.name, 0) - existing):
+            choice = choose_gpus(inventory, (*fleet, *started), unusable, service.gpus)
+            if choice is None:
+                waiting[service.name] = _why_waiting(service, (*fleet, *started), inventory, unusable)
+                break
+            name = _free_name(graph, service.name, (*fleet, *started))
+            gpus, share = choice
+            worker = Worker(name, service.name, service.role, gpus=gpus, gpu_share=share, since_s=now_s)
+            started = (*started, worker)
+    return started, waiting
+
+
+def _free_name(graph: GraphSpec, component: str, fleet: tuple[Worker, ...]) -> str:
+    """The name of the component's lowest free index.
+
+    circus finds watchers whatever the case of their names, and worker 1 of ``Worker`` has the name of
+    the base worker of a service ``Worker_1``: neither may meet.
+    """
+    others = [service.name for service in graph.services if service.name != component]
+    taken = {worker.name.lower() for worker in fleet}
+    taken |= {worker_name(graph.namespace, other, 0).lower() for other in others}
+    index = 0
+    while worker_name(graph.namespace, component, index).lower() in taken:
+        index += 1
+    return worker_name(graph.namespace, component, index)
+
+
+def _why_waiting(
+    service: ServiceSpec, fleet: tuple[Worker, ...], inventory: Sequence[Gpu], unusable: Mapping[int, str]
+) -> str:
+    held = {index for worker in fleet if worker.state in HOLDS_GPUS for index in worker.gpus}
+    free = [gpu for gpu in inventory if gpu.index not in held and gpu.index not in unusable]
+    why = f"it needs {service.gpus:g} GPU, {len(free)} of {len(inventory)} are free"
+    others = {index: reason for index, reason in unusable.items() if index not in held}
+    why += "".join(f"; {line}" for line in by_reason(others, inventory))
+    draining = [worker.name for worker in fleet if worker.state is WorkerState.DRAINING and worker.gpus]
+    return why + (f"; draining: {', '.join(draining)}" if draining else "")

@@ -1,0 +1,46 @@
+"""Start-up times of engines, learnt from earlier starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from dynaplan.config.settings.worker import engine_of
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.util.documents import number_field, parse_object
+
+Times = dict[str, list[float]]
+"""The last durations, in seconds, oldest first, of every key that was met."""
+
+KEPT = 5
+
+
+def startup_key(worker: Worker, settings: Mapping[str, Any]) -> str | None:
+    """Return the key of a worker's start-up times: engine, model, GPUs; None for a worker without engine.
+
+    ``settings`` is the service's configuration, keys in kebab-case.
+    """
+    if worker.role not in (Role.DECODE, Role.PREFILL) or not settings.get("model"):
+        return None
+    return json.dumps([engine_of(settings), str(settings["model"]), worker.gpu_request])
+
+
+def learnt(times: Times, key: str, seconds: float) -> Times:
+    """Return a copy with ``seconds`` appended under ``key``, the last five kept."""
+    return {**times, key: [*times.get(key, ()), round(seconds, 3)][-KEPT:]}
+
+
+def usual_s(times: Times, key: str | None) -> float | None:
+    """Return the usual start-up time, the median of the kept ones, in seconds; None when none is known."""
+    known = times.get(key or "")
+    return median(known) if known else None
+
+
+def times_from_json(text: str) -> Times:
+    """Read a file's text; raises ValueError when it is not one of ours."""
+    document = parse_object(text)
+    return {
+        key: [max(0.0, number_field({key: each}, key)) for each in values] for key, values in document.items()
+    }

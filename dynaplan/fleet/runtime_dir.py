@@ -1,0 +1,211 @@
+"""The private places of one deployment: its runtime directory, its tokens, its port.
+
+What must last as long as the deployment lies beside its statefile, where no logout and no cleaner of
+temporary files takes it away. Addresses of unix sockets have at most 107 bytes: where the directory's own
+path is too long for them, a short link leads there, and a link that vanishes costs nothing to make again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.sockets import holding_socket
+
+LONGEST_SOCKET_NAME = "/circus-events.sock"
+LONGEST_SOCKET_PATH_BYTES = 107
+"""sun_path is 108 bytes long, with the closing zero."""
+
+CLIENTS_FILE = "clients.json"
+"""The environment that a client of the deployment needs, tokens included; mode 0600."""
+
+
+TOKEN_SUFFIX = ".token"
+LARGEST_TOKEN_BYTES = 4096
+PLAIN_TOKEN = re.compile(r"[\x21-\x7e]{16,}")
+"""A token travels in an HTTP header, and must not be guessed."""
+
+TOKEN_HINT = "Make one: `(umask 077; openssl rand -hex 32 > FILE)`, and copy it to every host."
+
+PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
+"""The paths that may be addresses: circus takes a plugin's endpoint apart at white space, etcd's clients a
+list of endpoints at commas."""
+
+
+def runtime_directory(statefile: Path) -> Path:
+    """Return ``run/{hostname}/{namespace}`` beside the statefile; hosts may share a home directory."""
+    hostname = os.uname().nodename.replace("/", "_") or "localhost"
+    return statefile.parent / "run" / hostname / statefile.name.removesuffix(".json")
+
+
+def link_root(environ: Mapping[str, str]) -> Path:
+    """Return ``${XDG_RUNTIME_DIR:-/tmp}/dynaplan-$UID``, which holds this user's short links.
+
+    A directory of logind's, ``/run/user/$UID``, is passed over unless this user could make it again: it is
+    removed at the user's last logout.
+    """
+    base = environ.get("XDG_RUNTIME_DIR", "")
+    usable = os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK)
+    root = Path(base) / f"dynaplan-{os.getuid()}"
+    lasts = usable and os.access(Path(base).parent, os.W_OK | os.X_OK) and _fits(root / "123456789012")
+    return root if lasts else Path("/tmp") / f"dynaplan-{os.getuid()}"
+
+
+def address_directory(runtime_dir: Path, environ: Mapping[str, str]) -> Path:
+    """Return the path by which sockets in the runtime directory are addressed: its own, or a short link's."""
+    if _fits(runtime_dir):
+        return runtime_dir
+    return link_root(environ) / hashlib.sha256(os.fsencode(runtime_dir)).hexdigest()[:12]
+
+
+def ensure_link(link: Path, target: Path) -> bool:
+    """Have ``link`` lead to the runtime directory, and return whether it had to be made.
+
+    Raises DeploymentError when its directory is not this user's alone, OSError when it cannot be made.
+    """
+    if link == target:
+        return False
+    make_private_directory(link.parent)
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return False
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    return True
+
+
+def make_runtime_directory(directory: Path) -> None:
+    """Make it anew and empty, mode 0700, inside a root that is this user's alone.
+
+    Raises DeploymentError when somebody else could read or change what is in it. The caller holds the
+    namespace's lock: what lies there is from a deployment that is dead.
+    """
+    make_private_directory(directory.parent)
+    if directory.is_symlink() or directory.is_file():
+        directory.unlink()
+    elif directory.exists():
+        shutil.rmtree(directory)
+    make_private_directory(directory)
+
+
+def remove_runtime_directory(directory: Path) -> None:
+    """Remove it, and the directories above it that no other deployment uses."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make it with mode 0700 unless it exists; DeploymentError when it is not this user's alone."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.lstat()
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot make the runtime directory {directory}: {error.strerror}",
+            hint="Set DYN_LOCAL_STATE_DIR, or XDG_RUNTIME_DIR, to a directory of yours.",
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DeploymentError(
+            f"the runtime directory {directory} is not private",
+            hint="Expected a directory of yours with mode 0700; remove it, or set DYN_LOCAL_STATE_DIR, "
+            "or XDG_RUNTIME_DIR, to another place.",
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only this user can read, in the place of what was there."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def new_token() -> str:
+    """Return a random token that cannot be guessed."""
+    return secrets.token_urlsafe(32)
+
+
+def token_path(statefile: Path) -> Path:
+    """Return where a namespace's token lies that outlasts every ``serve``, beside its statefile."""
+    return statefile.with_name(statefile.name.removesuffix(".json") + TOKEN_SUFFIX)
+
+
+def read_token(path: Path) -> str:
+    """Return the token in the file; ConfigError unless it holds one that only its owner can read."""
+    try:
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            text = file.read(LARGEST_TOKEN_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"cannot read the token in {path}: {why}", hint=TOKEN_HINT) from error
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        raise ConfigError(f"other users can read the token in {path}", hint=f"Run: chmod 600 {path}")
+    if not PLAIN_TOKEN.fullmatch(text):
+        raise ConfigError(f"{path} does not hold a token", hint=TOKEN_HINT)
+    return text
+
+
+def lasting_token(statefile: Path, otherwise: Callable[[], str]) -> str:
+    """Return the token beside the statefile; where there is none, ``otherwise`` gives one, which is kept.
+
+    Raises ConfigError when what is there cannot be used, DeploymentError when it cannot be written.
+    """
+    path = token_path(statefile)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(temporary, otherwise() + "\n")
+            with suppress(FileExistsError):  # Another process was faster: its token counts.
+                os.link(temporary, path)
+            temporary.unlink()
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot write the token {path}: {error.strerror}",
+            hint="Name one with --token-file, or set DYN_LOCAL_STATE_DIR to a directory of yours.",
+        ) from error
+    return read_token(path)
+
+
+def hold_port(
+    host: str,
+    port: int,
+    holder_of: Callable[[int], str],
+    bind: Callable[[str, int], socket.socket] = holding_socket,
+) -> socket.socket:
+    """Bind a socket that keeps the port for the Frontends, which inherit it and listen on it.
+
+    Raises ConfigError when the port is taken or the host is not an address of this machine. Port 0 gets one
+    that the kernel chooses. ``holder_of`` names the holder of a port; empty when it is not known.
+    """
+    try:
+        return bind(host, port)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}", hint="Expected an address of this machine."
+        ) from error
+    except OSError as error:
+        holder = holder_of(port) if error.errno == errno.EADDRINUSE else ""
+        fault = f"port {port} of {host} is taken by {holder}" if holder else ""
+        raise ConfigError(
+            fault or f"cannot use port {port} of {host}: {error.strerror}",
+            hint="--port expects a free port; 0 lets the kernel choose one.",
+        ) from error
+
+
+def _fits(directory: Path) -> bool:
+    is_short = len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH_BYTES
+    return is_short and bool(PLAIN_PATH.fullmatch(str(directory)))

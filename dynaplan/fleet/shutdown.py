@@ -1,0 +1,167 @@
+# mypy: disallow-untyped-calls=False
+# (circus is not typed)
+"""The orderly shutdown: first the services that take requests, then the workers, then the servers.
+
+Nothing can hold it up: at the deadline every process that is left is killed, with its whole session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+from circus.process import DEAD_OR_ZOMBIE, UNEXISTING
+
+from dynaplan.fleet.arbiter import ServeArbiter
+from dynaplan.fleet.reattach.processes import PUBLIC_SOCKET
+from dynaplan.fleet.watchers import first_services, service_of
+from dynaplan.graph.model import GraphSpec
+from dynaplan.process.holding import HolderLink
+from dynaplan.process.ports import Processes
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+PLUGIN_S = 0.5
+"""Longest time for the fleet plugin to end, in seconds; all it knows is on the disk."""
+
+RESERVED_S = 2.0
+"""Time before the deadline, in seconds, at which the workers are told even if a Frontend is not done."""
+
+AFTER_KILL_S = 1.0
+
+CLEAN_UP_S = 3.0
+"""Longest time for cleaning up after a killed worker: its engine's shared memory must be removed."""
+
+
+@dataclass
+class Shutdown:
+    """Ends everything that this ``serve`` started.
+
+    ``killed`` holds the names of the processes that had to be killed. ``public_socket`` is this process's
+    copy of the socket that the Frontends listen on. ``link`` leads to the holder, where that is the parent.
+    """
+
+    arbiter: ServeArbiter
+    graph: GraphSpec
+    plugin_name: str
+    processes: Processes
+    drain_timeout_s: float
+    say: Callable[[str], None]
+    public_socket: socket.socket | None = None
+    link: HolderLink | None = None
+    killed: list[str] = field(default_factory=list)
+    is_hurried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, question: asyncio.Future[Any] | None = None) -> None:
+        """Return when nothing is left, within the drain deadline and about two seconds.
+
+        The servers end last of all, and not before ``question`` is done: it is asked of them meanwhile.
+        """
+        deadline_s = time.monotonic() + self.drain_timeout_s
+        await self._end_plugin()
+        first = self._watchers_of(self.first_services())
+        rest = [name for name in self._watchers_of(self._all_services()) if name not in first]
+        for names, until_s in (
+            (first, deadline_s - min(RESERVED_S, self.drain_timeout_s / 4)),
+            (rest, deadline_s),
+        ):
+            self._signal(names, signal.SIGTERM)
+            self._stop_listening()
+            await self._wait_gone(names, until_s)
+        await self._wait_gone([*first, *rest], deadline_s)
+        self._kill([*first, *rest])
+        while question and not question.done() and not self.is_hurried.is_set():
+            await asyncio.sleep(POLL_S)
+        await self.arbiter.end()
+        self._kill_strays()
+
+    def _stop_listening(self) -> None:
+        """Close our copy of the public socket: with the last Frontend's, connections are refused."""
+        if self.public_socket:
+            self.public_socket.close()
+            if self.link:
+                self.link.drop(PUBLIC_SOCKET)
+
+    async def _end_plugin(self) -> None:
+        """Stop the fleet plugin, so that nothing is started any more; ``respawn`` would bring it back."""
+        watcher = self.arbiter.get_watcher(self.plugin_name)
+        watcher.graceful_timeout = PLUGIN_S
+        await watcher._stop()
+
+    def first_services(self) -> set[str]:
+        """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
+        return first_services(self.graph)
+
+    def _all_services(self) -> set[str]:
+        return {service.name for service in self.graph.services}
+
+    def _watchers_of(self, services: Collection[str]) -> list[str]:
+        """The watchers of these services' workers, by the command line that they were started with."""
+        return [watcher.name for watcher in self.arbiter.watchers if service_of(watcher.args) in services]
+
+    def _pids(self, names: Iterable[str]) -> dict[int, str]:
+        """The processes of these watchers that still run."""
+        return {
+            process.pid: name
+            for name in names
+            for process in list(self.arbiter.get_watcher(name).processes.values())
+            if process.status not in (DEAD_OR_ZOMBIE, UNEXISTING)
+        }
+
+    def _signal(self, names: Iterable[str], number: int) -> None:
+        for pid, name in self._pids(names).items():
+            self.arbiter.get_watcher(name).send_signal(pid, number)
+
+    async def _wait_gone(self, names: Collection[str], until_s: float) -> None:
+        while self._pids(names) and time.monotonic() < until_s and not self.is_hurried.is_set():
+            await asyncio.sleep(POLL_S)
+
+    def _kill(self, names: Collection[str]) -> None:
+        for pid, name in self._pids(names).items():
+            self.killed.append(name)
+            self.processes.kill_group(pid, self.processes.identify(pid) or 0, waits_s=CLEAN_UP_S)
+        if self.killed and not self.is_hurried.is_set():
+            held = ", ".join(self.killed)
+            self.say(f"Not done within {self.drain_timeout_s:g} s, killed: {held}. What they held is lost.")
+
+    def _kill_strays(self) -> None:
+        """Whatever descends still from this process, or its holder: the subreaper of the workers' orphans."""
+        root = psutil.Process(self.link.holder_pid if self.link else None)
+        strays = [each for each in root.children(recursive=True) if each.pid != os.getpid()]
+        for stray in strays:
+            try:
+                stray.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for process in self._left_of(strays):
+            self.say(f"Process {process.pid} does not end, even killed; it may keep a GPU.")
+
+    def _left_of(self, strays: list[psutil.Process]) -> list[psutil.Process]:
+        """Wait for killed processes; return the ones that do not end.
+
+        A holder reaps them: one that it holds stays a zombie until the end is noted here.
+        """
+        if not self.link:
+            return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
+        deadline_s = time.monotonic() + AFTER_KILL_S
+        while strays and time.monotonic() < deadline_s:
+            self.link.look()
+            strays = [each for each in strays if _runs(each)]
+            time.sleep(POLL_S if strays else 0)
+        return strays
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,193 @@
+"""A command or URL of the user's that hears of a deployment's events: failed, scaled, target missed.
+
+It runs beside everything else, in the fleet plugin: a hook that fails or hangs costs a line in the log.
+Events of one kind are told at most once in ``LEAST_S`` seconds; others that come meanwhile go together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.util.clock import Clock
+from dynaplan.util.masking import looks_secret
+
+log = logging.getLogger(__name__)
+
+ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
+"""The variable that holds the command or URL; ``serve --on-event`` sets it."""
+
+FAILED, SCALED, TARGET_MISSED = "failed", "scaled", "target_missed"
+"""The kinds of events."""
+
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks for events."""
+
+LEAST_S = 30.0
+"""Seconds between two calls of the hook for events of one kind."""
+
+PATIENCE_S = 20.0
+"""Seconds that a call may take; then it is ended."""
+
+MOST_TOLD = 20
+"""The events that one call tells in words; the others are counted."""
+
+
+@dataclass(frozen=True)
+class HookEvent:
+    """One event: its kind, and what has happened in words."""
+
+    kind: str
+    text: str
+
+
+class EventWatch:
+    """Finds events by looking: at the workers, and at what the planner has written down.
+
+    ``records`` returns the planner's last records, the oldest first. The first look finds nothing: what
+    was so when it began is no event.
+    """
+
+    def __init__(
+        self, workers: Callable[[], Iterable[Worker]], records: Callable[[], Iterable[Mapping[str, Any]]]
+    ) -> None:
+        self._workers = workers
+        self._records = records
+        self._failed: frozenset[str] | None = None
+        self._last: str | None = None
+
+    def look(self) -> list[HookEvent]:
+        """Return the events since the last look."""
+        return [*self._failures(), *self._decisions()]
+
+    def _failures(self) -> Iterator[HookEvent]:
+        failed = {each.name: each for each in self._workers() if each.state is WorkerState.FAILED}
+        before, self._failed = self._failed, frozenset(failed)
+        if before is not None:
+            for name in sorted(failed.keys() - before):
+                yield HookEvent(FAILED, f"{name} has failed: {failed[name].reason}")
+
+    def _decisions(self) -> Iterator[HookEvent]:
+        records = [each for each in self._records() if isinstance(each.get("wall_time"), str)]
+        before = self._last
+        self._last = max([before or "", *(each["wall_time"] for each in records)])
+        if before is None:
+            return
+        for record in records:
+            if record["wall_time"] > before:
+                yield from _events_of(record)
+
+
+def _events_of(record: Mapping[str, Any]) -> Iterator[HookEvent]:
+    """Yield what a record of the planner tells: a change, and a target whose error budget is used up."""
+    from dynaplan.planner.rules.explaining import in_one_line, is_change  # much, for those who have a hook
+
+    if is_change(record) and not record.get("settings", {}).get("no-operation"):
+        yield HookEvent(SCALED, in_one_line(record))
+    before, after = (_budget(record, state) for state in ("state", "next_state"))
+    for name in ("ttft", "itl"):
+        key = f"{name}_requests"
+        if after.get(key, 0.0) < 0 <= before.get(key, 0.0):
+            missed = -after[key]
+            said = f"{missed:.0f} more requests missed it than its percentile allows"
+            yield HookEvent(TARGET_MISSED, f"the target of {name.upper()}: {said}")
+
+
+def _budget(record: Mapping[str, Any], state: str) -> Mapping[str, float]:
+    document = record.get(state)
+    found = document.get("error_budget") if isinstance(document, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass
+class EventHook:
+    """Tells events to a command, with JSON on its standard input, or posts the JSON to a URL."""
+
+    target: str
+    namespace: str
+    watch: EventWatch
+    clock: Clock
+    _pending: dict[str, list[HookEvent]] = field(default_factory=dict)
+    _next_s: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Look for events and tell them until it is cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                log.exception("looking for events failed; it is tried again")
+            await self.clock.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Look once; tell what may be told now."""
+        for event in self.watch.look():
+            self._pending.setdefault(event.kind, []).append(event)
+        for kind in tuple(self._pending):
+            now_s = self.clock.now_s()
+            if now_s >= self._next_s.get(kind, now_s):
+                self._next_s[kind] = now_s + LEAST_S
+                await self._tell(kind, self._pending.pop(kind))
+
+    async def _tell(self, kind: str, events: list[HookEvent]) -> None:
+        """Call the hook; whatever goes wrong is one line of the log."""
+        texts = [event.text for event in events[:MOST_TOLD]]
+        document = {"event": kind, "namespace": self.namespace, "count": len(events), "texts": texts}
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await (self._post if "://" in self.target else self._run)(kind, json.dumps(document).encode())
+        except TimeoutError:
+            log.warning("--on-event: %s has not ended within %g s, for %s", self._shown, PATIENCE_S, kind)
+        except Exception as error:
+            log.warning("--on-event: %s failed, for %s: %s", self._shown, kind, _said(error))
+
+    @property
+    def _shown(self) -> str:
+        """The program, or the host: the rest may hold a key."""
+        return urlsplit(self.target).hostname or shlex.split(self.target)[0]
+
+    async def _run(self, kind: str, document: bytes) -> None:
+        kept = {name: value for name, value in os.environ.items() if not looks_secret(name)}
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(self.target),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**kept, "DYNAPLAN_EVENT": kind},
+            start_new_session=True,
+        )
+        try:
+            await process.communicate(document)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            raise HookFailed(f"exit code {process.returncode}")
+
+    async def _post(self, kind: str, document: bytes) -> None:
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session:
+            headers = {"Content-Type": "application/json"}
+            async with session.post(self.target, data=document, headers=headers) as response:
+                if response.status >= 400:
+                    raise HookFailed(f"it answers {response.status}")
+
+
+class HookFailed(Exception):
+    """A hook that says so: by its exit code, or by the status of its answer."""
+
+
+def _said(error: Exception) -> str:
+    """Return the error in words that hold nothing of the hook's address or arguments."""
+    return str(error) if isinstance(error, HookFailed) else type(error).__name__

@@ -1,0 +1,95 @@
+"""Watchers: a worker's or a server's command for circus. Pure: the same for ``serve`` and the fleet plugin.
+
+One watcher per worker, one process per watcher. circus never restarts it (``respawn`` false) and never
+signals the children of its process: restarting and ending workers is the fleet plugin's work.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaplan.config.service_config import CONFIG_VARIABLE
+from dynaplan.fleet.launch import Launch
+from dynaplan.fleet.rules.allocation import worker_environment
+from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.graph.model import GraphSpec
+
+
+@dataclass(frozen=True)
+class WatcherSpec:
+    """A watcher for circus; ``env`` in ``options`` holds what differs from the environment of ``serve``."""
+
+    name: str
+    cmd: str
+    args: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def command_line(self) -> str:
+        """The whole command, for the statefile."""
+        return shlex.join([*shlex.split(self.cmd), *self.args])
+
+
+def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
+    """The watcher of one worker, with its own GPUs in its environment."""
+    service = launch.graph.service(worker.component)
+    args = ["-m", "dynaplan.worker.main", launch.graph.identifier]
+    args += ["--service-name", worker.component, "--worker-id", "1"]
+    options = {
+        **_common(launch.drain_timeout_s),
+        "respawn": False,
+        "working_dir": launch.graph.working_dir,
+        "env": {
+            **worker_environment(worker, launch.gpus, service.envs if service else {}),
+            **({CONFIG_VARIABLE: json.dumps(launch.config)} if launch.is_reloaded else {}),
+        },
+    }
+    return WatcherSpec(worker.name, shlex.quote(sys.executable), args, options)
+
+
+def service_of(args: Sequence[str] | None) -> str:
+    """The service whose worker these arguments start; empty for an embedded server or the fleet plugin."""
+    named = list(args or ())
+    return named[named.index("--service-name") + 1] if "--service-name" in named else ""
+
+
+def listening_services(graph: GraphSpec) -> frozenset[str]:
+    """Return the services whose workers may listen on the public port."""
+    listening = (Role.FRONTEND, Role.SERVICE)
+    return frozenset(service.name for service in graph.services if service.role in listening)
+
+
+def first_services(graph: GraphSpec) -> set[str]:
+    """Name the planner, the Frontends, and the entry service, which takes requests whatever its role."""
+    named = {each.name for each in graph.services if each.role in (Role.PLANNER, Role.FRONTEND)}
+    return {graph.services[0].name, *named}
+
+
+ONE_THREAD = {"GOMAXPROCS": "1"}
+"""etcd and nats-server are Go programs: with one running thread each idles at two thirds of the cost."""
+
+
+def server_watcher(name: str, command: list[str], working_dir: str) -> WatcherSpec:
+    """The watcher of an embedded server, which circus restarts by itself."""
+    return WatcherSpec(
+        name,
+        shlex.quote(command[0]),
+        command[1:],
+        {**_common(1.0), "respawn": True, "working_dir": working_dir, "env": ONE_THREAD},
+    )
+
+
+def _common(graceful_timeout_s: float) -> dict[str, Any]:
+    return {
+        "numprocesses": 1,
+        "copy_env": True,
+        "stop_children": False,
+        "stop_signal": 15,
+        "graceful_timeout": graceful_timeout_s,
+        "max_retry": 1,
+    }

@@ -1,0 +1,105 @@
+"""The process that reads large bodies: ``python -m ...process_main PARENT_PID MEMORY_BYTES``.
+
+On its input it gets a line of JSON, ``{"path": ..., "bytes": N}``, and N bytes of body; on its output it
+answers with a line of JSON, and the beginning of the prompt as UTF-8 or as 64-bit token ids:
+
+- ``{"model": ..., "is_stream": ..., "prompt_tokens": ..., "document": {...}, "is_text": ..., "prompt_bytes":
+  N}`` and N bytes. ``document`` is the body without its prompt.
+- ``{"status": 400, "error": {...}}`` for a request that is refused, in OpenAI's form.
+
+It has one job, a bounded memory, and a lower priority than the frontend.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+from array import array
+from collections.abc import Collection, Mapping
+from typing import Any, BinaryIO
+
+from dynaplan.gateway.openai_api import API_PATHS, ApiError, ApiPath, Call, bad_request, read_call
+from dynaplan.process.parent_death import die_with_parent
+
+PROMPT_CHARACTERS = 1024 * 1024
+PROMPT_IDS = 256 * 1024
+"""The beginning of the prompt that is answered: enough for a router to know it by its first KV blocks."""
+
+DOCUMENT_BYTES = 256 * 1024
+"""Largest document without the prompt, in bytes of JSON: all of it is checked by the engine's rules."""
+
+LEFT_OUT = "(left out)"
+"""The value of the prompt in the document."""
+
+NICENESS = 5
+
+_PROMPTS = ("messages", "prompt")
+
+
+def answered(endpoint: ApiPath, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the answer for one body: the line, and the beginning of its prompt."""
+    try:
+        return _described(read_call(endpoint, body))
+    except ApiError as error:
+        return _refusal(error)
+    except MemoryError:
+        return _refusal(ApiError(413, "The body takes too much memory to read", code="body_too_complex"))
+    except RecursionError:  # the reader of JSON follows deeper nesting than its writer
+        return _refusal(bad_request("The body is nested too deep.", code="invalid_json"))
+
+
+def light_document(document: Mapping[str, Any], prompts: Collection[str] = _PROMPTS) -> dict[str, Any]:
+    """Return the document with ``LEFT_OUT`` for its prompt; ApiError (400) when the rest is large."""
+    light = {name: LEFT_OUT if name in prompts else value for name, value in document.items()}
+    if len(json.dumps(light)) > DOCUMENT_BYTES:
+        raise bad_request(f"The fields beside the prompt take more than {DOCUMENT_BYTES} bytes")
+    return light
+
+
+def _refusal(error: ApiError) -> tuple[dict[str, Any], bytes]:
+    return {"status": error.status, **json.loads(error.to_json())}, b""
+
+
+def _described(call: Call) -> tuple[dict[str, Any], bytes]:
+    if isinstance(call.prompt, str):
+        prompt = call.prompt[:PROMPT_CHARACTERS].encode("utf-8", "surrogatepass")
+    else:
+        prompt = array("Q", call.prompt[:PROMPT_IDS]).tobytes()
+    line = {
+        "model": call.model,
+        "is_stream": call.is_stream,
+        "prompt_tokens": call.prompt_tokens,
+        "document": light_document(call.document, call.endpoint.inputs or _PROMPTS),
+        "is_text": isinstance(call.prompt, str),
+        "prompt_bytes": len(prompt),
+        "prompts": call.prompts,
+        "address": call.address,
+        "has_media": call.has_media,
+    }
+    return line, prompt
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Read a body for each question until the frontend closes the pipe, and answer in turn."""
+    while line := questions.readline():
+        question = json.loads(line)
+        described, prompt = answered(API_PATHS[question["path"]], questions.read(question["bytes"]))
+        answers.write(json.dumps(described).encode() + b"\n" + prompt)
+        answers.flush()
+
+
+def main(arguments: list[str]) -> None:
+    """Become the process that the frontend has started."""
+    parent_pid, memory_bytes = map(int, arguments)
+    die_with_parent(parent_pid)
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    gc.disable()  # a document has no cycles, and looking for them in millions of lists takes seconds
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,203 @@
+"""Several frontends choose as one: each tells the others what it has sent where.
+
+A frontend publishes ``{namespace}.{component}.active_sequences_events``: the requests and KV blocks that it
+has at each worker now, and where it has sent which prompts, if that is to be predicted from. A message holds
+all bookings and not their changes, so that a lost one does no harm; it comes soon after a change, and every
+``HEARTBEAT_S``. A frontend that is silent for ``SILENT_S``, or whose registration has gone, takes its
+bookings with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynaplan.events.component_events import ComponentEvents
+from dynaplan.gateway.routing.booking import WorkerBook
+from dynaplan.util.backoff import Backoff
+from dynaplan.util.errors import QueueUnavailable
+from dynaplan.util.tasks import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+TOPIC = "active_sequences_events"
+
+SETTLE_S = 0.005
+"""Time after a message for which changes gather; the first one after a rest is told at once."""
+
+HEARTBEAT_S = 1.0
+"""Time between two messages of a frontend that has requests in flight, if nothing changes."""
+
+SILENT_S = 3.5
+"""Time without a message after which a frontend's bookings are forgotten."""
+
+LONGEST_PAUSE_S = 5.0
+
+MOST_PROMPTS = 1000
+"""Prompts that one message tells of at most; of the others only the bookings are told."""
+
+
+@dataclass(frozen=True)
+class SentPrompt:
+    """A prompt that was sent to a worker; ``hashes`` are its blocks' chained hashes, 64 bits each."""
+
+    instance_id: int
+    hashes: bytes
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """One frontend's requests in flight at one worker, and their KV blocks."""
+
+    instance_id: int
+    in_flight: int
+    active_blocks: int
+    prefill_blocks: int
+
+
+@dataclass(frozen=True)
+class ActiveSequences:
+    """One message: all that a frontend has in flight, and the prompts that it has sent since the last one.
+
+    ``frontend`` is its instance id.
+    """
+
+    frontend: int
+    workers: tuple[WorkerShare, ...] = ()
+    sent: tuple[SentPrompt, ...] = ()
+
+
+@dataclass
+class _Peer:
+    """Another frontend, as it was heard last."""
+
+    heard_s: float
+    workers: tuple[WorkerShare, ...]
+    is_registered: bool = False
+
+
+@dataclass
+class ReplicaSync:
+    """Tells the other frontends of this one's bookings, and adds theirs up in ``others``, by instance id.
+
+    ``own_id`` returns this frontend's instance id, 0 before it has one; ``own`` the shares of its workers.
+    ``heard`` is told of prompts that others have sent. ``connect`` raises QueueUnavailable while the event
+    plane does not answer: then each frontend goes by its own bookings.
+    """
+
+    own_id: Callable[[], int]
+    own: Callable[[], Iterable[WorkerShare]]
+    heard: Callable[[Sequence[int], int], None]
+    connect: Callable[[], Awaitable[ComponentEvents]]
+    others: dict[int, WorkerBook] = field(default_factory=dict)
+    _peers: dict[int, _Peer] = field(default_factory=dict, init=False)
+    _sent: list[SentPrompt] = field(default_factory=list, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The other frontends that are heard, by instance id."""
+        return tuple(self._peers)
+
+    def start(self) -> None:
+        """Tell and hear in the background, as soon as the event plane answers."""
+        self._tasks.spawn(self._run(), "replica sync")
+
+    async def close(self) -> None:
+        """Stop telling other frontends of this one's requests, and hearing of theirs."""
+        await self._tasks.cancel()
+
+    def changed(self) -> None:
+        """Tell the others soon: a request was booked, is prefilled, or has ended."""
+        self._changed.set()
+
+    def sent(self, hashes: Sequence[int], instance_id: int) -> None:
+        """Tell the others that a prompt with these blocks was sent to that worker."""
+        if len(self._sent) < MOST_PROMPTS:
+            self._sent.append(SentPrompt(instance_id, array("Q", hashes).tobytes()))
+        self._changed.set()
+
+    def registered(self, instance_ids: Iterable[int]) -> None:
+        """Take over the registrations of the namespace: a frontend that is no more among them has gone."""
+        present = frozenset(instance_ids)
+        for frontend, peer in list(self._peers.items()):
+            if peer.is_registered and frontend not in present:
+                self._forget(frontend)
+            peer.is_registered = frontend in present
+
+    async def _run(self) -> None:
+        backoff = Backoff(0.1, LONGEST_PAUSE_S)
+        while True:
+            try:
+                events = await self.connect()
+                subscription = await events.subscribe_typed(TOPIC, ActiveSequences)
+            except QueueUnavailable as error:
+                if backoff.is_first:
+                    log.warning("frontends do not hear each other until the event plane answers: %s", error)
+                await backoff.pause()
+                continue
+            telling = self._tasks.spawn(self._tell(events), "tell bookings")
+            try:
+                backoff.reset()
+                async for event in subscription:
+                    self._take(event.value)
+            finally:
+                telling.cancel()
+                await subscription.close()
+            await backoff.pause()
+
+    async def _tell(self, events: ComponentEvents) -> None:
+        """Publish what is in flight after each change, and now and then."""
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._drop_silent()
+            self._changed.clear()
+            if frontend := self.own_id():
+                sent, self._sent = tuple(self._sent), []
+                message = ActiveSequences(frontend, tuple(self.own()), sent)
+                await events.publish_serialized(TOPIC, message)
+            await asyncio.sleep(SETTLE_S)
+
+    def _take(self, message: ActiveSequences) -> None:
+        """Take one message over; one of our own says nothing new."""
+        if message.frontend == self.own_id():
+            return
+        now_s = asyncio.get_running_loop().time()
+        peer = self._peers.setdefault(message.frontend, _Peer(now_s, ()))
+        self._add(peer.workers, -1)
+        peer.workers, peer.heard_s = message.workers, now_s
+        self._add(peer.workers, 1)
+        for prompt in message.sent:
+            self.heard(array("Q", prompt.hashes[: len(prompt.hashes) // 8 * 8]), prompt.instance_id)
+
+    def _drop_silent(self) -> None:
+        silent_s = asyncio.get_running_loop().time() - SILENT_S
+        for frontend, peer in list(self._peers.items()):
+            if peer.heard_s < silent_s:
+                self._forget(frontend)
+
+    def _forget(self, frontend: int) -> None:
+        self._add(self._peers.pop(frontend).workers, -1)
+
+    def _add(self, workers: Iterable[WorkerShare], sign: int) -> None:
+        for share in workers:
+            book = self.others.setdefault(share.instance_id, WorkerBook())
+            book.in_flight += sign * share.in_flight
+            book.active_blocks += sign * share.active_blocks
+            book.prefill_blocks += sign * share.prefill_blocks
+            if book == WorkerBook():
+                del self.others[share.instance_id]
+
+
+def shares(books: Mapping[int, WorkerBook]) -> Iterable[WorkerShare]:
+    """Yield a frontend's share of each worker that has one."""
+    for instance_id, book in books.items():
+        if book.in_flight:
+            yield WorkerShare(instance_id, book.in_flight, book.active_blocks, book.prefill_blocks)

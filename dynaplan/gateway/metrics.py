@@ -1,0 +1,368 @@
+"""The Frontend's metrics: names, labels and buckets of Dynamo 1.6.1's frontend, plus ``dynamo_namespace``.
+
+Several frontends on one port share a directory: each keeps its numbers in a file there, ``/metrics`` of
+any of them adds them up, and those of a killed one stay in the sum (``prometheus_client``'s multiprocess
+mode).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, ApiPath
+from dynaplan.gateway.routing.router_metrics import RouterMetrics
+from dynaplan.gateway.routing.router_names import RouterNames
+from dynaplan.gateway.stream_tokens import Usage, counted, tokens_in
+from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# The buckets are Dynamo's, so that its dashboards and its planner read ours.
+DURATION_S = (0, 2, 4, 8, 16, 32, 64, 130, 260, 510)
+TTFT_S = (0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480)
+ITL_S = (
+    *(0, 0.0018, 0.0033, 0.0059, 0.011, 0.02, 0.035, 0.064, 0.12, 0.21),
+    *(0.38, 0.69, 1.2, 2.3, 4.1, 7.4, 13, 24, 44, 80),
+)
+
+
+TARGET = ("model", "target_ms")
+"""The labels of the counters of missed promises: the promised time belongs to them, since it may change."""
+
+NOTHING_STATED = Usage()
+"""The usage of an answer that states none."""
+
+
+class _ModelMetrics:
+    """The metrics of one model, labelled once: looking labels up costs more than an observation."""
+
+    def __init__(self, metrics: FrontendMetrics, model: str) -> None:
+        labels = (metrics.namespace, model)
+        self.inflight = metrics.inflight.labels(*labels)
+        self.active = metrics.active.labels(*labels)
+        self.queued = metrics.queued.labels(*labels)
+        self.duration_s = metrics.duration_s.labels(*labels)
+        self.input_tokens = metrics.input_tokens.labels(*labels)
+        self.output_tokens = metrics.output_tokens.labels(*labels)
+        self.cached_tokens = metrics.cached_tokens.labels(*labels)
+        self.output_tokens_total = metrics.output_tokens_total.labels(*labels)
+        self.migrations = metrics.migrations.labels(*labels, "ongoing_request")
+        self.ttft_s = metrics.ttft_s.labels(*labels)
+        self.itl_s = metrics.itl_s.labels(*labels)
+        self.ttft_over_s = self.itl_over_s = math.inf
+        if promised := metrics.promised_ms:
+            # A child is exported from its making on: no miss is seen as 0, not as unknown.
+            self.ttft_over_s, self.itl_over_s = (each / 1000 for each in promised)
+            self.over_ttft = metrics.over_ttft.labels(*labels, str(promised[0]))
+            self.over_itl = metrics.over_itl.labels(*labels, str(promised[1]))
+
+
+class RequestRecord:
+    """Observes one request from its acceptance, at ``begun_s``, until ``finished``.
+
+    ``output_tokens`` is the number of tokens that its stream has brought, ``ttft_s`` the time to the first
+    of them.
+    """
+
+    def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
+        self._metrics = metrics
+        self._now_s = metrics.now_s
+        self._labels = (model, endpoint, "stream" if is_stream else "unary")
+        self._of_model = metrics.of_model(model)
+        self.begun_s = self._last_s = self._now_s()
+        self.output_tokens = 0
+        self.ttft_s: float | None = None
+        self.is_waiting = True
+        metrics.count_started(self._labels)
+        self._of_model.inflight.inc()
+        self._of_model.active.inc()
+        self._of_model.queued.inc()
+
+    def answering(self) -> None:
+        """Count the request as answering instead of queued: the first token has arrived."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._of_model.queued.dec()
+
+    def streamed(self, chunk: bytes, endpoint: ApiPath = CHAT_COMPLETIONS) -> None:
+        """Observe TTFT or ITL for whole events of a stream of that path that are being passed on.
+
+        An engine may send several tokens at once: the time since the previous ones is spread over them
+        evenly.
+        """
+        tokens = counted(endpoint, chunk) if endpoint.inputs else tokens_in(chunk)
+        if tokens <= 0:
+            return
+        now_s = self._now_s()
+        if self.output_tokens:
+            observe, gap_s, gaps = self._of_model.itl_s.observe, (now_s - self._last_s) / tokens, tokens
+        else:
+            self.ttft_s = now_s - self.begun_s
+            self._of_model.ttft_s.observe(self.ttft_s)
+            if self.ttft_s > self._of_model.ttft_over_s:
+                self._of_model.over_ttft.inc()
+            observe, gap_s, gaps = self._of_model.itl_s.observe, 0.0, tokens - 1
+        for _ in range(gaps):
+            observe(gap_s)
+        self._last_s = now_s
+        self.output_tokens += tokens
+
+    def migrated(self) -> None:
+        """Count that another worker goes on with the answer."""
+        self._of_model.migrations.inc()
+
+    def finished(self, error_type: str, input_tokens: int, stated: Usage = NOTHING_STATED) -> None:
+        """Observe the end of the request; ``error_type`` is empty when it was answered.
+
+        The usage that the answer ``stated`` is exact and comes before the estimate ``input_tokens``.
+        """
+        self.answering()
+        self._of_model.inflight.dec()
+        self._of_model.active.dec()
+        self._of_model.duration_s.observe(self._now_s() - self.begun_s)
+        if self.output_tokens > 1 and self._mean_itl_s() > self._of_model.itl_over_s:
+            self._of_model.over_itl.inc()
+        output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
+        if not error_type:
+            self._of_model.input_tokens.observe(
+                input_tokens if stated.input_tokens is None else stated.input_tokens
+            )
+            self._of_model.output_tokens.observe(output_tokens)
+            if stated.cached_tokens is not None:
+                self._of_model.cached_tokens.observe(stated.cached_tokens)
+        self._of_model.output_tokens_total.inc(output_tokens)
+        self._metrics.count_ended(self._labels, error_type)
+
+    def _mean_itl_s(self) -> float:
+        """Return the seconds between two of the tokens that have come, on average."""
+        first_s = self.begun_s + (self.ttft_s or 0.0)
+        return (self._last_s - first_s) / (self.output_tokens - 1)
+
+
+class FrontendMetrics:
+    """Every metric of one frontend process. ``now_s`` is monotonic.
+
+    ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
+    are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
+    nothing is.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        now_s: Callable[[], float],
+        shared: Path | None = None,
+        routed_by_prefix: str = "",
+        promised_ms: tuple[float, float] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self.promised_ms = promised_ms
+        self.now_s = now_s
+        self._shared = shared
+        if shared:
+            _share(shared)
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # Dynamo has no such samples
+        self._registry = CollectorRegistry()
+        self._define_requests()
+        self._define_histograms()
+        self._define_models()
+        self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
+        self._about = {metric.name: metric.documentation for metric in self._registry.collect()}
+        self._models: dict[str, _ModelMetrics] = {}
+        self._started: dict[tuple[str, ...], Counter] = {}
+        self._ended: dict[tuple[str, ...], Counter] = {}
+
+    def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
+        """Begin to observe an accepted request."""
+        return RequestRecord(self, model, endpoint, is_stream)
+
+    def refused(
+        self, endpoint: str, error_type: str, model: str = "unknown", is_stream: bool = False
+    ) -> None:
+        """Count a request that was answered with an error before it was accepted."""
+        self.count_ended((model, endpoint, "stream" if is_stream else "unary"), error_type)
+
+    def client_left(self) -> None:
+        """Count a client that closed its connection before its answer was complete."""
+        self._disconnected.labels(self.namespace).inc()
+
+    def connection_closed(self, reason: str) -> None:
+        """Count a client's connection that was closed, or refused, because of a limit."""
+        self._closed_connections.labels(self.namespace, reason).inc()
+
+    def placed(self, model: str, place: str) -> None:
+        """Count a prefill by place: ``remote``, ``local``, or ``fallback`` (meant remote, became local)."""
+        self._prefills.labels(self.namespace, model, place).inc()
+
+    def describe_model(self, model: str, is_ready: bool, card: Mapping[str, object]) -> None:
+        """Set the gauges of a model from a worker's card, the data of its registration."""
+        self._model_ready.labels(self.namespace, model).set(is_ready)
+        for gauge, key in ((self._context, "context_tokens"), (self._block, "kv_block_tokens")):
+            value = card.get(key)
+            if isinstance(value, int):
+                gauge.labels(self.namespace, model).set(value)
+
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format; those of all frontends that share the directory."""
+        collect = self._registry.collect
+        if self._shared:
+            _forget_dead_gauges(self._shared)
+            collect = _DescribedFiles(self._shared, self._about).collect
+        registry = CollectorRegistry()
+        registry.register(RouterNames(collect, _prefix()))
+        return generate_latest(registry)
+
+    def of_model(self, model: str) -> _ModelMetrics:
+        """Return the labelled metrics of that model, made at the first call."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _ModelMetrics(self, model)
+        return known
+
+    def count_started(self, labels: tuple[str, str, str]) -> None:
+        """Count an accepted request of (model, endpoint, request type)."""
+        child = self._started.get(labels)
+        if child is None:
+            child = self._started[labels] = self._started_total.labels(self.namespace, *labels)
+        child.inc()
+
+    def count_ended(self, labels: tuple[str, str, str], error_type: str) -> None:
+        """Count an ended request of (model, endpoint, request type); an empty ``error_type`` is success."""
+        key = (*labels, error_type)
+        child = self._ended.get(key)
+        if child is None:
+            status = "error" if error_type else "success"
+            child = self._ended[key] = self._total.labels(self.namespace, *labels, status, error_type)
+        child.inc()
+
+    def _define_requests(self) -> None:
+        request = ("model", "endpoint", "request_type")
+        self._total = self._counter("requests", "Requests that ended", *request, "status", "error_type")
+        self._started_total = self._counter("requests_started", "Requests that were accepted", *request)
+        self.output_tokens_total = self._counter("output_tokens", "Tokens sent to clients", "model")
+        self._prefills = self._counter(
+            "prefills", "Prefills by the place they were computed", "model", "place"
+        )
+        self.migrations = self._counter(
+            "model_migration", "Answers that went on at another worker", "model", "migration_type"
+        )
+        self.over_ttft = self._counter(
+            "requests_over_ttft", "Requests whose first token came after the promised time", *TARGET
+        )
+        self.over_itl = self._counter(
+            "requests_over_itl", "Answers whose mean time between tokens was over the promised one", *TARGET
+        )
+        self._disconnected = self._gauge(
+            "disconnected_clients", "Clients that left before their answer's end"
+        )
+        self._closed_connections = self._counter(
+            "closed_connections", "Connections closed or refused because of a limit", "reason"
+        )
+        self.inflight = self._gauge("inflight_requests", "Requests accepted and not ended", "model")
+        self.active = self._gauge("active_requests", "Requests accepted and not ended", "model")
+        self.queued = self._gauge("queued_requests", "Requests without a first byte of their answer", "model")
+
+    def _define_histograms(self) -> None:
+        self.duration_s = self._histogram(
+            "request_duration_seconds", "Time from acceptance of a request to its end", DURATION_S
+        )
+        self.input_tokens = self._histogram(
+            "input_sequence_tokens", "Length of prompts, tokens", INPUT_TOKENS
+        )
+        self.output_tokens = self._histogram(
+            "output_sequence_tokens", "Length of answers, tokens", OUTPUT_TOKENS
+        )
+        self.cached_tokens = self._histogram(
+            "cached_tokens", "Tokens of prompts whose KV entries were there already", INPUT_TOKENS
+        )
+        self.ttft_s = self._histogram(
+            "time_to_first_token_seconds", "Time from acceptance of a request to its first token", TTFT_S
+        )
+        self.itl_s = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens of an answer", ITL_S
+        )
+
+    def _define_models(self) -> None:
+        self._model_ready = self._gauge(
+            "model_ready", "1 when a worker serves the model, else 0", "model", mode="livemax"
+        )
+        self._context = self._gauge(
+            "model_context_length", "Longest context of the model, tokens", "model", mode="livemax"
+        )
+        self._block = self._gauge(
+            "model_kv_cache_block_size", "Tokens of one KV block", "model", mode="livemax"
+        )
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(_name(name), about, ("dynamo_namespace", *labels), registry=self._registry)
+
+    def _gauge(self, name: str, about: str, *labels: str, mode: str = "livesum") -> Gauge:
+        return Gauge(
+            _name(name),
+            about,
+            ("dynamo_namespace", *labels),
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            _name(name), about, ("dynamo_namespace", "model"), registry=self._registry, buckets=buckets
+        )
+
+
+class _DescribedFiles(Collector):
+    """The metrics in the shared files, with their help texts, which the files do not have."""
+
+    def __init__(self, directory: Path, about: Mapping[str, str]) -> None:
+        self._files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
+        self._about = about
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the sums over the files of all frontends, with the help texts of this one."""
+        for metric in self._files.collect():  # type: ignore[no-untyped-call]
+            metric.documentation = self._about.get(metric.name, metric.documentation)
+            yield metric
+
+
+def _name(name: str) -> str:
+    return f"{_prefix()}_{name}"
+
+
+def _prefix() -> str:
+    return os.environ.get("DYN_METRICS_PREFIX") or "dynamo_frontend"
+
+
+def _share(directory: Path) -> None:
+    """Keep every metric made from now on in files of that directory.
+
+    ``prometheus_client`` reads the variable when it is imported, which has happened already: so the class
+    that it chose then is chosen again.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+
+
+def _forget_dead_gauges(directory: Path) -> None:
+    """Remove the gauges of frontends that were killed; their counters stay in the sum."""
+    for file in directory.glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            mark_process_dead(pid, str(directory))  # type: ignore[no-untyped-call]

@@ -1,0 +1,24 @@
+"""Remote prefill: a prompt is computed by a prefill worker and decoded by another worker.
+
+The way of one remote prefill, with module names in ``serving/prefill`` unless a folder is named:
+
+1. ``remote_prefill`` (in the frontend's process) asks ``gateway/prefill/disaggregation.py`` for the place of
+   the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
+   worker is registered and the queue is short; ``depth`` reads the queue's length in the background.
+2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``events/prefill_requests.py``) on the NATS JetStream queue
+   ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
+   seconds. Where engines tell of their caches, ``directing`` chooses the lane of the prefill worker that has
+   most of the prompt; prompts of a worker that goes are put back on the shared queue.
+3. ``puller`` (in a prefill worker's process) pulls it and has its engine compute the KV entries. Meanwhile it
+   tells the queue that the work is in progress: a message without such a sign is delivered to another worker.
+4. ``puller`` publishes a ``PrefillAnswer`` with the hand-off: fields, opaque to dynaplan, by which another
+   engine of the same kind finds the KV entries. Only then it acknowledges the message.
+5. ``remote_prefill`` receives the answer; ``hand_off`` remembers which prefill worker holds the entries.
+6. ``gateway/forwarding.py`` adds the fields to the client's body and posts it to the decode worker,
+   whose engine fetches the KV entries and streams.
+7. With the first token ``hand_off`` publishes the request's id to the prefill worker, which frees the
+   entries.
+
+When any of this fails, or takes too long, the decode worker computes the prompt itself. The design and the
+reasons for it: docs/decisions/0005 and 0015.
+"""

@@ -1,0 +1,94 @@
+"""The workers whose engines sleep, as they say themselves, and how a router has one woken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from dynaplan.store.instance_keys import ASLEEP, WAKE
+from dynaplan.store.instances import Instance
+from dynaplan.store.model import Transaction
+from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.util.errors import PermanentError, StoreUnavailable
+from dynaplan.util.tasks import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 5.0
+"""Seconds after which a worker that still sleeps is asked again."""
+
+WISH_TTL_S = 30
+"""Seconds for which the wish to have a worker awake stands."""
+
+
+class Sleepers:
+    """The sleeping instances of a namespace."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        leases: LeaseKeeper,
+        namespace: str,
+        background: BackgroundTasks,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._leases = leases
+        self._namespace = namespace
+        self._background = background
+        self._now_s = now_s
+        self._reasons: Mapping[int, str] = {}
+        self._asked_s: dict[int, float] = {}
+        self._callbacks: list[Callable[[frozenset[int]], Any]] = []
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the keys to follow."""
+        return ASLEEP.prefix(self._namespace)
+
+    def follow(self, keys: Mapping[str, str]) -> None:
+        """Take over the keys under ``prefix``, as they are now."""
+        named = ((ASLEEP.instance(self._namespace, key), reason) for key, reason in keys.items())
+        before = self._reasons
+        self._reasons = {instance_id: reason for instance_id, reason in named if instance_id}
+        self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
+        fell_asleep = frozenset(self._reasons.keys() - before.keys())
+        for callback in self._callbacks:
+            callback(fell_asleep)
+
+    def on_change(self, callback: Callable[[frozenset[int]], Any]) -> None:
+        """Call this after each change, with the instance ids that have fallen asleep."""
+        self._callbacks.append(callback)
+
+    def __contains__(self, instance: Instance) -> bool:
+        """Tell whether the instance sleeps."""
+        return instance.instance_id in self._reasons
+
+    def are_all(self, instances: Collection[Instance]) -> bool:
+        """Tell whether all of these instances sleep, and there are any."""
+        return bool(instances) and all(each in self for each in instances)
+
+    def wake_one(self, instances: Iterable[Instance]) -> str:
+        """Have one of these sleeping instances woken, the same for every caller.
+
+        Return the reason why that is in vain as far as is known, or empty.
+        """
+        known = [each for each in instances if each in self]
+        first = min(known, key=lambda each: (bool(self._reasons[each.instance_id]), each.instance_id))
+        now_s = self._now_s()
+        if now_s >= self._asked_s.get(first.instance_id, float("-inf")) + ASK_AGAIN_S:
+            self._asked_s[first.instance_id] = now_s
+            self._background.spawn(wish_awake(self._store, self._leases, self._namespace, first.instance_id))
+        return self._reasons[first.instance_id]
+
+
+async def wish_awake(store: KeyValueStore, leases: LeaseKeeper, namespace: str, instance_id: int) -> bool:
+    """Ask the instance's worker to wake its engine; False when the store does not answer."""
+    try:
+        lease = await leases.grant(WISH_TTL_S)
+        key = WAKE.key(namespace, instance_id)
+        return await store.commit(Transaction(puts={key: ""}, lease=lease))
+    except (StoreUnavailable, PermanentError) as error:
+        log.warning("a sleeping worker cannot be asked to wake: %s", error)
+        return False

@@ -1,0 +1,340 @@
+"""The Frontend's process: builds its parts, listens on the public port, drains and closes.
+
+The package's docstring (``serving/frontend/__init__.py``) follows a request through these parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+
+from dynaplan.config.frontend import gathered_settings
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.engines import registry
+from dynaplan.fleet import local_host
+from dynaplan.fleet.absence import Absence, absence_in
+from dynaplan.fleet.counts import FleetCounts
+from dynaplan.fleet.desired_counts import fleet_key
+from dynaplan.gateway.forgiving import ForgivenCrashes
+from dynaplan.gateway.forwarding import Forwarder
+from dynaplan.gateway.kv_routing.cached_prefixes import BY_PREFIX
+from dynaplan.gateway.kv_routing.router_inputs import RouterKnowledge
+from dynaplan.gateway.malformed import http_logger
+from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.recording import TrafficRecording
+from dynaplan.gateway.reporting.all_metrics import AllMetrics
+from dynaplan.gateway.requests import FrontendRequests
+from dynaplan.gateway.routing.reservation import Reservations
+from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.gateway.routing.unmanaged_watch import Neighbours
+from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.gateway.tracing import tracers
+from dynaplan.gateway.upstream import Upstream
+from dynaplan.store.coordination.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.instances import PUBLIC_URL, host_of, is_loopback
+from dynaplan.util.documents import parse_object
+from dynaplan.util.http_routes import ROUTING_PATH, Route
+from dynaplan.util.sockets import bound_socket, url_of
+from dynaplan.util.tasks import BackgroundTasks
+from dynaplan.webui.routes import PageRoutes, page_of
+from dynaplan.worker.http_server.acceptor import Acceptor
+from dynaplan.worker.http_server.connections import ClientServer, ConnectionLimits
+from dynaplan.worker.named_requests import NamedRequest
+from dynaplan.worker.routers import ROUTES_TO
+
+if TYPE_CHECKING:
+    from dynaplan.worker.process import WorkerRuntime
+
+log = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+"""Time between two looks of a draining frontend whether its last answers have been sent."""
+
+SHUTDOWN_TIMEOUT_S = 0.5
+"""Time for which aiohttp waits for open connections at the end, when every request is answered already."""
+
+NEXT_REQUEST_S = 1.0
+"""Time after an answer, in seconds, in which a draining frontend awaits another request on its connection.
+
+A client on a busy machine sends its next one that late: with 0.25 s, 112 requests of 50 restarts were lost
+at a load of 9 for each core.
+"""
+
+FINISH_WITHIN_S = 2.0
+"""Longest time at the end, in seconds, for messages to workers that nobody waits for."""
+
+
+async def start_frontend(runtime: WorkerRuntime) -> None:
+    """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
+
+    A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
+    request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
+    find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
+    """
+    frontend = FrontendServer(runtime, gathered_settings(runtime.settings))
+    await frontend.start()
+    if runtime.owner:
+        neighbours = Neighbours(runtime.discovery, runtime.leases, runtime.owner, local_host.process_watch)
+        runtime.on_stop(neighbours.close)
+    runtime.on_drain(frontend.drain)
+    runtime.held_requests(lambda: frontend.in_flight)
+    runtime.on_stop(frontend.close)
+
+
+class FrontendServer:
+    """One frontend process. ``start`` it once; ``drain`` finishes what it holds; ``close`` ends the rest."""
+
+    def __init__(self, runtime: WorkerRuntime, settings: FrontendSettings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self.is_worker_coming = False
+        self.absence: Absence | None = None
+        file = settings.record_traffic
+        self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
+        # Not the loop's time: uvloop's stands still while it runs callbacks, and has milliseconds only.
+        shared = Path(settings.shared_metrics) if settings.shared_metrics else None
+        by_prefix = settings.decode_component if settings.router == BY_PREFIX else ""
+        self._metrics = FrontendMetrics(
+            runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms
+        )
+        endpoint = settings.otlp_traces_endpoint
+        self._tracer = tracers.open_tracer(endpoint) if endpoint else None
+        self._upstream = Upstream(runtime.worker_token, runtime.client_tls)
+        self._background = BackgroundTasks()
+        self._sleepers = Sleepers(
+            runtime.store, runtime.leases, runtime.namespace, self._background, runtime.clock.now_s
+        )
+        self._knowledge = RouterKnowledge(runtime, settings)
+        self._router = self._new_router()
+        self.prefill = RemotePrefill(
+            settings.disaggregation,
+            runtime.discovery,
+            namespace=runtime.namespace,
+            component=settings.prefill_component,
+            wait_s=settings.prefill_wait_s,
+            connect=runtime.messenger,
+            placed=self._metrics.placed,
+            background=self._background,
+            sleepers=self._sleepers,
+            told=self._knowledge.told,
+        )
+        forwarder = self._new_forwarder()
+        self._sleepers.on_change(forwarder.fell_asleep)
+        self._all_metrics = AllMetrics(runtime, lambda: self._requests.own_metrics())
+        self._page = self._page_routes()
+        self._requests = FrontendRequests(
+            settings,
+            self._router,
+            forwarder,
+            self._metrics,
+            self._recording,
+            self._all_metrics,
+            self._page.handle if self._page else None,
+            self._tracer,
+        )
+        self._server = self._client_server()
+        self._acceptor: Acceptor | None = None
+
+    def _new_forwarder(self) -> Forwarder:
+        settings, runtime = self._settings, self._runtime
+        return Forwarder(
+            self._upstream,
+            self._router,
+            self.prefill,
+            Reservations(self._upstream, self._background),
+            worker_wait_s=settings.worker_wait_s,
+            migration_limit=settings.migration_limit,
+            forgive=ForgivenCrashes(
+                runtime.store, runtime.leases, runtime.namespace, self._background
+            ).forgive,
+            engine_api=registry.engine_api,
+            served=self._knowledge.served,
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """The number of completion requests that are not answered yet."""
+        return self._requests.in_flight
+
+    @property
+    def port(self) -> int:
+        """The port on which the public server listens."""
+        assert self._acceptor
+        return self._acceptor.address[1]
+
+    async def start(self) -> None:
+        """Listen, register the public address, and begin to follow the store's keys."""
+        self._runtime.add_routes(
+            [
+                Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False),
+                Route("GET", ROUTING_PATH, self._routing, is_open=True, is_work=False),
+            ]
+        )
+        settings = self._settings
+        self._knowledge.start(lambda: self._router.books)
+        listen_on = self._runtime.public_socket
+        listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
+        is_alone = settings.shared_metrics is None
+        tls = self._runtime.server_tls
+        self._acceptor = Acceptor(listen_on, self._server.welcome, is_alone=is_alone, tls=tls)
+        self._acceptor.start()
+        log.info("the OpenAI API is at %s", self._public_url())
+        self._runtime.spawn(self._server.watch(), "watch connections")
+        self._runtime.describe(**{ROUTES_TO: self._settings.decode_component, PUBLIC_URL: self._public_url()})
+        if self._recording:
+            self._runtime.spawn(self._recording.run(), "record traffic")
+        self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
+        self._follow(self._sleepers.prefix, self._sleepers.follow, "follow sleepers")
+        if self._settings.disaggregation.is_on:
+            live = self.prefill.live_prefix
+            self._follow(live, self.prefill.configure, "follow disaggregation settings")
+            self._runtime.spawn(self.prefill.connect(), "connect prefill queue")
+
+    def _follow(self, prefix: str, changed: Callable[[Mapping[str, str]], None], name: str) -> None:
+        """Call ``changed(key -> value)`` with all keys under the prefix, now and after every change."""
+        watcher = PrefixWatcher(self._runtime.store, prefix, full_key_string, value_string)
+        watcher.on_change(lambda: changed(watcher.current))
+        self._runtime.spawn(watcher.run(), name)
+
+    def _new_router(self) -> WorkerRouter:
+        return WorkerRouter(
+            self._runtime.discovery,
+            self._settings.decode_component,
+            self._settings,
+            is_coming=lambda: self.is_worker_coming,
+            sleepers=self._sleepers,
+            absence=lambda: self.absence,
+            prefixes=self._knowledge.prefixes,
+            tokenizers=self._knowledge.tokenizers,
+            others=self._knowledge.others,
+            changed=self._knowledge.changed,
+            chosen=self._metrics.router.chosen
+            if self._metrics.router
+            else lambda blocks, overlap, most: None,
+        )
+
+    def _page_routes(self) -> PageRoutes | None:
+        """Return the web page's routes; None where it is not wanted, and without a ``serve``."""
+        runtime, settings = self._runtime, self._settings
+        secret = runtime.worker_token if settings.page else ""
+        is_tls = runtime.server_tls is not None
+        place = page_of(os.environ, runtime.namespace, secret, settings.host, settings.api_key, is_tls=is_tls)
+        return PageRoutes(place, lambda request: self._requests.handle(request)) if place else None
+
+    async def drain(self) -> None:
+        """Accept no new connection; return when every answer has been given to the kernel.
+
+        A client that has not been told of the end may send its next request on the connection of its last
+        one, just before that would be closed: it is answered, and told.
+        """
+        self._requests.is_draining = True
+        if self._acceptor:
+            await self._acceptor.stop()
+        if self._page:
+            await self._page.close()
+        while self._server.close_idle(NEXT_REQUEST_S) or self.in_flight or self._has_unsent_bytes():
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self._acceptor:
+            await self._acceptor.closed()
+
+    async def close(self) -> None:
+        """Close every connection, after telling the prefill workers which hand-offs are not needed."""
+        await self.prefill.close()
+        if self._page:
+            await self._page.close()
+        if self._acceptor:
+            await self._acceptor.stop()
+        self._server.pre_shutdown()
+        await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
+        if self._recording:
+            await self._recording.write()
+        await self._background.finish(FINISH_WITHIN_S)
+        await self._requests.close()
+        if self._tracer:
+            await asyncio.to_thread(self._tracer.close)
+        await self._all_metrics.close()
+        await self._knowledge.close()
+        await self._upstream.close()
+
+    async def _leaving(self, request: web.Request) -> web.Response:
+        """Answer ``POST /leaving/{instance id}``: route nothing more there; tell how much is in flight there.
+
+        The instance id is in hexadecimal, as in discovery's keys.
+        """
+        try:
+            instance_id = int(request.match_info["instance_id"], 16)
+        except ValueError:
+            return web.json_response({"error": "an instance id is a hexadecimal number"}, status=400)
+        return web.json_response({"in_flight": self._router.leaving(instance_id)})
+
+    async def _routing(self, request: web.Request) -> web.Response:
+        """Answer ``GET /routing``: by worker, how it is known what the worker has cached."""
+        return web.json_response(self._router.knowledge())
+
+    def _client_server(self) -> ClientServer:
+        settings = self._settings
+        limits = ConnectionLimits(
+            settings.max_connections,
+            settings.idle_timeout_s,
+            settings.write_timeout_s,
+            settings.head_timeout_s,
+        )
+        return ClientServer(
+            self._requests.handle,
+            limits,
+            self._metrics.connection_closed,
+            request_factory=self._new_request,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger(),
+        )
+
+    def _public_url(self) -> str:
+        """Return the URL of the public server, as seen from this machine, or from others that see it."""
+        assert self._acceptor
+        host, port = self._acceptor.address
+        own = host_of(self._runtime.url).strip("[]")
+        seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
+        host = seen.get(host, host)
+        return url_of(host, port, is_tls=self._runtime.server_tls is not None)
+
+    def _has_unsent_bytes(self) -> bool:
+        connections = self._server.connections
+        return any(each.transport and each.transport.get_write_buffer_size() for each in connections)
+
+    def _new_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        size = self._settings.max_body_bytes
+        if self._requests.is_draining:
+            message = message._replace(should_close=True)  # the answer says "Connection: close"
+        return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+
+    def _read_fleet(self, keys: Mapping[str, str]) -> None:
+        fleet = keys.get(fleet_key(self._runtime.namespace), "")
+        self.is_worker_coming = _has_coming_decode_workers(fleet)
+        self.absence = absence_in(fleet, self._settings.decode_component)
+
+
+def _has_coming_decode_workers(fleet: str) -> bool:
+    """Tell whether the published fleet has decode workers that are starting or wait for a restart."""
+    try:
+        decode = FleetCounts.from_json(parse_object(fleet)).decode
+    except ValueError:
+        return False
+    return decode.starting + decode.backoff > 0

@@ -1,0 +1,185 @@
+"""The connections to the workers and their engines, and the meaning of their failures.
+
+A failure is one of two kinds. ``WorkerRefused``: the worker has certainly not begun with the request, so it
+can go elsewhere as if nothing had happened. ``WorkerDied``: the worker may have begun; the request is tried
+elsewhere too, but counted against ``MOST_DEATHS``, in case that it is the request that kills workers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
+
+import aiohttp
+
+from dynaplan.gateway.openai_api import out_of_descriptors
+from dynaplan.util.descriptors import descriptor_limit, is_exhausted
+from dynaplan.util.http_routes import NO_TRACE
+from dynaplan.util.tls.client import ClientTls
+
+REFUSALS = frozenset({502, 503, 504})
+"""HTTP statuses of a worker that drains or is not ready yet."""
+
+CONNECT_TIMEOUT_S = 2.0
+"""Time that connecting to a worker may take."""
+
+KEPT_S = 4.0
+"""Time for which an idle connection is kept.
+
+Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
+"""
+
+LARGEST_WRITE_BYTES = 256 * 1024
+"""Bytes of a body that are sent in one piece."""
+
+_Unanswered = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+_is_reused: ContextVar[bool] = ContextVar("_is_reused", default=False)
+"""True when the connection that this task was given last had carried a request before."""
+
+
+class WorkerRefused(Exception):
+    """The worker has not begun with the request."""
+
+
+class WorkerDied(Exception):
+    """The worker failed in the middle of the request, before the client got anything of its answer.
+
+    ``is_connection_lost`` tells a connection that broke off, as a dying process leaves it, from an answer
+    that says that the engine has failed. ``is_asleep`` tells an engine that fell asleep over the request,
+    which is nobody's fault, from both.
+    """
+
+    def __init__(self, reason: str, *, is_connection_lost: bool = False, is_asleep: bool = False) -> None:
+        super().__init__(reason)
+        self.is_connection_lost = is_connection_lost
+        self.is_asleep = is_asleep
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells reused connections from new ones, at a fraction of the cost of aiohttp's tracing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(limit=0, use_dns_cache=True, **options)
+        self._used: WeakSet[Any] = WeakSet()
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        """Return a connection for the request."""
+        connection = await super().connect(req, traces, timeout)
+        _is_reused.set(connection.protocol in self._used)
+        self._used.add(connection.protocol)
+        return connection
+
+
+class Upstream:
+    """Sends requests to workers with the workers' token, over kept connections or over new ones.
+
+    ``tls`` is what workers that speak https are verified by.
+    """
+
+    def __init__(self, worker_token: str, tls: ClientTls = True) -> None:
+        self._authorization = f"Bearer {worker_token}"
+        self._kept = _session(_Connector(keepalive_timeout=KEPT_S, ssl=tls))
+        self._new = _session(_Connector(force_close=True, ssl=tls), {"Connection": "close"})
+
+    async def post(
+        self,
+        url: str,
+        body: bytes,
+        request_id: str,
+        *,
+        is_kept: bool = True,
+        trace: Mapping[str, str] = NO_TRACE,
+    ) -> aiohttp.ClientResponse:
+        """Post the request; return the answer as soon as its status is there. The caller closes it.
+
+        ``trace`` are the headers of the client's trace.
+
+        Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. When a reused
+        connection fails without a byte of an answer, the worker had most likely closed it as idle at that
+        moment: the request is sent once more, over a new connection.
+        """
+        if not is_kept:
+            return await self._posted(self._new, url, body, request_id, trace)
+        try:
+            return await self._posted(self._kept, url, body, request_id, trace)
+        except WorkerDied:
+            if not _is_reused.get():
+                raise
+        try:
+            return await self._posted(self._new, url, body, request_id, trace)
+        except WorkerRefused as error:
+            raise WorkerDied(
+                str(error), is_connection_lost=True
+            ) from None  # the first attempt may have reached it before it died
+
+    async def close(self) -> None:
+        """Close every connection to an engine, and break off the answers on them."""
+        await self._kept.close()
+        await self._new.close()
+
+    async def _posted(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        body: bytes,
+        request_id: str,
+        trace: Mapping[str, str],
+    ) -> aiohttp.ClientResponse:
+        headers = {
+            "Authorization": self._authorization,
+            "Content-Type": "application/json",
+            "X-Request-Id": request_id,
+            **trace,
+        }
+        try:
+            # aiohttp writes bytes at once, and a file piece by piece, so that other streams go on.
+            data = body if len(body) <= LARGEST_WRITE_BYTES else io.BytesIO(body)
+            response = await session.post(url, data=data, headers=headers)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            if is_exhausted(error):
+                raise out_of_descriptors(descriptor_limit()) from None
+            raise WorkerRefused(str(error)) from None
+        except _Unanswered as error:
+            raise WorkerDied(_said(error), is_connection_lost=True) from None
+        if response.status in REFUSALS:
+            response.close()
+            raise WorkerRefused(f"status {response.status}")
+        return response
+
+
+async def read_some(response: aiohttp.ClientResponse) -> bytes:
+    """Return the next bytes of the answer, empty at its end; raises WorkerDied."""
+    try:
+        return await response.content.readany()
+    except _Unanswered as error:
+        raise WorkerDied(_said(error), is_connection_lost=True) from None
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole answer; raises WorkerDied."""
+    try:
+        return await response.read()
+    except _Unanswered as error:
+        raise WorkerDied(_said(error), is_connection_lost=True) from None
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _session(connector: aiohttp.TCPConnector, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
+    """Make a session without a limit of connections and without a time limit for a whole answer."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+    )

@@ -1,0 +1,139 @@
+"""The workers of one deployment and the life each of them leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from dynaplan.util.errors import IllegalTransition
+
+
+class Role(Enum):
+    """The purpose of a service. Only ``PREFILL`` and ``DECODE`` are scaled by the planner.
+
+    An aggregated worker has the role ``DECODE``: it is scaled by the same signal, KV usage.
+    """
+
+    FRONTEND = "frontend"
+    DECODE = "decode"
+    PREFILL = "prefill"
+    PLANNER = "planner"
+    SERVICE = "service"
+
+
+class WorkerState(Enum):
+    """A stage in a worker's life; see ``LIFECYCLE`` for the legal moves."""
+
+    STARTING = "starting"
+    """Watcher added, or about to be; not registered yet."""
+    READY = "ready"
+    """Registered: it gets requests."""
+    DRAINING = "draining"
+    """Told to leave: gets no new requests, finishes the ones it holds. Never restarted."""
+    BACKOFF = "backoff"
+    """Crashed; restarted when its delay is over. Keeps its GPUs."""
+    FAILED = "failed"
+    """Crashed too often, or can never start. Holds no GPU; its entry tells the reason."""
+    STOPPED = "stopped"
+    """Gone, with all processes of its session. Its entry is removed, its GPUs are free."""
+
+
+LIFECYCLE: Mapping[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset(
+        {
+            WorkerState.READY,
+            WorkerState.DRAINING,
+            WorkerState.BACKOFF,
+            WorkerState.FAILED,
+            WorkerState.STOPPED,
+        }
+    ),
+    WorkerState.READY: frozenset(
+        {
+            WorkerState.STARTING,
+            WorkerState.DRAINING,
+            WorkerState.BACKOFF,
+            WorkerState.FAILED,
+            WorkerState.STOPPED,
+        }
+    ),
+    WorkerState.DRAINING: frozenset({WorkerState.STOPPED}),
+    WorkerState.BACKOFF: frozenset(
+        {WorkerState.STARTING, WorkerState.DRAINING, WorkerState.FAILED, WorkerState.STOPPED}
+    ),
+    WorkerState.FAILED: frozenset({WorkerState.STARTING, WorkerState.STOPPED}),
+    WorkerState.STOPPED: frozenset(),
+}
+"""The legal moves. ``READY -> STARTING`` is a worker that lost its registration and makes a new one."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker: one watcher, one process, and the GPUs that are its own.
+
+    ``name`` is the watcher's name, ``{namespace}_{component}`` or ``{namespace}_{component}_{n}``.
+    ``gpus`` are indices into the box's inventory; ``gpu_share`` is the part of each that it holds
+    (1.0 unless fractional). ``pid`` is 0 while it has no process; ``started_at`` is the process's
+    start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``), which makes the pid unmistakable.
+    ``url`` is the address that its process was registered with, empty before that. ``since_s`` and
+    ``retry_at_s`` are on the monotonic clock of the boot; ``retry_at_s`` is 0 for a failed worker that can
+    never start. ``failures`` is how often it, or the worker that it replaces, has failed in a row.
+    """
+
+    name: str
+    component: str
+    role: Role
+    state: WorkerState = WorkerState.STARTING
+    gpus: tuple[int, ...] = ()
+    gpu_share: float = 1.0
+    pid: int = 0
+    started_at: int = 0
+    instance_id: int = 0
+    url: str = ""
+    since_s: float = 0.0
+    restarts_s: tuple[float, ...] = ()
+    failures: int = 0
+    retry_at_s: float = 0.0
+    reason: str = ""
+    history: tuple[str, ...] = field(default=(), compare=False)
+
+    def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
+        """Return the worker in its next state.
+
+        Raises IllegalTransition, with its history, for an illegal move.
+        """
+        story = (*self.history[-15:], f"{now_s:.3f} {self.state.value} -> {state.value}: {why}")
+        if state not in LIFECYCLE[self.state]:
+            raise IllegalTransition(
+                f"{self.name}: {self.state.value} -> {state.value}\n  " + "\n  ".join(story)
+            )
+        return replace(self, state=state, since_s=now_s, reason=why or self.reason, history=story)
+
+    @property
+    def gpu_request(self) -> float:
+        """The ``resources.gpu`` that the worker was given: a whole number, or a fraction of one GPU."""
+        return self.gpu_share if self.gpus and self.gpu_share < 1 else len(self.gpus)
+
+    @property
+    def index(self) -> int:
+        """0 for the base worker ``{namespace}_{component}``, n for ``..._{n}``."""
+        _, separator, suffix = self.name.rpartition(f"_{self.component}")
+        is_numbered = separator and suffix.startswith("_") and suffix[1:].isdecimal()
+        return int(suffix[1:]) if is_numbered else 0
+
+
+def worker_name(namespace: str, component: str, index: int) -> str:
+    """Return the name of a component's worker and its watcher; the base worker, index 0, has no number."""
+    base = f"{namespace}_{component}" if namespace else component
+    return f"{base}_{index}" if index else base
+
+
+EXIT_NEVER = 78
+"""The exit code (``EX_CONFIG``) of a worker that can never start: it is not tried again."""
+
+HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})
+"""The states in which a worker's GPUs are its own."""
+
+COUNTS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED})
+"""The states that count towards the desired number of a component: everything but leaving and gone."""

@@ -1,0 +1,48 @@
+"""A graph of services, as the supervisor and the commands see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dynaplan.graph.lifecycle import Role
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One service of a graph, configuration already merged and validated.
+
+    ``gpus`` is the number of GPUs of one worker: an integer, or a fraction below one for workers
+    that share a GPU. ``envs`` are extra environment variables of its workers. A service that runs
+    ``in_process_of`` another one has no process of its own (Router and Processor live in Frontend's).
+    ``public_endpoints`` are served to users, as ``POST /{name}``.
+    """
+
+    name: str
+    role: Role
+    workers: int = 1
+    gpus: float = 0
+    envs: dict[str, str] = field(default_factory=dict)
+    in_process_of: str = ""
+    public_endpoints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """The services to run, entry service first, and how a child finds them again by name.
+
+    ``identifier`` is the import string (``graphs.disagg:Frontend``), ``working_dir`` the absolute
+    directory that children run in and import from.
+    """
+
+    identifier: str
+    working_dir: str
+    namespace: str
+    services: tuple[ServiceSpec, ...]
+
+    def service(self, name: str) -> ServiceSpec | None:
+        """The service of that name, or None."""
+        return next((service for service in self.services if service.name == name), None)
+
+    def of_role(self, role: Role) -> ServiceSpec | None:
+        """The first service with that role, or None."""
+        return next((service for service in self.services if service.role is role), None)

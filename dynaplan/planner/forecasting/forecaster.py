@@ -1,0 +1,126 @@
+"""The forecast of one curve, as a function of its past."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from dynaplan.config.settings.forecasting import (
+    HISTORY_INTERVALS,
+    OUTSIDE_PREDICTORS,
+    Forecast,
+    ForecastSettings,
+)
+from dynaplan.planner.forecasting.autoregression import autoregression
+from dynaplan.planner.forecasting.backtest import DISCOUNT, outcomes, score
+from dynaplan.planner.forecasting.seasonal import seasonal
+from dynaplan.planner.forecasting.selection import Choice, choose, chosen_from
+from dynaplan.planner.forecasting.series import (
+    Series,
+    carried_on,
+    from_logarithms,
+    last_value,
+    logarithms,
+    measured,
+    was_measured,
+)
+from dynaplan.planner.forecasting.smoothing import constant, damped, kalman, level
+from dynaplan.planner.forecasting.trend import trend
+
+Method = Callable[[Series, int, ForecastSettings], list[float]]
+"""Returns, for every interval of the series, the forecast ``steps`` ahead that would have been made then."""
+
+METHODS: Mapping[str, Method] = {
+    "constant": constant,
+    "level": level,
+    "damped": damped,
+    "kalman": kalman,
+    "autoregression": autoregression,
+    "seasonal": seasonal,
+}
+"""Methods by name, the simpler first: of equally good ones ``auto`` takes the first."""
+
+COMPARED_INTERVALS = 240
+"""Intervals that ``auto`` looks back; older errors hardly count any more."""
+
+
+def forecast(
+    history: Sequence[float | None], steps: int, settings: ForecastSettings, *, is_count: bool = False
+) -> Forecast:
+    """Return the forecast ``steps`` intervals after the newest value of the history (the next one: 1).
+
+    One value per interval, the newest last. None is an interval without data, which is not 0; so are NaN,
+    infinite and negative values. Total: every history has a forecast, finite and not negative.
+    ``is_count``: the values are numbers of requests, with which ``auto`` begins with ``trend``. The
+    predictors that are computed outside (``arima``, ``prophet``) are the last value here.
+    """
+    predictor = settings.load_predictor
+    window = COMPARED_INTERVALS if predictor == "auto" else HISTORY_INTERVALS
+    series, steps = measured(history, window), max(1, steps)
+    if not series:
+        return nothing_measured(history)
+    if predictor in OUTSIDE_PREDICTORS:
+        return last_known(history, f"{predictor} is not computed here")
+    if predictor == "auto":
+        choice = choice_of_method(series, steps, settings, is_count=is_count)
+        forecasts, method, why = list(choice.forecasts), choice.methods[-1], choice.why
+    else:
+        forecasts, method = run(predictor, series, steps, settings), predictor
+        why = f"{method}, {_ahead(steps)}"
+    points = sum(value is not None for value in series)
+    if method == "kalman" and points < settings.kalman_min_points:
+        why = f"the last value: kalman is warming up, {points} of {settings.kalman_min_points} measurements"
+    error = score(forecasts, series, steps, discount=DISCOUNT).mean_error
+    return Forecast(
+        forecasts[-1],
+        method,
+        why,
+        typical_error=error if math.isfinite(error) else 0.0,
+        outcomes=outcomes(forecasts, series, steps),
+    )
+
+
+def choice_of_method(
+    series: Series, steps: int, settings: ForecastSettings, *, is_count: bool = False
+) -> Choice:
+    """Return the choice of ``auto`` at each interval of the series, with its forecasts."""
+    made = {name: run(name, series, steps, settings) for name in METHODS}
+    if not is_count:
+        return choose(made, series, steps)
+    early = series[: chosen_from(series, steps)]  # later ones are never looked at, and trend is slow
+    return choose(made, series, steps, beginning=("trend", _clean(trend(early, steps), early)), is_count=True)
+
+
+def run(name: str, series: Series, steps: int, settings: ForecastSettings) -> list[float]:
+    """Return the forecasts of one method at every interval of the series: not negative, finite."""
+    if settings.load_predictor_log1p:
+        return _clean(from_logarithms(METHODS[name](logarithms(series), steps, settings)), series)
+    return _clean(METHODS[name](series, steps, settings), series)
+
+
+def _clean(forecasts: Sequence[float], series: Series) -> list[float]:
+    """Replace forecasts that are not finite by the last measurement, and negative ones by 0."""
+    stand_ins = carried_on(series)
+    return [
+        max(0.0, forecast) if math.isfinite(forecast) else instead
+        for forecast, instead in zip(forecasts, stand_ins, strict=True)
+    ]
+
+
+def last_known(history: Sequence[float | None], reason: str) -> Forecast:
+    """Return the last measurement as the forecast, because of ``reason``."""
+    series = measured(history, HISTORY_INTERVALS)
+    if not series:
+        return nothing_measured(history)
+    return Forecast(last_value(series), "constant", f"the last value: {reason}")
+
+
+def nothing_measured(history: Sequence[float | None]) -> Forecast:
+    """Return the forecast of a history without traffic: 0, known if that was measured."""
+    if was_measured(history[-HISTORY_INTERVALS:]):
+        return Forecast(0.0, "constant", "no traffic so far")
+    return Forecast(0.0, "constant", "no data so far", is_known=False)
+
+
+def _ahead(steps: int) -> str:
+    return "one interval ahead" if steps == 1 else f"{steps} intervals ahead"

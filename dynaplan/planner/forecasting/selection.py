@@ -1,0 +1,111 @@
+"""The choice of ``auto``: the method whose forecasts cost least over the recent past.
+
+Each method's discounted losses (``backtest.py``) are summed over the intervals of the series. From five
+comparisons on, another method takes over when its sum is below (1 - 0.1 - 1/n) of the sum of the method in
+use, n being the number of comparisons: reluctantly, and more so while little is known. Until then the
+``beginning`` is used.
+
+**After a surprise.** A load more than 3 times the usual error above its forecast is news, not noise, unless
+chance makes such a number of independent requests (``chance.py``). It is then the least that is forecast:
+learned patterns do not hold any more, and learning anew takes several intervals.
+
+Nothing is remembered between two calls: for every interval of the series the choice is worked out as it
+would have been then. So the choice, reluctance included, follows from the series alone, and the forecasts
+of ``auto`` itself are known for every interval too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from dynaplan.planner.forecasting.backtest import DISCOUNT, loss
+from dynaplan.planner.forecasting.chance import is_news
+from dynaplan.planner.forecasting.series import Series
+
+RELUCTANCE = 0.1
+"""Part of its loss by which the method in use must be beaten before another one takes its place."""
+
+FEWEST_COMPARED = 5
+"""Forecasts with a known outcome that are needed before any choice."""
+
+SURPRISE = 3.0
+"""Multiple of the usual error above its forecast from which a load is news. With normal errors it happens
+in one interval of a hundred."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The methods and forecasts of every interval; ``losses`` are relative to the mean load, as of now.
+
+    ``compared`` counts the forecasts with a known outcome; there are no losses while they are too few.
+    """
+
+    methods: tuple[str, ...]
+    forecasts: tuple[float, ...]
+    losses: Mapping[str, float]
+    compared: int
+
+    @property
+    def why(self) -> str:
+        """Name the method, and the losses of the others."""
+        method = self.methods[-1]
+        if not self.losses:
+            return f"auto: {method}, because only {self.compared} forecasts can be compared yet"
+        others = (f"{name} {loss:.3f}" for name, loss in self.losses.items() if name != method)
+        stays = "" if self.losses[method] <= min(self.losses.values()) else "; none is clearly better"
+        return (
+            f"auto: {method}, weighted error {self.losses[method]:.3f} of the load over the last "
+            f"{self.compared} intervals ({', '.join(others)}{stays})"
+        )
+
+
+def choose(
+    forecasts_by_method: Mapping[str, Sequence[float]],
+    series: Series,
+    steps: int,
+    beginning: tuple[str, Sequence[float]] | None = None,
+    *,
+    is_count: bool = False,
+) -> Choice:
+    """Choose among methods, from the forecasts of each for every interval of the series.
+
+    ``beginning`` (a name and its forecasts, of the intervals before ``chosen_from``) is used until
+    ``FEWEST_COMPARED`` outcomes are known, by default the first method; of equally good methods the one that
+    comes first is chosen. ``is_count``: the values are numbers of requests.
+    """
+    method = next(iter(forecasts_by_method))
+    begins, early = beginning or (method, forecasts_by_method[method])
+    totals = dict.fromkeys(forecasts_by_method, 0.0)
+    methods: list[str] = []
+    forecasts: list[float] = []
+    compared, weight, actual, error = 0, 0.0, 0.0, 0.0
+    for now, came in enumerate(series):
+        least = 0.0
+        if came is not None and now >= steps:
+            surprise = came - forecasts[now - steps]
+            may_be_news = not is_count or is_news(came, forecasts[now - steps])
+            if compared >= FEWEST_COMPARED and may_be_news and surprise > SURPRISE * error / weight:
+                least = came
+            error = DISCOUNT * error + abs(surprise)
+            compared += 1
+            weight, actual = DISCOUNT * weight + 1, DISCOUNT * actual + came
+            for name, made in forecasts_by_method.items():
+                totals[name] = DISCOUNT * totals[name] + loss(made[now - steps], came)
+            if compared >= FEWEST_COMPARED:
+                best = min(totals, key=totals.__getitem__)
+                if totals[best] < (1 - RELUCTANCE - 1 / compared) * totals[method]:
+                    method = best
+        has_chosen = compared >= FEWEST_COMPARED
+        methods.append(method if has_chosen else begins)
+        forecasts.append(max(forecasts_by_method[method][now] if has_chosen else early[now], least))
+    is_known = compared >= FEWEST_COMPARED and actual > 0
+    losses = {name: total / actual for name, total in totals.items()} if is_known else {}
+    return Choice(tuple(methods), tuple(forecasts), losses, compared)
+
+
+def chosen_from(series: Series, steps: int) -> int:
+    """Return the interval from which on ``choose`` knows enough outcomes; the series' length where none."""
+    known = (now for now in range(steps, len(series)) if series[now] is not None)
+    return next(islice(known, FEWEST_COMPARED - 1, None), len(series))

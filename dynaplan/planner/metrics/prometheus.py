@@ -1,0 +1,207 @@
+"""The traffic of a deployment, read from a Prometheus server that scrapes its frontends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.planner.metrics.exposition import (
+    DEFAULT_PREFIX,
+    ENDED,
+    HISTOGRAMS,
+    LENGTHS,
+    OVER_ITL,
+    OVER_TTFT,
+    REFUSED_LABELS,
+    REQUESTS,
+    STARTED,
+    TARGET_MS,
+    Counts,
+    is_bound,
+    traffic_of,
+)
+from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+"""Seconds that the server may take to answer."""
+
+FEWEST_SAMPLES = 2
+"""The number of scrapes in an interval from which on the growth of a counter is known."""
+
+LARGEST_COUNT = 1e15
+"""The largest growth of a counter in an interval, in requests, tokens or seconds, that is believed."""
+
+ALWAYS_THERE = "model_ready"
+"""A gauge that a frontend has before its first request: it tells a quiet one from one that is not scraped."""
+
+REFUSED, SAMPLES = "refused", "samples"
+"""Two parts of the answer: the refused requests, and the number of scrapes of a frontend."""
+
+SUCCESS = ',status="success"'
+"""The selector of requests that were answered completely."""
+
+NAMESPACE = "dynamo_namespace"
+"""The label that names a frontend's namespace."""
+
+
+class PrometheusTraffic:
+    """Asks ``{endpoint}/api/v1/query`` once for each interval; see ``dynaplan.planner.ports.TrafficSource``.
+
+    The counts are ``increase()`` over the interval, added up over all series of the namespace, so that means
+    are over requests. Series without a ``dynamo_namespace`` count too, since Dynamo's own frontends have no
+    such label unless something adds it. Prometheus needs two scrapes in the interval and extrapolates to its
+    ends, so numbers of requests may be fractions. There is no dispersion: scrapes are too far apart for one.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        namespace: str,
+        *,
+        model: str = "",
+        prefix: str = DEFAULT_PREFIX,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._url = _checked(endpoint) / "api/v1/query"
+        self._shown = str(self._url.with_user(None).with_password(None))
+        self._namespace = namespace
+        self._model = model
+        self._prefix = prefix
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._problem = ""
+        self._has_told_unlabelled = False
+
+    async def pull(self) -> None:
+        """Do nothing: the Prometheus server gathers the samples itself."""
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """Ask the server for the last ``interval_s`` seconds."""
+        try:
+            promql = query(self._prefix, self._namespace, interval_s, self._model)
+            counts = self._counts(await self._answer(promql))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            return self._missing(interval_s, str(error) or type(error).__name__)
+        samples = counts.get((SAMPLES, ""), 0.0)
+        if (REQUESTS, "") not in counts and samples < FEWEST_SAMPLES:
+            return self._missing(interval_s, _too_few(samples, interval_s, self._namespace))
+        if self._problem:
+            log.info("the traffic is read from Prometheus at %s again", self._shown)
+        self._problem = ""
+        return traffic_of(interval_s, counts)
+
+    async def close(self) -> None:
+        """Close the connection to the Prometheus server, if one was opened."""
+        if self._session:
+            await self._session.close()
+
+    async def _answer(self, promql: str) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        async with self._session.post(self._url, data={"query": promql}) as response:
+            try:
+                document = parse_object(await response.read())
+            except ValueError:
+                raise ValueError(f"status {response.status}, and not what Prometheus answers") from None
+        if document.get("status") != "success":
+            raise ValueError(f"status {response.status}: {document.get('error')}")
+        return document.get("data")
+
+    def _counts(self, data: Any) -> Counts:
+        """The counts in the answer to ``query``; ValueError when it is something else."""
+        counts: Counts = {}
+        is_unlabelled = False
+        try:
+            for series in data["result"]:
+                labels, value = series["metric"], float(series["value"][1])
+                if 0 <= value <= LARGEST_COUNT:
+                    part = REQUESTS if labels["is"] == REFUSED else labels["is"]
+                    le = labels.get("le", "") or labels.get(TARGET_MS, "")
+                    if le == "" or is_bound(le):
+                        counts[part, le] = counts.get((part, le), 0.0) + value
+                is_unlabelled |= not labels.get(NAMESPACE)
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(f"an answer without {error}") from None
+        if is_unlabelled and not self._has_told_unlabelled:
+            self._has_told_unlabelled = True
+            log.warning(
+                "Prometheus at %s has frontends without a %s: all of them count for %s",
+                self._shown,
+                NAMESPACE,
+                self._namespace,
+            )
+        return counts
+
+    def _missing(self, interval_s: float, problem: str) -> Traffic:
+        if problem != self._problem:
+            log.warning("no traffic from Prometheus at %s: %s", self._shown, problem)
+        self._problem = problem
+        return Traffic(interval_s, missing=f"Prometheus: {problem}")
+
+
+def query(prefix: str, namespace: str, interval_s: float, model: str = "") -> str:
+    """One PromQL query for everything: the label ``is`` of a series names the metric that it belongs to.
+
+    The parts are the queries of Dynamo 1.6.1's planner, with sums and counts apart instead of divided.
+    Prometheus takes an empty label for an absent one. With a ``model`` only its series count, whatever the
+    case of its name, and refused requests, whose model is not known.
+    """
+    own = f"{NAMESPACE}=~{json.dumps(re.escape(namespace) + '|')}"
+    its = f",model=~{json.dumps('(?i:' + re.escape(model) + ')|')}" if model else ""
+    window = f"[{max(1, round(1000 * interval_s))}ms]"
+    return " or ".join(_parts(f"{prefix}_", own, its, window))
+
+
+def _parts(prefix: str, own: str, its: str, window: str) -> Iterator[str]:
+    def growth(name: str, also: str = "", by: str = NAMESPACE, of_model: str = its) -> str:
+        return f"sum by ({by}) (increase({prefix}{name}{{{own}{of_model}{also}}}{window}))"
+
+    # Frontends before Dynamo 1.0 count no beginnings.
+    yield _named(f"({growth(STARTED)} or {growth(ENDED, SUCCESS)})", REQUESTS)
+    refused = "".join(f',{name}="{value}"' for name, value in REFUSED_LABELS.items())
+    yield _named(growth(ENDED, refused, of_model=""), REFUSED)
+    for name in HISTOGRAMS:
+        for part in ("sum", "count"):
+            yield _named(growth(f"{name}_{part}"), f"{name}_{part}")
+    for name in LENGTHS:
+        yield _named(growth(f"{name}_bucket", by=f"{NAMESPACE}, le"), f"{name}_bucket")
+    for name in (OVER_TTFT, OVER_ITL):
+        yield _named(growth(name, by=f"{NAMESPACE}, {TARGET_MS}"), name)
+    scraped = f"max by ({NAMESPACE}) (count_over_time({prefix}{ALWAYS_THERE}{{{own}}}{window}))"
+    yield _named(scraped, SAMPLES)
+
+
+def _named(expression: str, name: str) -> str:
+    return f'label_replace({expression}, "is", "{name}", "", "")'
+
+
+def _checked(endpoint: str) -> URL:
+    try:
+        url = URL(endpoint)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(
+            f"Planner.prometheus-endpoint: {endpoint!r}",
+            hint="Expected the address of a Prometheus server, as http://127.0.0.1:9090.",
+        )
+    return url
+
+
+def _too_few(samples: float, interval_s: float, namespace: str) -> str:
+    if samples:
+        return (
+            f"the frontends were scraped once in {interval_s:g} s: a scrape_interval of at most "
+            f"{interval_s / 3:g} s, or a longer adjustment-interval, would tell"
+        )
+    return f"nothing of a frontend of namespace {namespace} in the last {interval_s:g} s"

@@ -1,0 +1,114 @@
+"""The errors of a planner about the deployment that it plans for, by the names of Dynamo's planner.
+
+::
+
+    PlannerError
+    |- DynamoGraphDeploymentNotFoundError      .name, .namespace
+    |- ComponentError
+    |  |- SubComponentNotFoundError            .sub_component_type
+    |  |- DuplicateSubComponentError           .sub_component_type, .service_names
+    |- ModelNameNotFoundError
+    |- DeploymentModelNameMismatchError        .prefill_model_name, .decode_model_name
+    |- UserProvidedModelNameMismatchError      .model_name, .user_provided_model_name
+    |- DeploymentValidationError               .errors: all that a check has found
+    |- EmptyTargetReplicasError
+
+All are the user's: the deployment and the planner's options do not fit each other. Source: Dynamo 1.6.1, the
+module ``planner_exceptions``; its errors about a backend framework have no place here, where nothing
+depends on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynaplan.util.errors import UserError
+
+
+class PlannerError(UserError):
+    """Base of the errors of this module."""
+
+
+class DynamoGraphDeploymentNotFoundError(PlannerError):
+    """The DynamoGraphDeployment that is to be scaled is not there."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        super().__init__(
+            f"Parent DynamoGraphDeployment not found (name: {name!r} in namespace {namespace!r})",
+            hint="DYN_PARENT_DGD_K8S_NAME names it, and POD_NAMESPACE where it is.",
+        )
+        self.name = name
+        self.namespace = namespace
+
+
+class ComponentError(PlannerError):
+    """A component that is to be scaled is missing, or there is more than one."""
+
+
+class SubComponentNotFoundError(ComponentError):
+    """No component has that role, "prefill" or "decode"."""
+
+    def __init__(self, sub_component_type: str, *, hint: str = "") -> None:
+        super().__init__(f"the deployment has no {sub_component_type} component", hint=hint)
+        self.sub_component_type = sub_component_type
+
+
+class DuplicateSubComponentError(ComponentError):
+    """Several components have one role; the planner scales one of each."""
+
+    def __init__(self, sub_component_type: str, service_names: Sequence[str]) -> None:
+        names = ", ".join(service_names)
+        super().__init__(f"the deployment has several {sub_component_type} components: {names}")
+        self.sub_component_type = sub_component_type
+        self.service_names = tuple(service_names)
+
+
+class ModelNameNotFoundError(PlannerError):
+    """No component tells which model it serves."""
+
+    def __init__(self) -> None:
+        super().__init__("no component says which model it serves", hint="Set served-model-name.")
+
+
+class DeploymentModelNameMismatchError(PlannerError):
+    """Prefill and decode components serve different models."""
+
+    def __init__(self, prefill_model_name: str, decode_model_name: str) -> None:
+        super().__init__(
+            f"prefill workers serve {prefill_model_name!r}, decode workers {decode_model_name!r}",
+            hint="A hand-off needs the same model on both sides.",
+        )
+        self.prefill_model_name = prefill_model_name
+        self.decode_model_name = decode_model_name
+
+
+class UserProvidedModelNameMismatchError(PlannerError):
+    """The option ``served-model-name`` names another model than the components serve."""
+
+    def __init__(self, model_name: str, user_provided_model_name: str) -> None:
+        super().__init__(
+            f"served-model-name is {user_provided_model_name!r}, and the deployment serves {model_name!r}"
+        )
+        self.model_name = model_name
+        self.user_provided_model_name = user_provided_model_name
+
+
+class DeploymentValidationError(PlannerError):
+    """The deployment cannot be planned for; ``errors`` are the reasons."""
+
+    def __init__(self, errors: Sequence[PlannerError]) -> None:
+        hints = " ".join(dict.fromkeys(error.hint for error in errors if error.hint))
+        super().__init__(f"Service verification failed: {'; '.join(map(_text, errors))}", hint=hints)
+        self.errors = tuple(errors)
+
+
+class EmptyTargetReplicasError(PlannerError):
+    """Numbers of workers were to be set, and none was given."""
+
+    def __init__(self) -> None:
+        super().__init__("target_replicas cannot be empty")
+
+
+def _text(error: PlannerError) -> str:
+    """Return the message without its hint."""
+    return str(error.args[0])

@@ -1,0 +1,162 @@
+"""Ports of the planner: what it measures by, forecasts with, acts through and records to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.util.connection import Closable
+
+if TYPE_CHECKING:
+    from dynaplan.config.settings.forecasting import Forecast
+    from dynaplan.fleet.counts import FleetCounts
+    from dynaplan.fleet.desired_counts import DesiredCounts
+    from dynaplan.fleet.holds import RoleHolds
+    from dynaplan.fleet.load_sample import Sample
+    from dynaplan.gateway.traffic import Traffic
+    from dynaplan.graph.lifecycle import Role
+    from dynaplan.planner.model.components import DeployedComponents, TargetReplica
+    from dynaplan.planner.model.decisions import Decision, DecisionRecord
+
+    CountsChange = Callable[[DesiredCounts, RoleHolds], tuple[Mapping[Role, int], RoleHolds]]
+
+
+class MetricsSource(Closable, Protocol):
+    """The load of workers, read from the workers."""
+
+    async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
+        """The load of the worker at each base address, asked at once; None for one that does not answer."""
+        ...
+
+
+class Connector(Protocol):
+    """Carries the planner's decisions to the supervisor, or to another system that starts and stops workers.
+
+    Methods raise StoreUnavailable, or ClusterUnavailable, when it cannot be reached now.
+    """
+
+    async def fleet(self) -> FleetCounts:
+        """Return the present numbers of workers, by role and state."""
+        ...
+
+    async def desired(self) -> DesiredCounts:
+        """Return the counts asked for now, by any planner or user, and whether they are carried out."""
+        ...
+
+    async def holds(self) -> RoleHolds:
+        """Return the bounds that persons have set and that are in force now."""
+        ...
+
+    async def apply(self, decision: Decision) -> int:
+        """Ask for the decision's desired counts; return the decision's id, above every id in use.
+
+        All or nothing. Raises TemporaryError, and asks for nothing, when somebody else changed the desired
+        counts since the decision was made, or made a hold that does not allow it.
+        """
+        ...
+
+    async def components(self) -> DeployedComponents:
+        """Return the components that decisions are about, and why they are not ready."""
+        ...
+
+
+class ClusterConnector(Connector, Closable, Protocol):
+    """A connector to a cluster, with connections and background work of its own."""
+
+    async def ask(self, change: CountsChange) -> int:
+        """Write down the numbers and holds that a person asks for; return the id of the newest decision.
+
+        ``change`` returns them, made of the counts and the holds of now; without numbers there is no new
+        decision. Raises TemporaryError, and asks for nothing, when somebody else decided meanwhile.
+        """
+        ...
+
+
+class PlannerConnector(Protocol):
+    """Scales the components of a deployment, one by one or together: the interface of Dynamo's planners.
+
+    What is asked for counts from the call on; a ``blocking`` call returns when it is carried out. Methods
+    raise StoreUnavailable or ClusterUnavailable when the system cannot be reached, DeadlineExceeded when they
+    waited in vain, and a PlannerError for a deployment that cannot be planned for.
+    """
+
+    async def add_component(self, role: Role, blocking: bool = True) -> None:
+        """Ask for one worker more of a role."""
+        ...
+
+    async def remove_component(self, role: Role, blocking: bool = True) -> None:
+        """Ask for one worker fewer of a role; of none it removes none."""
+        ...
+
+    async def set_component_replicas(self, targets: Sequence[TargetReplica], blocking: bool = True) -> None:
+        """Ask for numbers of workers in one decision; raises EmptyTargetReplicasError without any."""
+        ...
+
+    async def validate_deployment(
+        self,
+        prefill_component_name: str | None = None,
+        decode_component_name: str | None = None,
+        require_prefill: bool = True,
+        require_decode: bool = True,
+    ) -> None:
+        """Raise DeploymentValidationError unless there is one component of each role, for one model."""
+        ...
+
+    async def wait_for_deployment_ready(self) -> None:
+        """Return when every worker that is asked for is ready."""
+        ...
+
+
+class Recorder(Protocol):
+    """Writes down the planner's pulls and decisions. Never raises: a failure to write is logged once."""
+
+    def pulled(self, sample: Sample) -> None:
+        """Write down one metric pull; never raises OSError."""
+        ...
+
+    def decided(self, record: DecisionRecord) -> None:
+        """Write down the decision of one adjustment interval."""
+        ...
+
+    def close(self) -> None:
+        """Close the files that were written to."""
+        ...
+
+
+class GaugeRecorder(Recorder, Protocol):
+    """A recorder that keeps the newest numbers, for a page of metrics."""
+
+    def read(self) -> dict[str, float]:
+        """Return the newest numbers by their names."""
+        ...
+
+
+class Forecaster(Closable, Protocol):
+    """Forecasts a series of the load, such as requests per interval, from its past."""
+
+    async def forecast(
+        self, history: Sequence[float | None], steps: int, *, is_count: bool = False
+    ) -> Forecast:
+        """Forecast the value ``steps`` intervals after the newest value of the history.
+
+        One value per adjustment interval, the newest last; None is "no data", which is not 0. ``is_count``:
+        the values are numbers of requests, whose variation by chance is known (Poisson). Never raises: where
+        a method fails or is late, the last value stands in, and the forecast says so.
+        """
+        ...
+
+
+class TrafficSource(Closable, Protocol):
+    """The requests of clients and the latencies of their answers, over all frontends of a deployment."""
+
+    async def pull(self) -> None:
+        """Read the counters, every ``metric-pulling-interval``. Never raises."""
+        ...
+
+    async def traffic(self, interval_s: float) -> Traffic:
+        """Return the traffic since the last call, ``interval_s`` seconds ago.
+
+        Never raises: without data the Traffic has no number of requests and says why; no request is 0.
+        """
+        ...

@@ -1,0 +1,122 @@
+"""The planning loop: when to pull, when to decide, and when to wait for a decision to be carried out.
+
+The live planner and the simulator run this same loop, each on a ``PlannedDeployment`` of its own. Its methods
+are coroutines because a live deployment waits for answers; those of a simulated one never wait.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.desired_counts import DesiredCounts
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.planner.model.decisions import Decision, PlannerState
+from dynaplan.planner.model.observation import Load, Observation
+from dynaplan.planner.rules import guards
+from dynaplan.planner.rules.deciding import decide, not_carried_out
+from dynaplan.planner.rules.load_policy import averaged
+from dynaplan.planner.rules.sla_policy import SlaModel
+
+
+class PlannedDeployment(Protocol):
+    """A deployment, live or simulated, as the planning loop reads and scales it."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        ...
+
+    async def desired(self) -> DesiredCounts | None:
+        """Return the desired counts and whether they are carried out; None where that is not known now."""
+        ...
+
+    async def pull_traffic(self) -> None:
+        """Read the traffic of a metric pull; a policy that does not plan for targets needs none."""
+        ...
+
+    async def pull_load(self) -> Sample:
+        """Return the load of a metric pull."""
+        ...
+
+    async def observe(self, load: Load) -> Observation:
+        """Return the observation of the interval that ends now and had this load."""
+        ...
+
+    def record(
+        self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
+    ) -> None:
+        """Note a decision, with the states before and after it."""
+        ...
+
+    async def apply(self, decision: Decision) -> bool:
+        """Ask for the desired counts; False where they were not asked for, and never will be."""
+        ...
+
+
+class PlanningCycle:
+    """One planner's intervals. Times are monotonic seconds. ``state`` is what is known from before.
+
+    With the policy ``load`` no load is pulled and nothing decided while a decision is being carried out
+    (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.
+    Targets are planned for in even intervals, whatever is being carried out.
+    """
+
+    def __init__(
+        self, settings: PlannerSettings, model: SlaModel | None = None, state: PlannerState | None = None
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._samples: list[Sample] = []
+        self._began_s = 0.0
+        self._state = state or PlannerState()
+        self._is_scaling = True
+
+    def begin(self, now_s: float) -> None:
+        """Begin an interval at ``now_s``: samples of the last one are forgotten."""
+        self._samples = []
+        self._began_s = now_s
+
+    async def tick(self, deployment: PlannedDeployment) -> None:
+        """Make a metric pull, and at the end of an interval a decision."""
+        if self._is_scaling:
+            desired = await deployment.desired()
+            if desired is not None:
+                self._note(desired, deployment.now_s())
+        await deployment.pull_traffic()
+        if not self._is_waiting:
+            self._samples.append(await deployment.pull_load())
+        if self.is_due(deployment.now_s()):
+            try:
+                await self._adjust(deployment)
+            finally:
+                self.begin(deployment.now_s())
+
+    def is_due(self, now_s: float) -> bool:
+        """Tell whether the interval is over. The pull nearest to its end decides, however late pulls are."""
+        slack_s = self._settings.metric_pulling_interval_s / 2
+        return now_s - self._began_s >= self._settings.adjustment_interval_s - slack_s
+
+    @property
+    def _is_waiting(self) -> bool:
+        """True while the planner waits for a decision to be carried out."""
+        return self._is_scaling and not self._settings.is_by_targets
+
+    def _note(self, desired: DesiredCounts, now_s: float) -> None:
+        """Note the desired counts; when scaling has ended with that, begin a new interval."""
+        self._state = self._state.noting(desired, now_s)
+        self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
+        if not self._is_scaling and not self._settings.is_by_targets:
+            self.begin(now_s)
+
+    async def _adjust(self, deployment: PlannedDeployment) -> None:
+        observation = await deployment.observe(averaged(self._samples))
+        before = self._state
+        self._state, decision = decide(self._settings, before, observation, self._model)
+        self._is_scaling |= observation.desired.is_pending
+        deployment.record(before, observation, decision, self._state)
+        if not decision.is_change:
+            return
+        if await deployment.apply(decision):
+            self._is_scaling = True
+        else:
+            self._state = not_carried_out(before)

@@ -1,0 +1,289 @@
+"""The SLA policy: the workers that the coming traffic needs to meet the targets.
+
+Each interval, in this order:
+
+1. *Error budget*: the misses of the finished interval are booked (``planner/sizing/error_budget.py``).
+2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
+   Not while the numbers of workers changed in the interval, nor with ``no-correction``.
+   *Bursts* then learn from what came, and may raise the minimums (``planner/bursts``).
+3. *Promise*: the budget says which part of the requests may miss for now, once for a worker that is added
+   and once for one that is removed.
+4. *Demands*: one per forecast interval, and one more with the backlog (``backlog.py``).
+5. *Size*: the most that any of them needs, fewer workers only with headroom (``look_ahead.py``,
+   ``pool_sizes.py``), minimums and GPU budget (``gpu_budget.py``), and what bursts have taught.
+6. *Steady*: a worker is removed only after some intervals that did not need it (``scale_down.py``); and once
+   more what bursts have taught: the hedge.
+7. *Failures*: no more workers of a role of which several failed for good.
+8. *Unmanaged*: workers that serve and that nobody manages are taken off (``unmanaged.py``).
+
+With ``sizing: formula`` steps 3, 4, 6 and the headroom of 5 are left out, as in the original: the means
+forecast for the next interval give the size, both ways, within minimums and GPU budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.desired_counts import SCALED_ROLES
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.bursts.burst_policy import BurstPolicy
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import UNLIMITED, Sizing, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.rules import guards
+from dynaplan.planner.rules.scale_down import delay_scale_down, late_roles
+from dynaplan.planner.rules.unmanaged import limits_together, managed_part, together, unmanaged_in
+from dynaplan.planner.sizing import error_budget
+from dynaplan.planner.sizing.backlog import with_backlog
+from dynaplan.planner.sizing.corrections import updated_corrections
+from dynaplan.planner.sizing.demand_forecast import demand_of
+from dynaplan.planner.sizing.formula import Formula
+from dynaplan.planner.sizing.look_ahead import Sizer, lookahead, size_for_all
+from dynaplan.planner.sizing.pool_sizes import size_pools
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel
+
+
+@dataclass(frozen=True)
+class SlaModel:
+    """The model of the engines: for queueing, and, with ``sizing: formula``, the formulas.
+
+    ``origin`` says of an estimated profile that it is one; it is empty for a measured one.
+    """
+
+    service: ServiceModel
+    formula: Formula | None = None
+    origin: str = ""
+
+    def service_for(self, current: Targets) -> ServiceModel:
+        """Return the service, aggregated where there is no prefill pool."""
+        return self.service if current.prefill else replace(self.service, prefill=None)
+
+
+def plan_for_targets(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> tuple[PlannerState, Sizing]:
+    """Return the next state, and the workers that the coming traffic needs within every limit.
+
+    Without traffic data or a forecast nothing changes.
+    """
+    alone = unmanaged_in(observation.fleet, current)
+    limits = limits_together(limits_of(settings, observation, current), alone)
+    current = together(current, alone)
+    state = _spend_error_budget(model, settings, state, observation, current)
+    state, notes = _update_corrections(model, settings, state, observation, current)
+    if model.origin:
+        notes = [Step("profile", current, current, model.origin), *notes]
+    service = _corrected(model, state, current)
+    bursts = BurstPolicy.observe(settings, state, observation, service, limits, current)
+    state, limits, notes = bursts.state, bursts.limits, [*notes, *bursts.steps]
+    foresight, traffic = observation.foresight, observation.traffic
+    is_measured = traffic is None or traffic.requests is not None
+    if foresight is None or not foresight.expected or not is_measured:
+        missing = traffic.missing if traffic else ""
+        why = f"no data: change nothing, because {missing or 'no traffic was seen yet'}"
+        unchanged = Sizing(current, (*notes, Step("demand", current, current, why)))
+        return state, managed_part(unchanged, alone)
+    if model.formula:
+        expected, targets = foresight.expected[0], settings.targets()
+        sizing = model.formula.size(
+            expected, foresight.interval_s, targets, state.corrections, limits, current
+        )
+    else:
+        sizing = bursts.adjust(_plan(service, settings, state, observation, foresight, limits, current))
+        late = late_roles(model.service_for(current), observation, settings.targets())
+        state, sizing = delay_scale_down(settings, state, observation, sizing, limits, current, late)
+        state, sizing = bursts.hedge(state, sizing)
+    sizing = _without_failing_roles(observation, sizing, current)
+    return state, managed_part(replace(sizing, steps=(*notes, *sizing.steps)), alone)
+
+
+def limits_of(settings: PlannerSettings, observation: Observation, current: Targets) -> WorkerLimits:
+    """Return the GPU budget, the minimums, and the maximums that are held (``holding.py``).
+
+    GPUs of draining workers, and of workers beyond the desired number, are not available yet. What remains
+    is no less than the GPUs of the workers asked for already, as far as ``max-gpu-budget`` and the box go.
+    """
+    fleet = observation.fleet
+    budget = min(settings.max_gpu_budget, fleet.gpus_total or settings.max_gpu_budget)
+    held = guards.gpus_held(settings, fleet, current, current)
+    gpus = {role: guards.gpus_of(settings, fleet, role) for role in SCALED_ROLES}
+    asked = sum(current.of(role) * gpus[role] for role in SCALED_ROLES)
+    least = {role: guards.least_workers(settings, gpus[role]) for role in SCALED_ROLES}
+    return WorkerLimits(
+        max_gpus=max(budget - (held - asked), min(asked, budget)),
+        prefill_gpus=gpus[Role.PREFILL],
+        decode_gpus=gpus[Role.DECODE],
+        least=Targets(least[Role.PREFILL] if current.prefill else 0, least[Role.DECODE]),
+        most=observation.holds.beside(current).bounded(UNLIMITED),
+    )
+
+
+def _update_corrections(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> tuple[PlannerState, list[Step]]:
+    """Return the state with new corrections, and the step of the trail."""
+    traffic, load = observation.traffic, observation.load
+    if settings.no_correction or traffic is None:
+        return state, []
+    if load.changed:
+        why = f"corrections stay: the workers changed in this interval ({load.changed})"
+        return state, [Step("corrections", current, current, why)]
+    serving = Targets(load.prefill_workers, load.decode_workers)
+    if model.formula:
+        after, why = model.formula.corrections(
+            state.corrections, traffic, serving.decode, is_aggregated=not current.prefill
+        )
+    else:
+        after, why = updated_corrections(
+            model.service_for(current), state.corrections, traffic, serving, settings.targets()
+        )
+    return replace(state, corrections=after), [Step("corrections", current, current, why)]
+
+
+def _spend_error_budget(
+    model: SlaModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    current: Targets,
+) -> PlannerState:
+    """Return the state with the error budget after the misses of the finished interval.
+
+    Without traffic data, or with a window of 0, it stays as it is.
+    """
+    traffic, load, targets = observation.traffic, observation.load, settings.targets()
+    if traffic is None or traffic.requests is None or not settings.slo_window_s:
+        return state
+    serving = Targets(load.prefill_workers, load.decode_workers)
+    missed = error_budget.missed_requests(model.service_for(current), traffic, serving, targets)
+    after = error_budget.budget_after(state.error_budget, missed, traffic, targets, settings.slo_window_s)
+    return replace(state, error_budget=after)
+
+
+def _corrected(model: SlaModel, state: PlannerState, current: Targets) -> ServiceModel:
+    """Return the service with the step times that were measured."""
+    corrections = state.corrections
+    return model.service_for(current).slowed(
+        effective_correction(corrections.prefill), effective_correction(corrections.decode)
+    )
+
+
+def _plan(
+    service: ServiceModel,
+    settings: PlannerSettings,
+    state: PlannerState,
+    observation: Observation,
+    foresight: Foresight,
+    limits: WorkerLimits,
+    current: Targets,
+) -> Sizing:
+    """Size by the queueing model: demands, backlog and promises."""
+    demands = [
+        demand_of(settings, foresight, expected)
+        for expected in foresight.expected
+        if expected.requests is not None
+    ]
+    now = _current_demand(settings, foresight, observation)
+    if demands:
+        backlog = with_backlog(service, demands, now, observation, settings.adjustment_interval_s)
+        demands += [backlog] if backlog else []
+    adding, removing, notes = _promises(settings, state, observation, foresight)
+
+    def sized(targets: SlaTargets) -> Sizer:
+        return lambda demand, bounds: size_pools(service, demand, targets, bounds, current)
+
+    headroom = _headroom(settings, foresight.expected[0])
+    sizing = size_for_all(sized(adding), sized(removing), demands, current, limits, headroom, now)
+    return replace(
+        sizing, steps=(*(Step("promise", current, current, note) for note in notes), *sizing.steps)
+    )
+
+
+def _current_demand(
+    settings: PlannerSettings, foresight: Foresight, observation: Observation
+) -> Demand | None:
+    """Return the demand of the finished interval, with the forecast lengths; None where unknown or 0."""
+    traffic = observation.traffic
+    if traffic is None or not traffic.requests:
+        return None
+    measured = replace(
+        foresight.expected[0], requests=traffic.requests * foresight.interval_s / traffic.interval_s
+    )
+    return demand_of(settings, foresight, measured)
+
+
+def _promises(
+    settings: PlannerSettings, state: PlannerState, observation: Observation, foresight: Foresight
+) -> tuple[SlaTargets, SlaTargets, list[str]]:
+    """Return the targets for added workers, the targets for workers that stay when others leave, and notes.
+
+    A worker that is not added now can be added next time, so the budget may be spent until the next
+    decision's workers serve. A worker that is removed now should not be wanted back before the window is
+    over. Both spend at the rate forecast for the next interval; without one, or with a window of 0, the
+    promise stays as it is.
+    """
+    targets, requests = settings.targets(), foresight.expected[0].requests
+    if not settings.slo_window_s or not requests:
+        return targets, targets, []
+    soon_s = lookahead(observation.startup_s, settings.adjustment_interval_s).until_s
+    rate = requests / foresight.interval_s
+    adding = error_budget.targets_with_spare(state.error_budget, targets, rate, soon_s, observation.startup_s)
+    removing = error_budget.targets_with_spare(
+        state.error_budget, targets, rate, max(soon_s, settings.slo_window_s)
+    )
+    return adding, removing, [error_budget.in_words(state.error_budget, adding)]
+
+
+CLOSE_ENOUGH = 1.15
+"""Factor within which a correction counts as 1. Model and measurement are never closer, and sizes that
+follow their difference would come and go under a load that does not change."""
+
+
+def effective_correction(correction: float) -> float:
+    """Return the factor for the step times: the correction, or 1 when it is close enough to 1."""
+    return 1.0 if 1 / CLOSE_ENOUGH < correction < CLOSE_ENOUGH else correction
+
+
+def _headroom(settings: PlannerSettings, soonest: Expected) -> float:
+    """Return the part by which demand may still grow before a removed worker would be missed.
+
+    min(scale-down-headroom, max(LEAST_HEADROOM, error / 2 / forecast)), in requests of the next interval,
+    the error being the mean absolute one of earlier forecasts as far ahead: where load is forecast well a
+    worker can leave earlier. ``scale-down-headroom`` where the error is not known or no request is forecast.
+    """
+    if not soonest.doubt or not soonest.requests:
+        return settings.scale_down_headroom
+    usual = max(LEAST_HEADROOM, soonest.doubt / 2 / soonest.requests)
+    return min(settings.scale_down_headroom, usual)
+
+
+LEAST_HEADROOM = 0.05
+"""Lowest headroom, a part of the demand: at the edge of a size a few per cent separate no misses from
+many."""
+
+
+def _without_failing_roles(observation: Observation, sizing: Sizing, current: Targets) -> Sizing:
+    """Add no worker to a role of which several failed for good."""
+    targets, steps = sizing.targets, []
+    for role in SCALED_ROLES:
+        why = guards.against_failures(observation.fleet, role)
+        if why and targets.of(role) > current.of(role):
+            after = targets.plus(role, current.of(role) - targets.of(role))
+            steps.append(Step("failures", targets, after, why))
+            targets = after
+    if not steps:
+        return sizing
+    return replace(sizing, targets=targets, steps=(*sizing.steps, *steps), prediction=None)

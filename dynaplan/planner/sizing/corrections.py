@@ -1,0 +1,254 @@
+"""Corrections of the queueing model: how much longer the engines' steps take than the profile says.
+
+A factor per role multiplies the time of every step (``WorkerKind.slowed``), so 1.2 means steps of 1.2 times
+the profile's. (``sizing: formula`` has factors of another meaning, ratios of latencies: ``formula.py``.)
+
+What is compared must be steps, not queues: a backlog makes every TTFT long, however fast the engines are,
+and a factor that grew with it would ask for ever more workers.
+
+**Symbols.** D, ctx, f, m and S are those of ``decode_model.py``, F that of ``prefill_model.py``, all by the
+uncorrected profile and for the lengths of the finished interval. x: measured mean ITL, ms. r: answers
+finished per ms and decode worker. k: requests in a decode step, n of ``decode_model.py`` and one more.
+
+**Decode.** By Little's law k = 1 + r E[S] x from measured quantities alone, in a backlog too, since r
+counts finished answers, not arrivals (k at most the request slots, k ctx at most the KV cache). Then
+
+    factor = x / D(k, k ctx)                                        decode only
+    factor = x / (D(k, k ctx) + (1 - exp(-r x)) f + r x m)          aggregated
+
+**Prompts in the steps** of aggregated workers have come lately, or have waited. An answer that ends in an
+interval has lived beside those of a rise, of which few have ended so far. So there are two readings, with the
+lesser and with the greater one of the rates of answers and of arrivals for r. And prompts that wait fill
+every step: where the mean TTFT is over the target, a backlog as below, the second reading is
+
+    factor = x / (D(k, k ctx) + f + max(r x, B) m),  B = (tokens of a step - k) / mean prompt tokens
+
+A factor between both readings is no evidence against it, and stays; else the nearer of the two counts. The
+first reading alone takes the queue of a burst for slow engines: 1.5 in the hours of ``tests/bench/cases.py``,
+for engines that are as their profile.
+
+**Bursts.** A request of a burst decodes beside more others than the mean rate of answers says, so D is too
+short and the factor too large. So there is another reading, with the greater one of the rates of answers and
+of arrivals (of a rise few answers have ended so far), times the unevenness: the rate of arrivals that a
+request sees, over the mean rate. Two answers that begin t apart, each of life L, decode together for L - t.
+So what a request sees is weighted by 1 - t / L, before it and after it: of a batch that comes at once it is
+all of it. A factor between both readings is no evidence, as here and below. For prefill the demand is higher
+where waiting is expected, by what prompts see within the TTFT target before them: none waits for a later one.
+
+**Prefill.** The factor is the one with which the queueing model expects the measured mean TTFT. How much of
+a TTFT was waiting is not known exactly, so there are two such factors, both from 0.5 to 3:
+
+    alone          the solution z of   z (F + m) + transfer + 2.5 d D(1, ctx) = mean TTFT
+    with waiting   the solution z of   wait(z) + z (F + m) + transfer + 2.5 d step = mean TTFT
+
+d is the new decode factor; *step* the mean decode step at the measured demand, with d; wait(z) the mean
+wait that the model expects at the measured demand when prefill steps take z times the profile's, so it is
+that at the searched factor (infinite where the pool is overloaded with z). *Alone* takes all of the TTFT
+for computing, the most that the factor can be, and *with waiting* the least. The measured factor is the old
+one where it lies between both, for that is no evidence against it; else the nearer of the two.
+
+A mean TTFT over the target, in ms, corrects nothing: it cannot be told from a backlog. So a prefill so slow
+that the mean misses the target is not corrected either. Where the model does not expect such a mean no
+worker leaves then (``late_roles`` in ``planner/rules/scale_down.py``); what helps is to measure the profile
+anew. Aggregated workers have the decode factor only.
+
+**Smoothing**: factor <- factor x (measured / factor)^0.2 after each interval, geometric, within 0.5 to 3. A
+factor between 1 / 1.15 and 1.15 counts as 1 (``effective_correction`` in ``planner/rules/sla_policy.py``);
+it is kept as it is. Nothing is corrected with fewer than 20 requests, without lengths, with a role that had
+no worker, in an interval in which the numbers of workers changed, or with ``no-correction``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.planner.model.sizing import Corrections
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.measured_load import measured_demand
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+
+FEWEST_REQUESTS = 20
+"""Requests in an interval below which its mean says too little to correct anything."""
+
+GAIN = 0.2
+"""Exponent of one interval's correction: 0.2 goes most of the way (90 %) in ten intervals. A single
+measurement is off by some per cent, and sizes must not follow that."""
+
+LEAST = 0.5
+"""Lowest factor. A profile that is further off is that of another engine."""
+
+MOST = 3.0
+"""Highest factor, likewise."""
+
+HALVINGS = 7
+"""Halvings of the range between ``LEAST`` and ``MOST``, which find a factor to 1.4 %."""
+
+
+@dataclass(frozen=True)
+class _MeasuredInterval:
+    """A finished interval: its traffic, its demand, and the workers that served."""
+
+    traffic: Traffic
+    demand: Demand
+    serving: Targets
+
+    @property
+    def answered_per_ms(self) -> float:
+        """Answers per ms of one decode worker: answered, not arrived, which differ in a backlog."""
+        lengths = self.traffic.osl
+        answered = lengths.total if lengths and lengths.total else self.traffic.requests
+        assert answered
+        return answered / self.traffic.interval_s / 1000 / self.serving.decode
+
+    @property
+    def arrived_per_ms(self) -> float:
+        """Arrivals per ms of one decode worker."""
+        return self.demand.requests_per_s / 1000 / self.serving.decode
+
+    def is_backlogged(self, targets: SlaTargets) -> bool:
+        """Tell whether prompts may have waited all the time: their mean TTFT is over the target."""
+        return (self.traffic.ttft_ms or 0.0) > targets.ttft_ms
+
+    def unevenness_beside(self, life_s: float) -> float:
+        """Return the rate of arrivals beside which requests of that life decode, over the mean rate.
+
+        1 for a metronome, and where arrivals are not known by pull: requests of a burst see more of them.
+        """
+        arrivals = self.traffic.arrivals
+        if not arrivals or not sum(arrivals):
+            return 1.0
+        width = max(1.0, life_s * len(arrivals) / self.traffic.interval_s)
+        reach, seen = math.ceil(width) - 1, 0.0
+        for pull, arrived in enumerate(arrivals):
+            near = range(max(0, pull - reach), min(len(arrivals), pull + reach + 1))
+            together = [1 - abs(pull - other) / width for other in near]
+            beside = sum(arrivals[other] * part for other, part in zip(near, together, strict=True))
+            seen += arrived * beside / sum(together)
+        return max(1.0, seen / sum(arrivals) * len(arrivals) / sum(arrivals))
+
+    def unevenness_before(self, within_s: float) -> float:
+        """Return the rate of arrivals within that time before a request, over the mean rate; 1 likewise."""
+        arrivals = self.traffic.arrivals
+        if not arrivals or not sum(arrivals):
+            return 1.0
+        width = max(1, min(len(arrivals), round(within_s * len(arrivals) / self.traffic.interval_s)))
+        sums = [0.0, *accumulate(arrivals)]
+        seen = sum(
+            arrived * (sums[pull + 1] - sums[max(0, pull + 1 - width)]) / min(width, pull + 1)
+            for pull, arrived in enumerate(arrivals)
+        )
+        return max(1.0, seen / sums[-1] * len(arrivals) / sums[-1])
+
+
+def updated_corrections(
+    service: ServiceModel, before: Corrections, traffic: Traffic, serving: Targets, targets: SlaTargets
+) -> tuple[Corrections, str]:
+    """Return the factors after an interval in which ``serving`` workers served, and why.
+
+    They stay as they were where the comparison would say more about queues than about engines.
+    """
+    demand = measured_demand(traffic)
+    obstacle = _obstacle(service, traffic, demand, serving)
+    if obstacle or demand is None:
+        return before, f"corrections stay at {_in_words(before)}: {obstacle}"
+    interval = _MeasuredInterval(traffic, demand, serving)
+    decode = _moved_towards(before.decode, _decode_factor(service, interval, before.decode, targets))
+    if service.prefill is None:
+        after, note = Corrections(before.prefill, decode), ""
+    else:
+        prefill, note = _prefill_factor(service.slowed(1.0, decode), interval, before.prefill, targets)
+        after = Corrections(_moved_towards(before.prefill, prefill), decode)
+    return after, f"measured over expected: {_in_words(after)}{note}"
+
+
+def _obstacle(service: ServiceModel, traffic: Traffic, demand: Demand | None, serving: Targets) -> str:
+    """Say why nothing can be compared, "" when it can."""
+    if traffic.requests is None:
+        return traffic.missing or "nothing was measured"
+    is_known = demand and traffic.isl_tokens and traffic.osl_tokens
+    if traffic.requests < FEWEST_REQUESTS or not is_known:
+        return "there were too few requests"
+    if not serving.decode or (service.prefill and not serving.prefill):
+        return "not every role had workers"
+    return ""
+
+
+def _decode_factor(
+    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
+) -> float | None:
+    """Return the factor nearest to ``before`` that agrees with the measured ITL; None without one."""
+    itl_ms, state = interval.traffic.itl_ms, SteadyState(service, interval.demand)
+    if not itl_ms or not state.answers.mean_steps:
+        return None
+    unevenness = interval.unevenness_beside(state.answers.mean_steps * itl_ms / 1000)
+    answered, arrived = interval.answered_per_ms, interval.arrived_per_ms
+    slow = _decode_ratio(state, itl_ms, min(answered, arrived) if state.is_aggregated else answered)
+    waited = state.is_aggregated and interval.is_backlogged(targets)
+    fast = _decode_ratio(state, itl_ms, max(answered, arrived) * unevenness, is_full=waited)
+    return min(max(before, fast), max(slow, fast))
+
+
+def _decode_ratio(state: SteadyState, itl_ms: float, rate: float, *, is_full: bool = False) -> float:
+    """Return measured over expected step time of decode workers that answer ``rate`` requests/ms each.
+
+    ``is_full``: prompts that wait fill the steps of aggregated workers.
+    """
+    answers, kind = state.answers, state.service.decode
+    batch = min(1 + rate * answers.mean_steps * itl_ms, float(kind.settings.request_slots))
+    expected_ms = kind.decode_ms(batch, min(batch * answers.context_tokens, kind.kv_tokens))
+    if state.is_aggregated:
+        prompts, came, begins = state.prompts, rate * itl_ms, -math.expm1(-rate * itl_ms)
+        if is_full:
+            room = max(0.0, kind.settings.batched_tokens - batch) / max(prompts.mean_tokens, 1.0)
+            came, begins = max(came, room), 1.0
+        start_ms = max(0.0, prompts.fixed_ms - kind.decode_ms(1, 0.0))
+        expected_ms += begins * start_ms + came * prompts.mean_ms
+    return itl_ms / expected_ms
+
+
+def _prefill_factor(
+    service: ServiceModel, interval: _MeasuredInterval, before: float, targets: SlaTargets
+) -> tuple[float | None, str]:
+    """Return the factor nearest to ``before`` that agrees with the measured TTFT, and an objection."""
+    ttft_ms = interval.traffic.ttft_ms
+    if not ttft_ms:
+        return None, ""
+    if interval.is_backlogged(targets):
+        return None, f", prefill stays: a TTFT of {ttft_ms:.0f} ms comes from a backlog, not from the engines"
+    busiest = interval.demand.times(interval.unevenness_before(targets.ttft_ms / 1000))
+    with_waiting = _factor_explaining(ttft_ms, service, busiest, interval.serving)
+    alone = _factor_explaining(ttft_ms, service, interval.demand.times(0.0), interval.serving)
+    return min(max(before, with_waiting), max(alone, with_waiting)), ""
+
+
+def _factor_explaining(ttft_ms: float, service: ServiceModel, demand: Demand, serving: Targets) -> float:
+    """Return the factor with which the model expects that mean TTFT, by halving on a logarithmic scale.
+
+    That is *with waiting* of the module, and *alone* for a demand of rate 0.
+    """
+    low, high = LEAST, MOST
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        times = SteadyState(service.slowed(middle, 1.0), demand).mean_times(serving)
+        if times and times.mean_ttft_ms < ttft_ms:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)
+
+
+def _moved_towards(before: float, measured: float | None) -> float:
+    """Return the factor moved towards the measured one by ``GAIN``, within the bounds."""
+    if measured is None:
+        return before
+    ratio: float = (measured / before) ** GAIN
+    return min(max(before * ratio, LEAST), MOST)
+
+
+def _in_words(corrections: Corrections) -> str:
+    return f"prefill {corrections.prefill:.3g}, decode {corrections.decode:.3g}"

@@ -1,0 +1,166 @@
+"""The forecasts that a decision needs, and the demand that they make with the measured lengths.
+
+Requests are forecast 1 interval ahead, for when workers of this decision would be needed until
+(``look_ahead.py``: ``until_s``), and half way between. Mean lengths change slowly: once, for the far end.
+
+**Lengths are drawn towards the recent mean.** The mean of few requests is mostly chance. With the forecast
+mean v, the recent mean M (half-life 5 minutes), the variance s^2 of the lengths and R forecast requests,
+the standard error is s / sqrt(R), and the mean that is used is
+
+    M + sign(v - M) max(0, |v - M| - s / sqrt(R))
+
+soft thresholding: a difference within one standard error counts as none.
+
+**So are numbers of requests,** but all or nothing, for a load that rises must not be followed late: a
+forecast within a standard deviation of the recent mean, which independent clients make by chance
+(``planner/forecasting/chance.py``), is that mean. A forecast from a few intervals goes up and down with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from dynaplan.config.settings.forecasting import Forecast
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.gateway.traffic import Lengths
+from dynaplan.planner.bursts.surprises import surprise
+from dynaplan.planner.forecasting.chance import is_near
+from dynaplan.planner.forecasting.lengths import points_of
+from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.model.traffic import Demand, Expected, Foresight
+from dynaplan.planner.sizing.look_ahead import lookahead
+
+
+class Question(NamedTuple):
+    """One forecast that is needed: the curve of the history, and the number of intervals ahead."""
+
+    curve: str
+    ahead: int
+
+    @property
+    def is_count(self) -> bool:
+        """True for the curve of numbers of requests."""
+        return self.curve == REQUESTS
+
+
+REQUESTS = "requests"
+"""Name of the curve of numbers of requests."""
+
+
+def questions(startup_s: float, interval_s: float) -> list[Question]:
+    """Return the forecasts that a decision needs, with workers that take ``startup_s`` to start."""
+    last = lookahead(startup_s, interval_s).intervals
+    steps = sorted({1, -(-last // 2), last})
+    lengths = [Question(curve, last) for curve in ("isl_tokens", "osl_tokens")]
+    return [*(Question(REQUESTS, ahead) for ahead in steps), *lengths]
+
+
+class ForecastMethod(Protocol):
+    """Forecasts one curve."""
+
+    async def __call__(self, history: Sequence[float | None], steps: int, *, is_count: bool) -> Forecast:
+        """Forecast the value ``steps`` intervals ahead; ``is_count``: the values are numbers of requests."""
+        ...
+
+
+async def forecast_traffic(
+    history: TrafficHistory, method: ForecastMethod, startup_s: float, settings: PlannerSettings
+) -> Foresight:
+    """Return the forecast traffic until a worker that is started now is ready, and one interval more."""
+    answers = {
+        asked: await method(history.curve(asked.curve), asked.ahead, is_count=asked.is_count)
+        for asked in questions(startup_s, settings.adjustment_interval_s)
+    }
+    return foresight(history, answers, settings)
+
+
+def foresight(
+    history: TrafficHistory, answers: Mapping[Question, Forecast], settings: PlannerSettings
+) -> Foresight:
+    """Combine the answers to ``questions`` with the lengths of the requests that were seen.
+
+    Surprises are remembered for the window of the promise: an older one keeps no worker.
+    """
+    targets, intervals = settings.targets(), max(1, round(settings.slo_window_s / history.interval_s))
+    rest = min(targets.ttft_rest, targets.itl_rest)
+    lengths = {asked.curve: answer for asked, answer in answers.items() if not asked.is_count}
+    requests = _value(answers[Question(REQUESTS, 1)])
+    isl = _mean_tokens(lengths["isl_tokens"], history.isl, requests)
+    osl = _mean_tokens(lengths["osl_tokens"], history.osl, requests)
+    expected = tuple(
+        Expected(
+            _requests(answer, history),
+            isl,
+            osl,
+            ahead=asked.ahead,
+            doubt=answer.typical_error,
+            surprise=surprise(answer.outcomes[-intervals:], rest),
+            why=answer.why,
+        )
+        for asked, answer in answers.items()
+        if asked.is_count
+    )
+    return Foresight(
+        history.interval_s,
+        expected,
+        history.isl,
+        history.osl,
+        history.dispersion,
+        history.prefix_hit_rate,
+        history.dispersions,
+    )
+
+
+def demand_of(settings: PlannerSettings, foresight: Foresight, expected: Expected) -> Demand:
+    """Return one forecast interval as a demand: recent lengths, scaled to the forecast means.
+
+    Its burstiness is the recent mean of the measured one, at least 1, and 1 where none was measured. Of its
+    prompts the part is left to compute that was of the recent ones: all of it where no hits were measured.
+    """
+    assert expected.requests is not None
+    return Demand(
+        expected.requests / foresight.interval_s,
+        _with_mean(foresight.isl, expected.isl_tokens, settings.isl_tokens),
+        _with_mean(foresight.osl, expected.osl_tokens, settings.osl_tokens),
+        foresight.prefix_hit_rate or 0.0,
+        max(1.0, foresight.dispersion or 1.0),
+        foresight.dispersions,
+    )
+
+
+def _with_mean(lengths: Lengths | None, mean_tokens: float | None, unseen_tokens: float) -> Lengths:
+    """Return the lengths scaled to a mean, by 0.5 to 2; ``unseen_tokens`` where none have been seen."""
+    if lengths is None or not lengths.total or not lengths.mean_tokens:
+        return Lengths.fixed(mean_tokens or unseen_tokens)
+    if not mean_tokens:
+        return lengths
+    factor = min(max(mean_tokens / lengths.mean_tokens, 0.5), 2.0)
+    bounds = tuple(factor * bound for bound in lengths.upper_bounds_tokens)
+    return Lengths(bounds, lengths.counts, factor * lengths.mean_tokens)
+
+
+def _requests(forecast: Forecast, history: TrafficHistory) -> float | None:
+    """Return the forecast number of requests, or the recent mean where chance alone may part them."""
+    value, mean = _value(forecast), history.requests
+    if value is None or mean is None:
+        return value
+    return mean if is_near(value, mean) else value
+
+
+def _mean_tokens(forecast: Forecast, seen: Lengths | None, requests: float | None) -> float | None:
+    """Return the forecast mean length, drawn towards the recent mean by its standard error."""
+    value = _value(forecast)
+    if value is None or seen is None or not seen.mean_tokens:
+        return value
+    points = points_of(seen, math.inf)
+    variance = max(0.0, points.moment(2) - points.moment(1) ** 2)
+    apart = value - seen.mean_tokens
+    by_chance = math.sqrt(variance / max(1.0, requests or 0.0))
+    return seen.mean_tokens + math.copysign(max(0.0, abs(apart) - by_chance), apart)
+
+
+def _value(forecast: Forecast) -> float | None:
+    """Return the forecast value, None where nothing was ever measured."""
+    return forecast.value if forecast.is_known else None

@@ -1,0 +1,217 @@
+"""The number of workers that a demand needs, by the queueing model (``sizing: queueing``).
+
+**Criterion.** The smallest numbers with which both targets hold: chance(ITL > target) and chance(TTFT >
+target) are at most the allowed parts, 1 - percentile / 100 + what the error budget spares.
+
+1. *Decode workers first*: the smallest number that is not overloaded, keeps the ITL, and would keep the
+   TTFT if no prompt waited for a prefill worker: only then can prefill workers do the rest.
+2. *Prefill workers* then: the smallest number, with these decode workers, that keeps the TTFT.
+
+Aggregated services need step 1 only, with the TTFT of the aggregated workers. More workers are never worse
+in the model, so the search may halve (``search.py``).
+
+**A target that nobody can meet**, because a request alone on an engine exceeds it, is replaced by 1.1 times
+the time of a request alone, at the same percentile: otherwise the whole budget would be spent for nothing.
+
+**More than the GPUs.** Cutting both numbers by the same factor would not do: the fewer workers a role
+needs, the more of its capacity is reserve, so half of them carry less than half of the demand. So the
+largest part of the demand is sought (by halving) whose workers fit the budget: these come first, and what
+is left goes to the role that lacks most (``gpu_budget.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
+from dynaplan.planner.model.targets import Step
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.gpu_budget import at_least, within_limits
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from dynaplan.planner.sizing.search import smallest_enough
+
+HALVINGS = 6
+"""Halvings of the demand, until the part of it that the budget can carry is known to 1.6 %."""
+
+NEAR_ALONE = 1.1
+"""Factor on a request's time alone that replaces an unreachable target."""
+
+
+def size_pools(
+    service: ServiceModel, demand: Demand, targets: SlaTargets, limits: WorkerLimits, current: Targets
+) -> Sizing:
+    """Return the workers that the demand needs within the limits, and why.
+
+    No requests need the minimums. A demand that is not known (no lengths, not a number) changes nothing.
+    """
+    unknown = _unknown(demand)
+    if unknown:
+        why = f"no data: change nothing, because {unknown}"
+        return Sizing(current, (Step("demand", current, current, why),))
+    if demand.requests_per_s == 0:
+        steps = [Step("demand", current, Targets(), "no requests are expected: no demand")]
+        allowed, bounds = within_limits(Targets(), limits, current)
+        return Sizing(allowed, (*steps, *bounds))
+    return _size(SteadyState(service, demand), targets, limits, current)
+
+
+def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current: Targets) -> Sizing:
+    reachable, notes = _reachable(state, targets)
+    steps = [Step("demand", current, current, _in_words(state))]
+    steps += [Step("targets", current, current, note) for note in notes]
+    wanted = _workers(state, reachable)
+    after = replace(current, prefill=0 if state.is_aggregated else current.prefill, decode=wanted.decode)
+    steps.append(Step("decode", current, after, _why_decode(state, reachable, wanted.decode)))
+    if not state.is_aggregated:
+        steps.append(Step("prefill", after, wanted, _why_prefill(state, reachable, wanted)))
+    if _is_scarce(wanted, limits):
+        limits, note = _largest_share_minimums(state, reachable, limits)
+        steps.append(Step("scarcity", wanted, wanted, note))
+    allowed, bounds = within_limits(wanted, limits, current)
+    return Sizing(allowed, (*steps, *bounds), _prediction(state, targets, allowed))
+
+
+def _workers(state: SteadyState, targets: SlaTargets) -> Targets:
+    """Return the fewest workers with which both targets hold."""
+    decode = smallest_enough(lambda workers: _decode_meets(state, targets, workers), 1)
+    if state.is_aggregated:
+        return Targets(0, decode)
+    prefill = smallest_enough(
+        lambda workers: (
+            state.chance_of_ttft_over(targets.ttft_ms, Targets(workers, decode)) <= targets.ttft_rest
+        ),
+        _least_prefill(state),
+    )
+    return Targets(prefill, decode)
+
+
+def _least_prefill(state: SteadyState) -> int:
+    """Return the fewest prefill workers that compute prompts as fast as they come."""
+    return max(1, math.ceil(state.prefill_waiting(1).utilisation))
+
+
+# -- more than there is -----------------------------------------------------------------------------------
+
+
+def _is_scarce(wanted: Targets, limits: WorkerLimits) -> bool:
+    """Tell whether the wanted workers exceed the budget while the minimums do not."""
+    enough = limits.capped(at_least(wanted, limits.least))
+    return limits.gpus(enough) > limits.max_gpus >= limits.gpus(limits.capped(limits.least))
+
+
+def _largest_share_minimums(
+    state: SteadyState, targets: SlaTargets, limits: WorkerLimits
+) -> tuple[WorkerLimits, str]:
+    """Return limits whose minimums keep the promises to the largest part of the demand, and say so."""
+    low, high, least = 0.0, 1.0, limits.least
+    for _ in range(HALVINGS):
+        part = (low + high) / 2
+        workers = limits.capped(at_least(_workers(state.part(part), targets), limits.least))
+        if limits.gpus(workers) <= limits.max_gpus:
+            low, least = part, workers
+        else:
+            high = part
+    note = f"{least} keep the promises for {low:.0%} of this demand: they come first"
+    return replace(limits, least=least), note
+
+
+def _decode_meets(state: SteadyState, targets: SlaTargets, workers: int) -> bool:
+    """Tell whether that many decode workers keep the ITL, and leave the TTFT within reach."""
+    decoding = state.decode_batch(workers)
+    if decoding.overload:
+        return False
+    if decoding.chance_of_itl_over(targets.itl_ms) > targets.itl_rest:
+        return False
+    return state.least_chance_of_ttft_over(targets.ttft_ms, workers) <= targets.ttft_rest
+
+
+def _reachable(state: SteadyState, targets: SlaTargets) -> tuple[SlaTargets, list[str]]:
+    """Return the targets, with those replaced that no number of workers meets, and a note on each."""
+    idle, one = state.idle(), Targets(1, 1)
+    is_ttft = idle.chance_of_ttft_over(targets.ttft_ms, one) <= targets.ttft_rest
+    is_itl = idle.decode_batch(1).chance_of_itl_over(targets.itl_ms) <= targets.itl_rest
+    if is_ttft and is_itl:
+        return targets, []
+    alone, notes = idle.predict(one, targets), []
+    if not is_ttft:
+        notes.append(_unreachable("TTFT", alone.ttft_ms, targets.ttft_percentile, targets.ttft_ms))
+        targets = replace(targets, ttft_ms=NEAR_ALONE * alone.ttft_ms)
+    if not is_itl:
+        notes.append(_unreachable("ITL", alone.itl_ms, targets.itl_percentile, targets.itl_ms))
+        targets = replace(targets, itl_ms=NEAR_ALONE * alone.itl_ms)
+    return targets, notes
+
+
+def _prediction(state: SteadyState, targets: SlaTargets, workers: Targets) -> Prediction | None:
+    """Return what is expected of these workers; None where a role has none."""
+    is_served = workers.decode > 0 and (state.is_aggregated or workers.prefill > 0)
+    return state.predict(workers, targets) if is_served else None
+
+
+# -- in words ------------------------------------------------------------------------------------------
+
+
+def _unknown(demand: Demand) -> str:
+    """Say what is missing of a demand, "" when nothing is."""
+    if not (math.isfinite(demand.requests_per_s) and demand.requests_per_s >= 0):
+        return "the expected number of requests is not known"
+    if demand.requests_per_s and not (demand.isl.total and demand.osl.total):
+        return "the lengths of the expected requests are not known"
+    return ""
+
+
+def _in_words(state: SteadyState) -> str:
+    answers = state.answers
+    return (
+        f"{state.demand.requests_per_s:.3g} requests/s of {state.prompts.mean_tokens:.0f} prompt tokens to "
+        f"compute and {answers.mean_steps + 1:.0f} answer tokens, on average"
+    )
+
+
+def _unreachable(name: str, alone_ms: float, percentile: float, target_ms: float) -> str:
+    return (
+        f"a request alone has a {name} of {alone_ms:.3g} ms at the {percentile:g}th percentile, over the "
+        f"target of {target_ms:g}: no number of workers meets it, so the aim is {NEAR_ALONE:g} times that"
+    )
+
+
+def _why_decode(state: SteadyState, targets: SlaTargets, workers: int) -> str:
+    chosen = _decode_in_words(state, targets, workers)
+    if workers == 1:
+        return f"with 1 worker {chosen}"
+    fewer = _decode_in_words(state, targets, workers - 1)
+    return f"with {workers} workers {chosen}; with {workers - 1} {fewer}"
+
+
+def _decode_in_words(state: SteadyState, targets: SlaTargets, workers: int) -> str:
+    decoding = state.decode_batch(workers)
+    if decoding.overload:
+        return decoding.overload
+    late = decoding.chance_of_itl_over(targets.itl_ms)
+    words = (
+        f"{late:.1%} of the ITLs are over {targets.itl_ms:g} ms, {decoding.batch:.0f} requests in the batch"
+    )
+    if state.is_aggregated:
+        words += (
+            f", {decoding.chance_of_ttft_over(targets.ttft_ms):.1%} of the TTFTs over {targets.ttft_ms:g} ms"
+        )
+    return words
+
+
+def _why_prefill(state: SteadyState, targets: SlaTargets, workers: Targets) -> str:
+    least = _least_prefill(state)
+
+    def in_words(prefill: int) -> str:
+        if prefill < least:
+            return "prompts come faster than they are computed"
+        late = state.chance_of_ttft_over(targets.ttft_ms, replace(workers, prefill=prefill))
+        busy = state.prefill_waiting(prefill).utilisation
+        return f"{late:.1%} of the TTFTs are over {targets.ttft_ms:g} ms, {busy:.0%} busy"
+
+    if workers.prefill == 1:
+        return f"with 1 worker {in_words(1)}"
+    fewer = in_words(workers.prefill - 1)
+    return f"with {workers.prefill} workers {in_words(workers.prefill)}; with {workers.prefill - 1} {fewer}"

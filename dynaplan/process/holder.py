@@ -1,0 +1,387 @@
+"""The holder: one small process above a program, which is the parent of everything that the program starts.
+
+Linux only. ``holding.held`` forks the program off and becomes a Python that calls ``main`` with the words
+``PROGRAM_PID SOCKET GRACE_S DRAIN_S -- COMMAND [ARG]...``. The pid stays, so the process that has started the
+program waits for the holder. A program that a signal has killed is started again, as COMMAND, and finds at
+its end of a socket what it had started and what it had given to keep.
+
+- The program exits: the holder ends what is left, and ends with the same code.
+- SIGINT and SIGTERM are passed on. SIGHUP does nothing.
+- A program that has not come back for GRACE_S seconds, or was killed after it was told to end: the holder
+  ends everything in order, in DRAIN_S seconds at most, and removes the files that it was told of.
+- The holder is killed: its children end by the parent-death signals that they have asked for, but for the
+  fork server, which removes those files then.
+
+Messages are marshalled tuples, one a packet; file descriptors travel beside them. The program asks, and is
+answered at once:
+
+- ``("spawn", name, stage)``, with four descriptors: a file with the marshalled ``(argv, cwd, environment)``,
+  and the standard streams. Answer ``("pid", pid)``, or ``("error", errno)``.
+- ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``. A path
+  with a slash at its end is a directory that goes if it is empty.
+- ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
+  the kept descriptors.
+- ``("here",)``, when all is as before: answer ``("ok",)``.
+- ``("next", command, variables)``: the command to start when this program has ended, however that is, and
+  what differs in its environment; answer ``("ok",)``. It is on trial until it says that it is here: when it
+  ends before, or takes TRIAL_S seconds, the command of before is started again.
+- ``("fork server",)``, with a file: processes are forked from now on, as ``forking.py`` says, the program
+  itself when it comes back among them, until another program is started; answer ``("ok",)``.
+
+and is told ``("ended", pid, wait status)``. A pid stays the ended process's until the program says
+``("noted", pid)``, which is not answered. Processes of an earlier ``stage`` are ended first; those of the
+stage OF_THE_PROGRAM end with each program.
+"""
+
+from __future__ import annotations
+
+# Not ``signal`` nor ``subprocess``: they would double a process that only waits. Nor ``typing``.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import os
+import select
+import time
+
+from dynaplan.process.closing import end_everything_below, remove
+from dynaplan.process.forking import LINK, Spawner
+from dynaplan.process.packets import PacketSocket
+from dynaplan.util.terminal import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses before a program that does not come back is started once more."""
+
+STEADY_S = 1.0
+"""A program that was there for as long is started again at once."""
+
+RESERVED_S = 2.0
+"""Time before the deadline at which the next stage is told to end; as in ``fleet/shutdown.py``."""
+
+TRIAL_S = 60.0
+"""Longest time for another program to be here, at most half of the grace; then the one before is started."""
+
+POLL_S = 0.02
+DRAINED = (0, 1)
+"""The stages whose processes are told to end; those of later ones are killed when the others are gone."""
+
+OF_THE_PROGRAM = -1
+"""The stage of processes that are killed whenever the program has ended."""
+
+TOLD = (_signal.SIGINT, _signal.SIGTERM)
+AWAITED = (*TOLD, _signal.SIGHUP, _signal.SIGCHLD)
+"""Blocked when this script begins."""
+
+HOLDER_VARIABLE = "DYNAPLAN_HOLDER"
+"""The variable of a program that is started again: the number of a descriptor, a colon, the holder's pid; and
+``:trial`` for one that takes the place of another."""
+
+
+class Holder:
+    """Holds a program's processes, and starts the program again when it was killed."""
+
+    def __init__(
+        self, command: Sequence[str], program: int, descriptor: int, grace_s: float, drain_s: float
+    ) -> None:
+        self._command: tuple[Sequence[str], Mapping[str, str]] = command, {}
+        self._next: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._fallback: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._program = program
+        self._grace_s = grace_s
+        self._drain_s = drain_s
+        self._poll = select.poll()
+        self._link: PacketSocket | None = None
+        self._connect(descriptor)
+        self._held: dict[int, tuple[str, int]] = {}
+        self._ended: set[int] = set()
+        self._kept: dict[str, int] = {}
+        self._paths: Sequence[str] = ()
+        self._spawner = Spawner()
+        self._told: list[int] = []
+        self._is_first = True
+        self._here_since_s: float | None = None
+        self._away_since_s = time.monotonic()
+        self._start_at_s = 0.0
+        self._pause_s = 0.0
+        self._signals: list[int] = []
+        self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._wake, select.POLLIN)
+        for number in AWAITED:
+            _signal.signal(number, lambda number, _: self._signals.append(number))
+        _signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, AWAITED)
+        self._signals.append(_signal.SIGCHLD)  # one that came before
+
+    def run(self) -> int:
+        """Hold until the program has ended; return its wait status."""
+        while True:
+            self._wait(self._due_s())
+            status = self._look()
+            if status is not None and self._is_end(status):
+                self._end_all()
+                return status
+            if self._here_since_s is None and not self._is_first and self._is_over():
+                return self._end_in_order(status or _signal.SIGKILL)
+            if self._program == 0 and time.monotonic() >= self._start_at_s:
+                self._start_program()
+            if self._fallback and self._program and time.monotonic() >= self._trial_ends_s():
+                os.kill(self._program, _signal.SIGKILL)
+
+    # -- the program ------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Tell whether everything is to end without the program, and say so when it did not come back."""
+        if self._told:
+            return True
+        if time.monotonic() < self._away_since_s + self._grace_s:
+            return False
+        say(f"serve has not come back within {self._grace_s:g} s: everything ends.")
+        return True
+
+    def _is_end(self, status: int) -> bool:
+        """Take note of the program's end; return False when it is to come back."""
+        now_s = time.monotonic()
+        was_here_s = None if self._here_since_s is None else now_s - self._here_since_s
+        self._program = 0
+        self._disconnect()
+        for pid in self._of(OF_THE_PROGRAM):
+            os.kill(pid, _signal.SIGKILL)
+        if self._next or self._fallback:
+            self._change_program(now_s)
+            return False
+        is_exit = os.WIFEXITED(status)
+        is_meant = is_exit or os.WTERMSIG(status) in TOLD
+        if is_meant and (self._is_first or was_here_s is not None):
+            return True
+        if was_here_s is not None:
+            self._away_since_s = now_s
+        self._here_since_s, self._is_first = None, False
+        if was_here_s is None:
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        else:
+            self._pause_s = 0.0 if was_here_s >= STEADY_S else FIRST_PAUSE_S
+        self._start_at_s = now_s + self._pause_s
+        how = (
+            f"ended with code {os.WEXITSTATUS(status)}"
+            if is_exit
+            else f"died of signal {os.WTERMSIG(status)}"
+        )
+        if not self._told:
+            say(f"serve {how}; it starts again, and what it has started goes on.")
+        return False
+
+    def _change_program(self, now_s: float) -> None:
+        """Have the next program started, or, in the place of one on trial, the one before it."""
+        self._spawner.end_fork_server()  # it is of the same version as the program
+        if self._next:
+            self._fallback, self._command, self._next = self._command, self._next, None
+            self._away_since_s = now_s
+            say("Another serve takes over; what this one has started goes on.")
+        elif self._fallback:
+            self._command, self._fallback = self._fallback, None
+            say("The other serve did not come up: the one before starts again.")
+        self._here_since_s, self._is_first = None, False
+        self._pause_s, self._start_at_s = 0.0, now_s
+
+    def _trial_ends_s(self) -> float:
+        return self._away_since_s + min(TRIAL_S, self._grace_s / 2)
+
+    def _start_program(self) -> None:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        command, variables = self._command
+        trial = ":trial" if self._fallback else ""
+        link = {HOLDER_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
+        try:
+            environment = {**os.environ, **variables, **link}
+            self._program = self._spawner.spawn_linked(command, environment, theirs.fileno())
+        except OSError as error:
+            say(f"serve cannot be started again: {error.strerror}")
+            if self._fallback:
+                self._change_program(time.monotonic())
+                return
+            self._pause_s = LONGEST_PAUSE_S
+            self._start_at_s = time.monotonic() + self._pause_s
+            return
+        finally:
+            theirs.close()
+        self._connect(ours.detach())
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _due_s(self) -> float | None:
+        """Return the seconds until something is to be done without being asked; None for never."""
+        if self._here_since_s is not None or self._is_first:
+            return None
+        due_s = self._trial_ends_s() if self._fallback else self._away_since_s + self._grace_s
+        return (min(due_s, self._start_at_s) if self._program == 0 else due_s) - time.monotonic()
+
+    def _wait(self, most_s: float | None) -> None:
+        if self._signals:
+            return
+        if self._link is not None:
+            events = select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0)
+            self._poll.modify(self._link.fileno(), events)
+        self._poll.poll(None if most_s is None else max(0.0, most_s) * 1000 + 1)
+
+    def _look(self) -> int | None:
+        """Do what signals and messages ask for; return the program's wait status when it has ended."""
+        try:
+            os.read(self._wake, 4096)
+        except BlockingIOError:
+            pass
+        numbers = [self._signals.pop(0) for _ in range(len(self._signals))]
+        for number in numbers:
+            if number in TOLD:
+                self._told.append(number)
+                if self._program:
+                    os.kill(self._program, number)
+        status = self._reaped() if _signal.SIGCHLD in numbers else None
+        if self._link is not None:
+            self._link.send()
+            self._receive()
+        return status
+
+    def _reaped(self) -> int | None:
+        """Reap the program and orphans; tell of the processes held. Return the program's wait status."""
+        status = None
+        if self._program and (ended := os.waitpid(self._program, os.WNOHANG))[0]:
+            status = ended[1]
+        for pid in [pid for pid in self._held if pid not in self._ended]:
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if (found := os.waitid(os.P_PID, pid, how)) is not None:
+                is_exit = found.si_code == os.CLD_EXITED
+                self._ended.add(pid)
+                self._tell(("ended", pid, found.si_status << 8 if is_exit else found.si_status))
+        if self._link is None or status is not None:
+            for pid in list(self._ended):
+                self._forget(pid)
+        while (orphan := self._ended_orphan()) is not None:
+            os.waitpid(orphan, 0)
+        return status
+
+    def _ended_orphan(self) -> int | None:
+        """Return the first process that has ended, if it is an orphan of some process held."""
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        is_known = found is None or found.si_pid in self._held or found.si_pid == self._program
+        return None if found is None or is_known else found.si_pid
+
+    def _forget(self, pid: int) -> None:
+        if pid in self._ended:
+            self._ended.discard(pid)
+            self._held.pop(pid, None)
+            os.waitpid(pid, 0)
+            self._signals.append(_signal.SIGCHLD)  # an orphan may have waited behind it
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _connect(self, descriptor: int) -> None:
+        self._link = PacketSocket(descriptor)
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _disconnect(self) -> None:
+        if self._link is not None:
+            self._poll.unregister(self._link.fileno())
+            self._link.close()
+        self._link = None
+
+    def _tell(self, message: tuple[Any, ...], descriptors: Iterable[int] = ()) -> None:
+        if self._link is not None:
+            self._link.tell(message, descriptors)
+
+    def _receive(self) -> None:
+        while self._link is not None and (packet := self._link.receive()) is not None:
+            message, descriptors = packet
+            if message:
+                self._answer(message, descriptors)
+            else:
+                self._disconnect()
+
+    def _answer(self, message: tuple[Any, ...], descriptors: list[int]) -> None:
+        what = message[0]
+        if what == "noted":
+            self._forget(message[1])
+        elif what == "spawn":
+            self._spawn(message[1], message[2], descriptors)
+        elif what == "hello":
+            held = [(name, pid) for pid, (name, _) in self._held.items() if pid not in self._ended]
+            away_s = 0.0 if self._is_first else time.monotonic() - self._away_since_s
+            self._tell(("held", held, list(self._kept), away_s), self._kept.values())
+        else:
+            if what == "keep":
+                self._drop(message[1])
+                self._kept[message[1]] = descriptors[0]
+            elif what == "drop":
+                self._drop(message[1])
+            elif what == "remove":
+                self._paths = message[1]
+                self._spawner.leave(message[1])
+            elif what == "here":
+                self._here_since_s, self._fallback = time.monotonic(), None
+            elif what == "next":
+                self._next = message[1], message[2]
+            elif what == "fork server":
+                self._spawner.prepare(descriptors[0])
+            self._tell(("ok",))
+
+    def _drop(self, name: str) -> None:
+        if name in self._kept:
+            os.close(self._kept.pop(name))
+
+    def _spawn(self, name: str, stage: int, descriptors: list[int]) -> None:
+        try:
+            pid = self._spawner.spawn(descriptors[0], descriptors[1:4])
+            self._held[pid] = name, stage
+            self._tell(("pid", pid))
+        except OSError as error:
+            self._tell(("error", error.errno))
+        for each in descriptors:
+            os.close(each)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _end_in_order(self, status: int) -> int:
+        """End everything without the program: stage after stage, and by force at the deadline."""
+        if self._program:
+            os.kill(self._program, _signal.SIGKILL)
+            os.waitpid(self._program, 0)
+            self._program = 0
+        self._disconnect()
+        told, end_s = len(self._told), time.monotonic() + self._drain_s
+        for stage in DRAINED:
+            until_s = end_s - (0.0 if stage else min(RESERVED_S, self._drain_s / 4))
+            for pid in self._of(stage):
+                os.kill(pid, _signal.SIGTERM)
+            while self._of(stage) and time.monotonic() < until_s and len(self._told) == told:
+                self._wait(POLL_S)
+                self._look()
+        self._end_all()
+        remove(self._paths)
+        return status
+
+    def _of(self, stage: int) -> list[int]:
+        return [pid for pid, (_, its) in self._held.items() if its == stage and pid not in self._ended]
+
+    def _end_all(self) -> None:
+        """Kill whatever is below this process, until nothing is."""
+        for number in (*TOLD, _signal.SIGHUP):
+            _signal.signal(number, _signal.SIG_IGN)  # nothing is started any more that would inherit that
+        end_everything_below()
+
+
+def main(arguments: list[str]) -> int:
+    """Hold the program; return its exit code, or die by its signal."""
+    program, descriptor, grace_s, drain_s = arguments[:4]
+    holder = Holder(arguments[5:], int(program), int(descriptor), float(grace_s), float(drain_s))
+    code = os.waitstatus_to_exitcode(holder.run())
+    if code >= 0:
+        os._exit(code)  # at its own end Python would take a signal's handler away before the process is gone
+    if -code != _signal.SIGKILL:
+        _signal.signal(-code, _signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code

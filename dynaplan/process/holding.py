@@ -1,0 +1,226 @@
+"""A program's side of its holder (``holder.py``): getting one, and what is asked of it."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dynaplan
+from dynaplan.process.fork_server import FORK_SERVER
+from dynaplan.process.holder import AWAITED, HOLDER_VARIABLE
+from dynaplan.process.packets import END, PacketSocket
+from dynaplan.process.parent_death import adopt_orphans, die_with_parent
+
+BECOME_HOLDER = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from dynaplan.process.holder import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The things that a program finds which was started again: processes and descriptors, by name.
+
+    ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
+    """
+
+    pids: Mapping[str, int]
+    kept: Mapping[str, int]
+    away_s: float
+
+
+def held(command: Sequence[str], grace_s: float, drain_s: float) -> HolderLink:
+    """Fork: return in the child, the program, and have this process become its holder.
+
+    ``command`` starts the program again. To be called before there are threads, and before anything is open
+    that the holder must not keep open.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _open_standard_streams()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    adopt_orphans()
+    holder_pid, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    program = os.fork()
+    if program:
+        _become_holder(ours.fileno(), program, command, grace_s, drain_s)
+    # Ctrl-C reaches the holder alone, which passes it on; and to write is no fault of a group in the back.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    die_with_parent(holder_pid)
+    ours.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return HolderLink(theirs.detach(), holder_pid)
+
+
+def inherited_link(environ: MutableMapping[str, str]) -> HolderLink | None:
+    """Take the link to the holder that has started this program again out of the environment, if it has."""
+    descriptor, *words = environ.pop(HOLDER_VARIABLE, "").split(":")
+    if not words:
+        return None
+    die_with_parent(int(words[0]))
+    return HolderLink(int(descriptor), int(words[0]), is_trial="trial" in words)
+
+
+def _become_holder(
+    descriptor: int, program: int, command: Sequence[str], grace_s: float, drain_s: float
+) -> None:
+    """Become the holder, with no other descriptors than its own; the program ends where that fails."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the descriptor of the listing itself
+                os.set_inheritable(int(name), int(name) == descriptor)
+    root = str(Path(dynaplan.__file__).resolve().parents[1])
+    numbers = (str(program), str(descriptor), f"{grace_s:g}", f"{drain_s:g}")
+    words = [sys.executable, "-I", "-S", "-c", BECOME_HOLDER, root, *numbers, "--", *command]
+    try:
+        os.execv(sys.executable, words)
+    finally:
+        os._exit(1)
+
+
+def _open_standard_streams() -> None:
+    """Open what is closed of descriptors 0 to 2: another file there would be taken for a stream."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+class HolderLink:
+    """The link to the holder. Answers are waited for: the holder does nothing else than to answer.
+
+    ``on_end(pid, wait_status)`` is called by ``look``, and while an answer is waited for. A program that
+    ``is_trial`` takes the place of another, which starts again unless this one says that it is here.
+    ``arguments`` are this program's own.
+    """
+
+    def __init__(self, descriptor: int, holder_pid: int, *, is_trial: bool = False) -> None:
+        self.holder_pid = holder_pid
+        self.is_trial = is_trial
+        self.arguments: Sequence[str] = ()
+        self.on_end: Callable[[int, int], None] = lambda pid, status: None
+        self._socket = PacketSocket(descriptor)
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when there is something to ``look`` at."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the link: what the holder keeps stays kept."""
+        self._socket.close()
+
+    def hello(self) -> Held:
+        """Return what the holder has of a program before this one; descriptors are this process's own."""
+        (_, held_ones, names, away_s), descriptors = self._ask(("hello",))
+        return Held(dict(held_ones), dict(zip(names, descriptors, strict=True)), away_s)
+
+    def spawn(
+        self,
+        name: str,
+        stage: int,
+        argv: Sequence[str],
+        cwd: str,
+        environment: Mapping[str, str],
+        streams: Sequence[int],
+    ) -> int:
+        """Have a program started as the leader of a session; return its pid. OSError when it cannot be."""
+        with _file_of((list(argv), cwd, dict(environment))) as text:
+            answer, _ = self._ask(("spawn", name, stage), (text, *streams))
+        if answer[0] == "error":
+            raise OSError(answer[1], os.strerror(answer[1]), argv[0])
+        return int(answer[1])
+
+    def have_fork_server(
+        self, modules: str, beginnings: Sequence[Sequence[str]], differing: Sequence[str]
+    ) -> None:
+        """Have commands that begin with such words forked from now on, by a process that has imported much.
+
+        They are ``[sys.executable, "-m", module]``, or have ``-P`` in between; ``modules`` names the module
+        that lists what to import. Executed is any other command, and one whose environment differs from that
+        of this process in other variables than such as begin with one of ``differing``.
+        """
+        if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
+            return  # it means another directory in each working directory
+        package = str(Path(dynaplan.__file__).resolve().parent)
+        command = [sys.executable, "-c", FORK_SERVER, package, modules]
+        with _file_of((command, dict(os.environ), [*map(list, beginnings)], list(differing))) as text:
+            self._ask(("fork server",), (text,))
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Have the holder keep a copy of a descriptor, in the place of one of that name."""
+        self._ask(("keep", name), (descriptor,))
+
+    def keep_text(self, name: str, text: bytes) -> None:
+        """Have the holder keep a text, as a file in memory."""
+        file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.write(file, text)
+            self.keep(name, file)
+        finally:
+            os.close(file)
+
+    def drop(self, name: str) -> None:
+        """Have the holder close what it keeps by that name."""
+        self._ask(("drop", name))
+
+    def remove_at_the_end(self, paths: Sequence[Path], if_empty: Sequence[Path] = ()) -> None:
+        """Name the files and directories to remove, in order, if everything must end without a program."""
+        self._ask(("remove", [*map(str, paths), *(f"{path}/" for path in if_empty)]))
+
+    def tell_here(self) -> None:
+        """Say that all is as before: from now on an exit of this program is the end of everything."""
+        self._ask(("here",))
+
+    def make_way_for(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Have this command started when this process has ended, with these variables beside the holder's.
+
+        What this process has started goes on.
+        """
+        self._ask(("next", list(command), dict(variables)))
+
+    def look(self, *, waits: bool = False) -> None:
+        """Take note of processes that have ended; with ``waits``, of the next one at least."""
+        while (packet := self._socket.receive(waits=waits)) is not None:
+            self._note(packet[0])
+            waits = False
+
+    def _ask(
+        self, message: tuple[object, ...], descriptors: Sequence[int] = ()
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        self._socket.ask(message, descriptors)
+        while True:
+            packet = self._socket.receive(waits=True)
+            assert packet is not None
+            if packet[0] and packet[0][0] != "ended":
+                return packet
+            self._note(packet[0])
+
+    def _note(self, message: tuple[Any, ...]) -> None:
+        if message == END:
+            raise OSError(errno.EPIPE, "the holder has ended")
+        _, pid, status = message
+        self.on_end(pid, status)
+        self._socket.ask(("noted", pid))
+
+
+@contextmanager
+def _file_of(message: tuple[Any, ...]) -> Iterator[int]:
+    """Open a file in memory for what is longer than a packet may be; it is closed at the end."""
+    text = os.memfd_create("message", os.MFD_CLOEXEC)
+    try:
+        with open(text, "wb", closefd=False) as file:
+            marshal.dump(message, file)
+        yield text
+    finally:
+        os.close(text)

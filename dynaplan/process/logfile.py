@@ -1,0 +1,73 @@
+"""Each worker writes its own log: a file of everything the process prints, turned over when it is full."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from pathlib import Path
+
+from dynaplan.util.clock import Clock
+from dynaplan.util.log_lines import log_lines
+
+LARGEST_BYTES = 10 * 1024 * 1024
+KEPT = 3
+CHECK_EVERY_S = 5.0
+
+
+class LogFile:
+    """Standard output and error of this process, written to ``path`` (mode 0600, appended).
+
+    When it has grown beyond ``largest_bytes`` it becomes ``path.1``, the one before ``path.2`` and so on;
+    ``kept`` of them stay.
+    """
+
+    def __init__(self, path: Path, largest_bytes: int = LARGEST_BYTES, kept: int = KEPT) -> None:
+        self._path = path
+        self._largest_bytes = largest_bytes
+        self._kept = kept
+
+    def redirect(self) -> None:
+        """Send everything that this process and its children print into the file from now on."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o600)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+        os.close(descriptor)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
+
+    def turn_over_if_full(self) -> bool:
+        """Begin a new file if this one is full; whether it was."""
+        if os.fstat(2).st_size < self._largest_bytes:
+            return False
+        for number in range(self._kept - 1, 0, -1):
+            older = self._numbered(number)
+            if older.exists():
+                older.replace(self._numbered(number + 1))
+        self._path.replace(self._numbered(1))
+        self.redirect()
+        return True
+
+    async def watch(self, clock: Clock) -> None:
+        """Check every few seconds, for ever; a full disk or a removed directory does not end it."""
+        while True:
+            await clock.sleep(CHECK_EVERY_S)
+            try:
+                self.turn_over_if_full()
+            except OSError as error:
+                logging.getLogger(__name__).warning("the log cannot be turned over: %s", error)
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """Log to standard error, in the form that ``DYNAPLAN_LOG_FORMAT`` asks for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_lines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,47 @@
+"""Ports to the box: time, processes, files and the GPUs that arbiters claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
+
+from dynaplan.process.identity import LeaseOwner, ProcessIdentity
+
+if TYPE_CHECKING:
+    pass
+
+
+class Processes(Protocol):
+    """The processes of this machine, each told from its successors by its start time."""
+
+    def identify(self, pid: int) -> int | None:
+        """Return the process's start, in clock ticks since boot; None without a process, or for a zombie."""
+        ...
+
+    def identity_of(self, pid: int) -> ProcessIdentity:
+        """Return the identity of a running process; raises ProcessLookupError when it does not run."""
+        ...
+
+    def is_alive(self, process: ProcessIdentity) -> bool:
+        """Tell whether this very process still runs, and not a later one with its pid."""
+        ...
+
+    def kill_group(self, pid: int, started_at: int, waits_s: float = 0.0) -> tuple[int, ...]:
+        """SIGKILL the rest of the session that this very process leads or led; return the pids found in it.
+
+        Some processes get time to clean up after the others. The call blocks for them for ``waits_s`` seconds
+        at most and then kills them; with 0 it does not block: call it again until no pid is returned.
+        """
+        ...
+
+
+class ProcessWatch(Protocol):
+    """Processes that are watched for their end."""
+
+    def follow(self, owners: Collection[LeaseOwner]) -> None:
+        """Watch exactly these from now on; one that cannot be seen from here is never told of."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching, and give back what the watch held; no end is told afterwards."""
+        ...

@@ -1,0 +1,226 @@
+"""Run a program so that nothing it has started stays behind, neither after its own end nor after ours.
+
+Linux only. A parent-death signal reaches one process: the children of that one go on, with their GPU, as
+vLLM's EngineCore does. So a shim stands between us and the program: the program's parent, and the subreaper
+of whatever it starts, in any process group and any session. ``shimmed`` returns the command line that runs
+this file as a script: ``python -I -S .../shim.py --parent PID -- COMMAND [ARG]...``.
+
+- When the process PID ends, or on ``END_SIGNAL``, the shim kills everything below itself.
+- When the command ends, it kills what the command has left.
+- SIGTERM, SIGINT, SIGHUP and SIGQUIT it passes on to the command.
+- When nothing is below it any more it ends as the command did: with its exit code, or by its signal. The exit
+  code is 1 when PID was gone already, 78 when the command cannot be run.
+- Killed itself, it takes the command along, but not the command's children.
+
+Python's resource trackers among them have ``TRACKERS_WITHIN_S`` to end by themselves.
+
+The script runs in two steps. Asking the kernel for all this takes ``ctypes``, and a command line that names
+the command. A process keeps what it asked for, its children and its blocked signals when it becomes another
+program, so the script becomes itself once more, with neither: ``shim.py --child PID``. That leaves 3 MiB,
+most of it Python's own, no second process with the command's words in its command line, and none of the
+command's variables but the one by which a worker's processes are recognised.
+"""
+
+from __future__ import annotations
+
+# Not ``signal``: its enumerations cost a process that only waits another MiB. Nor ``typing``.
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of ``prctl``, from ``linux/prctl.h``."""
+
+END_SIGNAL: int = _signal.SIGUSR1
+"""The kernel sends it when the parent ends, and the parent to have everything killed at once."""
+
+PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
+AWAITED = (*PASSED_ON, _signal.SIGCHLD, END_SIGNAL)
+
+EXIT_NEVER = 78
+"""The same as ``dynaplan.graph.lifecycle.EXIT_NEVER``, which this file must not import."""
+
+TRACKERS_WITHIN_S = 3.0
+"""The same as ``dynaplan.process.process_table.TRACKERS_WITHIN_S``."""
+
+KEPT_VARIABLE = "DYNAPLAN_WORKER_NAME"
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
+"""Time between two looks at processes that were killed: a GPU's memory may take seconds to be freed."""
+
+
+def shimmed(command: Sequence[str], parent_pid: int) -> list[str]:
+    """Return the command line that runs ``command`` under a shim of that parent."""
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        os.path.abspath(__file__),
+        "--parent",
+        str(parent_pid),
+        "--",
+        *command,
+    ]
+
+
+def is_shim(command_line: bytes) -> bool:
+    """Tell whether a process with this line of ``/proc/PID/cmdline`` is a shim whose command runs."""
+    words = command_line.split(b"\0")
+    return len(words) > 4 and words[3].endswith(b"/children/shim.py") and words[4] == b"--child"
+
+
+def parents() -> dict[int, int]:
+    """Return the parent of each process of this machine, by its pid; zombies are left out."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in b"ZX":
+                found[int(name)] = int(parent)
+    return found
+
+
+def descendants(ancestor: int, parent_of: Mapping[int, int]) -> list[int]:
+    """Return the processes below one, its children first, by what ``parents`` has found."""
+    found: list[int] = []
+    generation = {ancestor}
+    while generation:
+        generation = {pid for pid, parent in parent_of.items() if parent in generation}
+        found += generation
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Do one of the two steps; return an exit code."""
+    if arguments[0] == "--child":
+        return _stay_with(int(arguments[1]))
+    split = arguments.index("--")
+    return _start(int(arguments[1]), arguments[split + 1 :])
+
+
+def _start(parent_pid: int, command: list[str]) -> int:
+    """Start the command, and become the shim that stays with it."""
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, AWAITED)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # ignored, as by some parents, it would not come
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_PDEATHSIG, END_SIGNAL)
+    if os.getppid() != parent_pid:
+        print(f"the parent, process {parent_pid}, is gone", file=sys.stderr)
+        return 1
+    own_pid = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os._exit(_become(command, own_pid, mask))
+    kept = {name: value for name, value in os.environ.items() if name == KEPT_VARIABLE}
+    script = os.path.abspath(__file__)
+    try:
+        os.execve(sys.executable, [sys.executable, "-I", "-S", script, "--child", str(child)], kept)
+    except OSError:  # this Python has been removed meanwhile: it is larger, and does as well
+        return _stay_with(child)
+
+
+def _become(command: list[str], shim_pid: int, mask: Iterable[int]) -> int:
+    """Become the command, which dies with its shim; return an exit code only when that failed."""
+    _prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
+    if os.getppid() != shim_pid:
+        return 1
+    # One that ignored SIGTERM, as after a shell's `trap '' TERM`, would ignore it in the command too.
+    _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, set(mask) - {_signal.SIGTERM})
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        return EXIT_NEVER
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def _stay_with(child: int) -> int:
+    """Wait for the command's end, or the parent's; end what is below, and then this process."""
+    status, has_children = None, True
+    while status is None and has_children:
+        number = _signal.sigwaitinfo(AWAITED).si_signo
+        if number == END_SIGNAL:
+            break
+        if number in PASSED_ON:
+            os.kill(child, number)  # not reaped yet, so it is still this one
+        else:
+            status, has_children = _reaped(child)
+    return _end_like(_end_all(child, status))
+
+
+def _reaped(child: int) -> tuple[int | None, bool]:
+    """Reap what has ended; return the child's status, if it was among them, and whether more are there."""
+    status = None
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status, False
+        if pid == 0:
+            return status, True
+        if pid == child:
+            status = ended
+
+
+def _end_all(child: int, status: int | None) -> int | None:
+    """Kill everything below this process until nothing is left; return the child's status."""
+    begun_s, pause_s = time.monotonic(), FIRST_PAUSE_S
+    while True:
+        ended, has_children = _reaped(child)
+        status = status if ended is None else ended
+        if not has_children:
+            return status
+        spares = time.monotonic() - begun_s < TRACKERS_WITHIN_S
+        for pid in descendants(os.getpid(), parents()):
+            if not (spares and _is_tracker(pid)):
+                try:
+                    os.kill(pid, _signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue
+        _signal.sigtimedwait(AWAITED, pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def _end_like(status: int | None) -> int:
+    """Return the command's exit code; die by its signal, without a second core file, if that ended it."""
+    code = 1 if status is None else os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -code not in (_signal.SIGKILL, _signal.SIGSTOP):
+        _signal.signal(-code, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {-code})
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

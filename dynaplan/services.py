@@ -1,0 +1,83 @@
+"""The stock services, as graphs link them.
+
+Each service's implementation is imported when its process starts, so that a graph loads fast.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dynaplan.config.known import known
+from dynaplan.graph.context import dynamo_context
+from dynaplan.graph.dependency import depends
+from dynaplan.graph.endpoints import async_on_start
+from dynaplan.graph.interfaces import PlannerInterface
+from dynaplan.graph.service import ComponentType, service
+
+
+@service(
+    dynamo={"component_type": ComponentType.PREFILL}, resources={"gpu": 1}, options=partial(known, "WORKER")
+)
+class PrefillWorker:
+    """Pulls prompts from the prefill queue, computes their KV blocks and hands them to a decode worker."""
+
+    @async_on_start
+    async def start(self) -> None:
+        """Start the engine and the pulling."""
+        from dynaplan.worker.engine_worker.service import start_prefill_worker
+
+        await start_prefill_worker(dynamo_context["runtime"])
+
+
+@service(
+    dynamo={"component_type": ComponentType.DECODE}, resources={"gpu": 1}, options=partial(known, "WORKER")
+)
+class VllmWorker:
+    """Decodes; with no prefill worker it prefills as well. Serves the engine's own OpenAI API."""
+
+    prefill_worker = depends(PrefillWorker)
+
+    @async_on_start
+    async def start(self) -> None:
+        """Start the engine and serve its API."""
+        from dynaplan.worker.engine_worker.service import start_decode_worker
+
+        await start_decode_worker(dynamo_context["runtime"])
+
+
+@service(in_process_of="Frontend", options=partial(known, "ROUTER"))
+class Router:
+    """Chooses the worker of a request.
+
+    It runs inside the Frontend's process, which reads this service's options, so that a choice costs no
+    network hop.
+    """
+
+    worker = depends(VllmWorker)
+
+
+@service(in_process_of="Frontend", options=partial(known, "PROCESSOR"))
+class Processor:
+    """Checks requests, and decides where their prefill is computed.
+
+    It runs inside the Frontend's process, which reads this service's options, so that a token takes one
+    network hop.
+    """
+
+    router = depends(Router)
+    worker = depends(VllmWorker)
+
+
+@service(dynamo={"component_type": ComponentType.FRONTEND}, options=partial(known, "FRONTEND"))
+class Frontend:
+    """The OpenAI-compatible HTTP API, on the public port; Processor and Router live in its process."""
+
+    planner = depends(PlannerInterface)
+    processor = depends(Processor)
+
+    @async_on_start
+    async def start(self) -> None:
+        """Listen on the public port and answer requests with the workers of the graph."""
+        from dynaplan.gateway.server import start_frontend
+
+        await start_frontend(dynamo_context["runtime"])

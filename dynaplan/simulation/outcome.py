@@ -1,0 +1,217 @@
+"""The requests that have ended, against the SLO: counts and distributions, over all and by time of arrival.
+
+Memory does not grow with their number: distributions are counts per bucket (``Spread``), and time is cut into
+at most 240 windows (``Windows``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from dynaplan.gateway.traced_requests import TracedRequest
+
+PRECISION = 0.01
+"""The largest relative error of a percentile that comes out of a ``Spread``."""
+
+_GROWTH = math.log1p(2 * PRECISION)
+"""The logarithm of the ratio between neighbouring buckets: their middle is within ``PRECISION`` of every
+value."""
+
+_ZERO = -(10**9)
+"""The bucket of the value 0, below all others."""
+
+
+class Spread:
+    """A distribution of values, none negative, as counts in buckets that grow geometrically.
+
+    Percentiles are within ``PRECISION``; ``count``, ``total`` and ``highest`` are exact.
+    """
+
+    __slots__ = ("_counts", "count", "highest", "total")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.total = 0.0
+        self.highest = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value in its bucket, and in number, sum and highest."""
+        bucket = math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self.count += 1
+        self.total += value
+        if value > self.highest:
+            self.highest = value
+
+    def merge(self, other: Spread) -> None:
+        """Count all values of another distribution too."""
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self.count += other.count
+        self.total += other.total
+        self.highest = max(self.highest, other.highest)
+
+    def percentile(self, percent: float) -> float:
+        """Return the value that ``percent`` of 100 values do not exceed; 0 without values."""
+        rank = math.ceil(self.count * percent / 100)
+        for bucket in sorted(self._counts):
+            rank -= self._counts[bucket]
+            if rank <= 0:
+                middle = math.exp((bucket + 0.5) * _GROWTH) if bucket != _ZERO else 0.0
+                return min(middle, self.highest)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Slo:
+    """The service level objective of a request: the largest TTFT and mean ITL, both in ms.
+
+    The mean ITL of a request is the time from its first to its last token over its output tokens less one.
+    """
+
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+
+
+@dataclass(slots=True)
+class Window:
+    """The requests that arrived in one stretch of time; in the end, those not ``answered`` are lost."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    answered: int = 0
+    both_met: int = 0
+    ttft_ms: Spread = field(default_factory=Spread)
+    itl_ms: Spread = field(default_factory=Spread)
+
+    def arrive(self, traced: TracedRequest) -> None:
+        """Count an arrived request, with its tokens of prompt and answer."""
+        self.requests += 1
+        self.prompt_tokens += traced.prompt_tokens
+        self.output_tokens += traced.output_tokens
+
+    def answer(self, ttft_ms: float, itl_s: float | None, *, is_met: bool) -> None:
+        """Count an answer; ``is_met``: it met both targets. A request of one output token has no ITL."""
+        self.answered += 1
+        self.both_met += is_met
+        self.ttft_ms.add(ttft_ms)
+        if itl_s is not None:
+            self.itl_ms.add(itl_s * 1000)
+
+    def merge(self, other: Window) -> Window:
+        """Add the other window's counts and distributions to this one; return self."""
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.answered += other.answered
+        self.both_met += other.both_met
+        self.ttft_ms.merge(other.ttft_ms)
+        self.itl_ms.merge(other.itl_ms)
+        return self
+
+
+class Windows:
+    """The time since the beginning in windows of equal length, in seconds: 1 at first.
+
+    The length doubles, and neighbours merge, each time that there would be more than ``MOST``.
+    """
+
+    MOST = 240
+    """The largest number of windows: a step is then about 4 px wide in a chart."""
+
+    def __init__(self) -> None:
+        self.width_s = 1.0
+        self._windows: list[Window] = []
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter(self._windows)
+
+    def of(self, at_s: float) -> Window:
+        """Return the window of that moment."""
+        while at_s >= self.MOST * self.width_s:
+            pairs = zip_longest(self._windows[::2], self._windows[1::2])
+            self._windows = [one.merge(other) if other else one for one, other in pairs]
+            self.width_s *= 2
+        index = int(at_s / self.width_s)
+        while len(self._windows) <= index:
+            self._windows.append(Window())
+        return self._windows[index]
+
+
+@dataclass
+class Outcome:
+    """The requests that have ended, against an SLO.
+
+    A request of one output token has no ITL and meets that target. ``lost`` is the number never answered: no
+    engine could serve them, the frontends refused them, or they were left at the end. ``hashed_tokens`` are
+    those of answered prompts whose prefixes the trace tells, ``cached_tokens`` the part of them that no
+    engine computed. ``by_worker`` counts the answers of each decode worker, ``given_up_prefills`` the
+    prompts that waited too long for a prefill worker.
+    """
+
+    slo: Slo
+    requests: int = 0
+    lost: int = 0
+    ttft_met: int = 0
+    itl_met: int = 0
+    both_met: int = 0
+    output_tokens: int = 0
+    remote_prefills: int = 0
+    given_up_prefills: int = 0
+    hashed_tokens: int = 0
+    cached_tokens: int = 0
+    by_worker: Counter[int] = field(default_factory=Counter)
+    ttft_ms: Spread = field(default_factory=Spread)
+    itl_ms: Spread = field(default_factory=Spread)
+    queued_ms: Spread = field(default_factory=Spread)
+    duration_s: Spread = field(default_factory=Spread)
+    windows: Windows = field(default_factory=Windows)
+
+    def add(
+        self, arrival_s: float, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int
+    ) -> None:
+        """Count a request of that arrival that has been answered; all times in seconds."""
+        ttft_ms = ttft_s * 1000
+        self.requests += 1
+        self.output_tokens += output_tokens
+        self.ttft_ms.add(ttft_ms)
+        self.duration_s.add(duration_s)
+        is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True
+        if itl_s is not None:
+            self.itl_ms.add(itl_s * 1000)
+            is_itl_met = itl_s * 1000 <= self.slo.itl_ms
+        self.ttft_met += is_ttft_met
+        self.itl_met += is_itl_met
+        self.both_met += is_ttft_met and is_itl_met
+        self.windows.of(arrival_s).answer(ttft_ms, itl_s, is_met=is_ttft_met and is_itl_met)
+
+    def note_hits(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count an answered prompt, and the part of it that came out of a cache."""
+        self.hashed_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    def note_worker(self, number: int) -> None:
+        """Count an answer of that decode worker."""
+        self.by_worker[number] += 1
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The part of the prompts' tokens that came out of a cache; None where no trace tells prefixes."""
+        return self.cached_tokens / self.hashed_tokens if self.hashed_tokens else None
+
+    @property
+    def imbalance(self) -> float:
+        """The answers of the busiest decode worker over the mean of all that answered; 1 is balanced."""
+        counts = self.by_worker.values()
+        return max(counts) * len(counts) / sum(counts) if counts else 1.0
+
+    def attainment(self, met: int) -> float:
+        """Return ``met`` as a part of all requests, lost ones included; 1 when there are none."""
+        everything = self.requests + self.lost
+        return met / everything if everything else 1.0

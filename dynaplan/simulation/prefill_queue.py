@@ -1,0 +1,139 @@
+"""The prefill queue in virtual time: prompts go to the prefill worker that has asked for longest.
+
+They go in the order of arrival, or by deadline (``events/dispatch_order.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from dynaplan.events.dispatch_order import DispatchRule, UsualTime
+from dynaplan.simulation.pools import SimulatedWorker
+
+ALWAYS_IN_TIME = (0.0, math.inf)
+"""The times of a prompt without a deadline."""
+
+
+class SimulatedPrefillQueue:
+    """Gives prompts out as JetStream gives work to the live workers, each of which asks for one at a time.
+
+    A worker asks while it holds fewer than ``most_held`` prompts, computing or not. Prompts that are directed
+    to it come out of its own lane, at most as many at once, and before the others. With a ``rule`` the shared
+    queue is dispatched by deadline.
+    """
+
+    def __init__(self, most_held: int, rule: DispatchRule | None = None) -> None:
+        self._most_held = most_held
+        self._rule = rule
+        self._late: deque[str] = deque()
+        self._times_s: dict[str, tuple[float, float]] = {}
+        self._taken_s: dict[str, float] = {}
+        self._computing = UsualTime()
+        self._since_owed = 0
+        self._waiting: deque[str] = deque()
+        self._asking: dict[int, SimulatedWorker] = {}
+        self._holders: dict[str, SimulatedWorker] = {}
+        self._in_vain: set[str] = set()
+        self._lanes: dict[int, tuple[SimulatedWorker, deque[str]]] = {}
+        self._directed: dict[str, int] = {}
+
+    @property
+    def depth(self) -> int:
+        """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
+        in_lanes = sum(len(keys) for _, keys in self._lanes.values())
+        return len(self._waiting) + len(self._late) + len(self._holders) + in_lanes
+
+    def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
+        """Add the prompt of the request with this key, with its arrival and its deadline."""
+        self._times_s[key] = times_s
+        self._waiting.append(key)
+
+    def direct(
+        self, key: str, worker: SimulatedWorker, times_s: tuple[float, float] = ALWAYS_IN_TIME
+    ) -> None:
+        """Add the prompt to the worker's lane; when the worker leaves, it goes to the others."""
+        self._times_s[key] = times_s
+        self._lanes.setdefault(worker.number, (worker, deque()))[1].append(key)
+
+    def ask(self, worker: SimulatedWorker) -> None:
+        """Let the worker ask for the next prompt, if it has room for one and does not ask already."""
+        if worker.book.in_flight < self._most_held:
+            self._asking.setdefault(worker.number, worker)
+
+    def assignments(self, now_s: float = 0.0) -> Iterator[tuple[SimulatedWorker, str]]:
+        """Give out what can be given now. A worker with room left asks again, behind the others."""
+        for worker, key in self._given_out(now_s):
+            self._taken_s[key], self._holders[key] = now_s, worker
+            yield worker, key
+
+    def holder(self, key: str) -> SimulatedWorker:
+        """Return the worker that has taken the prompt and not acknowledged it."""
+        return self._holders[key]
+
+    def computed(self, key: str, at_s: float) -> bool:
+        """Note that the prompt is computed; tell whether its request still waits for the hand-over."""
+        self._computing = self._computing.after(at_s - self._taken_s.pop(key, at_s))
+        self._times_s.pop(key, None)
+        is_wanted = key not in self._in_vain
+        self._in_vain.discard(key)
+        return is_wanted
+
+    def give_up(self, key: str) -> None:
+        """Take the prompt out, for its request waits no more; one that a worker has is computed in vain."""
+        lanes = (keys for _, keys in self._lanes.values())
+        place = next((keys for keys in (self._waiting, self._late, *lanes) if key in keys), None)
+        if place is None:
+            self._in_vain.add(key)
+        else:
+            place.remove(key)
+            del self._times_s[key]
+
+    def _given_out(self, now_s: float) -> Iterator[tuple[SimulatedWorker, str]]:
+        for worker, keys in list(self._lanes.values()):
+            yield from self._out_of_lane(worker, keys)
+        while (self._waiting or self._late) and self._asking:
+            worker = self._asking.pop(next(iter(self._asking)))
+            if not worker.is_ready or self._directed_to(worker) >= self._most_held:
+                continue
+            worker.book.in_flight += 1
+            self.ask(worker)
+            yield worker, self._next(now_s)
+
+    def _next(self, now_s: float) -> str:
+        """Take the next prompt out of the shared queue, which has one."""
+        rule, waiting, late, times_s = self._rule, self._waiting, self._late, self._times_s
+        if rule is None:
+            return waiting.popleft()
+        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.usual_s):
+            late.append(waiting.popleft())
+        oldest_s = times_s[late[0]][1] if late else None
+        any_in_time = bool(waiting)
+        takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, since_owed=self._since_owed)
+        self._since_owed = 0 if takes_late and any_in_time else self._since_owed + 1
+        return late.popleft() if takes_late else waiting.popleft()
+
+    def _out_of_lane(
+        self, worker: SimulatedWorker, keys: deque[str]
+    ) -> Iterator[tuple[SimulatedWorker, str]]:
+        if not worker.is_ready:
+            self._waiting.extend(keys)
+            del self._lanes[worker.number]
+            return
+        while keys and self._directed_to(worker) < self._most_held:
+            key = keys.popleft()
+            self._directed[key] = worker.number
+            worker.book.in_flight += 1
+            yield worker, key
+
+    def _directed_to(self, worker: SimulatedWorker) -> int:
+        """Count the directed prompts that the worker holds."""
+        return sum(number == worker.number for number in self._directed.values())
+
+    def acknowledge(self, worker: SimulatedWorker, key: str) -> None:
+        """Note that the worker has computed that prompt, and let it ask for another one."""
+        self._directed.pop(key, None)
+        worker.book.in_flight -= 1
+        del self._holders[key]
+        self.ask(worker)

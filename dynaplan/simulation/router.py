@@ -1,0 +1,128 @@
+"""The simulated router: chooses and books as the live one does, with its pure parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynaplan.config.settings.routing import RoutingSettings
+from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
+from dynaplan.gateway.prefill.disaggregation import directed_prefill
+from dynaplan.gateway.routing.booking import BookEntry
+from dynaplan.gateway.routing.choosing import MODES, Inputs
+from dynaplan.simulation.caches import Caches, PredictedCaches, ToldCaches
+from dynaplan.simulation.pools import SimulatedWorker
+
+PREFIX_AWARE = "kv"
+"""The mode that asks for prompts' cached prefixes."""
+
+
+@dataclass(frozen=True)
+class SimulatedRouting:
+    """The options of a simulated router, those of ``RoutingSettings``.
+
+    ``is_kv_events`` says that engines tell of their blocks; else the router predicts, from at most
+    ``predicted_blocks`` blocks that were sent in the last ``predicted_s`` seconds.
+    """
+
+    mode: str = RoutingSettings.router
+    overlap_weight: float = RoutingSettings.overlap_weight
+    temperature: float = RoutingSettings.router_temperature
+    is_kv_events: bool = RoutingSettings.kv_events
+    predicted_s: float = RoutingSettings.router_ttl_s
+    predicted_blocks: int = RoutingSettings.router_max_tree_size
+
+    @classmethod
+    def of(cls, settings: RoutingSettings) -> SimulatedRouting:
+        """Return the options of a live router for a simulated one."""
+        return cls(
+            settings.router,
+            settings.overlap_weight,
+            settings.router_temperature,
+            settings.kv_events,
+            settings.router_ttl_s,
+            settings.router_max_tree_size,
+        )
+
+    @property
+    def in_words(self) -> str:
+        """The mode, and for ``kv`` what it chooses by."""
+        if self.mode != PREFIX_AWARE:
+            return self.mode
+        source = "engines' KV events" if self.is_kv_events else "prediction"
+        heat = f", temperature {self.temperature:g}" if self.temperature else ""
+        return f"{self.mode} by {source}, overlap weight {self.overlap_weight:g}{heat}"
+
+    @property
+    def hears_events(self) -> bool:
+        """True when engines have to tell of their blocks."""
+        return self.mode == PREFIX_AWARE and self.is_kv_events
+
+
+class SimulatedRouter:
+    """Chooses workers for requests, one after the other, and books them."""
+
+    def __init__(self, routing: SimulatedRouting, seed: int) -> None:
+        self.routing = routing
+        self._turn = 0
+        self._draws = uniform_draws(seed)
+        self._prefill_caches = ToldCaches()
+        self._waiting_blocks: Counter[int] = Counter()
+        self._caches: Caches
+        if routing.is_kv_events:
+            self._caches = ToldCaches()
+        else:
+            self._caches = PredictedCaches(PrefixIndex(routing.predicted_s, routing.predicted_blocks))
+
+    @property
+    def is_by_prefix(self) -> bool:
+        """True when prompts go where their beginning is cached."""
+        return self.routing.mode == PREFIX_AWARE
+
+    @property
+    def needs_present(self) -> bool:
+        """True when the choice depends on the engines' state: they have to be brought up to the present."""
+        return self.routing.mode != "round-robin"
+
+    def direct(
+        self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> tuple[SimulatedWorker, int] | None:
+        """Choose the prefill worker that a prompt is directed to, and count its blocks left to compute there.
+
+        Return both; None for the shared queue. Once computed, ``directed`` is to be called with them.
+        """
+        if not (self.routing.hears_events and block_hashes):
+            return None
+        overlaps = self._prefill_caches.overlaps(block_hashes, workers, now_s)
+        numbers = [each.number for each in workers]
+        number = directed_prefill(numbers, overlaps, self._waiting_blocks)
+        if number is None:
+            return None
+        left = len(block_hashes) - overlaps[number]
+        self._waiting_blocks[number] += left
+        return next(each for each in workers if each.number == number), left
+
+    def directed(self, worker: SimulatedWorker, blocks: int) -> None:
+        """Note that a prompt is not in the worker's lane any more, with its blocks left to compute."""
+        self._waiting_blocks[worker.number] -= blocks
+
+    def book(
+        self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> tuple[SimulatedWorker, BookEntry]:
+        """Choose one of the workers for a prompt of these blocks, and book the request there."""
+        routing = self.routing
+        hashes = block_hashes if routing.mode == PREFIX_AWARE else ()
+        overlaps = self._caches.overlaps(hashes, workers, now_s) if hashes else {}
+        candidates = [
+            worker.book.candidate(worker.number, overlaps.get(worker.number, 0)) for worker in workers
+        ]
+        draw = next(self._draws) if routing.mode == "random" or routing.temperature else 0.0
+        inputs = Inputs(self._turn, draw, len(hashes), routing.overlap_weight, routing.temperature)
+        chosen = MODES[routing.mode](candidates, inputs)
+        self._turn += 1
+        if hashes:
+            self._caches.sent(hashes, chosen.instance_id, now_s)
+        worker = next(each for each in workers if each.number == chosen.instance_id)
+        return worker, BookEntry(worker.book, len(hashes), chosen.overlap_blocks)

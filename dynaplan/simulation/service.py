@@ -1,0 +1,400 @@
+"""The whole service in virtual time: arrivals, routing, prefill queue, hand-offs, workers that come and go.
+
+This is a discrete-event simulation. Events are arrivals, ends of prefill steps, hand-offs and workers that
+become ready, in order of time. Decode engines have no events of their own: one is advanced to the present
+when its state is asked for (by the router, a metric pull, the end of a drain), because between such questions
+nothing changes it. So thousands of decode steps cost one call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+
+from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.config.settings.worker import WorkerSettings
+from dynaplan.engines.timing_model.hand_off import hand_off_s
+from dynaplan.engines.timing_model.model import EngineModel
+from dynaplan.engines.timing_model.request import EngineRequest
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.engines.timing_model.timing import StepTiming
+from dynaplan.engines.worker_load import kv_pressure
+from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
+from dynaplan.fleet.counts import Targets
+from dynaplan.fleet.load_sample import Sample
+from dynaplan.gateway.kv_routing.cache_worth import CacheWorth
+from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
+from dynaplan.gateway.routing.booking import BookEntry
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.graph.lifecycle import Role
+from dynaplan.simulation.engines import CacheChanges, SimulatedEngine
+from dynaplan.simulation.meter import TrafficMeter
+from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.pools import Pools, SimulatedWorker
+from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
+from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
+
+REFILL_S = 0.002
+"""Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
+the answer, acknowledges the work and asks for more, two round trips to NATS of about 1 ms. Its next step has
+begun by then, without that prompt."""
+
+NEVER_S = 1e6
+"""Seconds in which every request that a decode engine has ends: eleven days."""
+
+ANY_QUEUE = 1_000_000
+"""A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The simulated deployment. Without a prefill role in ``engines`` it is aggregated.
+
+    ``startup_s`` is the time, in seconds, from a worker's start until it gets requests, by role. The
+    frontends refuse requests while ``max_waiting_requests`` wait for their first token. A prompt that is not
+    computed ``prefill_wait_s`` after it was queued is computed by its decode worker; None: all wait.
+    """
+
+    engines: Mapping[Role, tuple[EngineSettings, StepTiming]]
+    gpus: int
+    gpus_per_worker: Mapping[Role, int]
+    startup_s: Mapping[Role, float]
+    routing: SimulatedRouting = field(default_factory=SimulatedRouting)
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
+    concurrent_prefills: int = WorkerSettings.max_concurrent_prefills
+    max_waiting_requests: int | None = None
+    prefill_wait_s: float | None = None
+    slo: Slo = field(default_factory=Slo)
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request on its way. ``begun_s``: an engine had the prompt; ``first_s``: the first token was
+    emitted. ``computed`` is the request of the engine that computes the prompt."""
+
+    traced: TracedRequest
+    decode: SimulatedWorker | None = None
+    entry: BookEntry | None = None
+    prefill: SimulatedWorker | None = None
+    computed: EngineRequest | None = None
+    directed: tuple[SimulatedWorker, int] | None = None
+    first_s: float = -1.0
+    begun_s: float = -1.0
+    handed_over_s: float = -1.0
+
+
+class SimulatedService:
+    """One deployment. The caller feeds arrivals and the time, which only goes forward.
+
+    ``on_computed`` is called for every answered prompt whose prefixes are known: with its place in the trace,
+    from 0 on, and the tokens of it that were found cached where it was computed.
+    """
+
+    def __init__(self, settings: ServiceSettings, first: Targets) -> None:
+        self.settings = settings
+        self.outcome = Outcome(settings.slo)
+        self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._requests: dict[str, _Request] = {}
+        self._count = 0
+        self.on_computed: Callable[[int, int], None] = _do_nothing
+        self._waiting = 0
+        self._without_worker: deque[str] = deque()
+        rule = DispatchRule.of(settings.disaggregation)
+        self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
+        self._rest = UsualTime()
+        self._router = SimulatedRouter(settings.routing, settings.seed)
+        self._cache_worth = CacheWorth()
+        self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
+        self.pools.cache_worth = self._cache_worth.tokens
+        self._is_first = True
+        self.pools.want(first, 0.0)
+        self._is_first = False
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def run_until(self, at_s: float) -> None:
+        """Let every event until that moment happen."""
+        events = self._events
+        while events and events[0][0] <= at_s:
+            self.now_s, _, event = heappop(events)
+            event()
+        self.now_s = at_s
+
+    def run_out(self) -> float:
+        """Answer every request in the service; return the moment, in seconds, at which the last one ended."""
+        while self._requests and (self._events or any(self.pools.serving(Role.DECODE))):
+            before = len(self._requests)
+            if self._events:
+                self.run_until(self._events[0][0])
+            else:
+                self.advance_decoders(self.now_s + NEVER_S)
+                if len(self._requests) == before and not self._events:
+                    break
+        self.outcome.lost += len(self._requests)
+        return max(
+            [self.now_s, *(worker.engine.now_s for worker in self.pools.all() if not worker.book.in_flight)]
+        )
+
+    def advance_decoders(self, at_s: float) -> None:
+        """Bring every decode engine up to that moment."""
+        for worker in self.pools.all(Role.DECODE):
+            worker.engine.advance(at_s)
+        self.pools.end_drained(at_s)
+
+    @property
+    def in_service(self) -> int:
+        """The number of requests that have arrived and are not answered."""
+        return len(self._requests)
+
+    # -- what the planner sees -------------------------------------------------------------------
+
+    def want(self, targets: Targets) -> None:
+        """Ask for these numbers of workers from now on."""
+        self.pools.want(targets, self.now_s)
+
+    def sample(self) -> Sample:
+        """Make one metric pull, as the live planner's observer does."""
+        self.advance_decoders(self.now_s)
+        prefill, decode = self.pools.serving(Role.PREFILL), self.pools.serving(Role.DECODE)
+        loads = [worker.engine.model.load() for worker in decode]
+        return Sample(
+            at_s=self.now_s,
+            kv_usage=sum(map(kv_pressure, loads)) / len(loads) if loads else None,
+            kv_missing="" if loads else "no decode worker is registered",
+            prefill_queue=float(self.queue_depth) if prefill else None,
+            queue_missing="" if prefill else "no prefill worker is registered",
+            waiting_requests=sum(load.waiting_requests for load in loads),
+            prefill_workers=len(prefill),
+            decode_workers=len(decode),
+        )
+
+    @property
+    def queue_depth(self) -> int:
+        """The number of prompts in the prefill queue: waiting, or taken and not acknowledged."""
+        return self._prefills.depth
+
+    @property
+    def decoding(self) -> int:
+        """The number of requests at decode workers, those whose prompt is still being computed included."""
+        return sum(worker.book.in_flight for worker in self.pools.all(Role.DECODE)) + len(
+            self._without_worker
+        )
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def arrive(self, traced: TracedRequest) -> None:
+        """Let a request come in now; it is lost when no engine could ever serve it, or it is refused."""
+        engine, _ = self.settings.engines[Role.DECODE]
+        tokens = traced.prompt_tokens + traced.output_tokens
+        self._count += 1
+        is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
+        if not is_servable or self._is_full():
+            self.outcome.lost += 1
+            return
+        self._waiting += 1
+        self.meter.arrived()
+        key = str(self._count)
+        self._requests[key] = _Request(traced.with_blocks_of(engine.block_tokens))
+        self._route(key)
+
+    def _is_full(self) -> bool:
+        """Tell whether as many requests wait for their first token as may."""
+        most = self.settings.max_waiting_requests
+        if most is None or self._waiting < most:
+            return False
+        self.advance_decoders(self.now_s)
+        return self._waiting >= most
+
+    def _route(self, key: str) -> None:
+        request = self._requests[key]
+        workers = self.pools.serving(Role.DECODE)
+        if not workers:
+            self._without_worker.append(key)
+            return
+        hit_rate = self._book(request)
+        place = place_prefill(
+            self.settings.disaggregation,
+            request.traced.prompt_tokens,
+            hit_rate,
+            self.queue_depth,
+            len(self.pools.serving(Role.PREFILL)),
+        )
+        if place is PrefillPlace.REMOTE:
+            self.outcome.remote_prefills += 1
+            self._queue_prefill(key, request)
+            self._hand_out()
+        else:
+            self._submit(key, request, is_remote=False)
+
+    def _book(self, request: _Request) -> float:
+        """Book the request at the router's choice; return the part of its prompt that is cached there."""
+        if self._router.needs_present:
+            self.advance_decoders(self.now_s)
+        workers = self.pools.serving(Role.DECODE)
+        request.decode, request.entry = self._router.book(request.traced.block_hashes, workers, self.now_s)
+        return request.entry.prefix_hit_rate
+
+    def _submit(self, key: str, request: _Request, *, is_remote: bool) -> None:
+        """Give the request to its decode worker's engine."""
+        assert request.decode is not None
+        traced = request.traced
+        request.decode.engine.advance(self.now_s)
+        request.begun_s = request.begun_s if is_remote else self.now_s
+        prompt, output = traced.prompt_tokens, traced.output_tokens
+        asked = EngineRequest(key, prompt, output, traced.block_hashes, is_remote=is_remote)
+        request.computed = request.computed or asked
+        request.decode.engine.submit(asked, self.now_s)
+
+    def _first_token_at(self, key: str, at_s: float) -> None:
+        request = self._requests[key]
+        if request.first_s < 0:
+            request.first_s = at_s
+            self._waiting -= 1
+            if request.handed_over_s >= 0:
+                self._rest = self._rest.after(at_s - request.handed_over_s)
+            assert request.entry is not None
+            request.entry.prefilled()
+            self.meter.first_token(at_s - request.traced.arrival_s)
+
+    def _finished_at(self, key: str, at_s: float) -> None:
+        request = self._requests.pop(key)
+        assert request.entry and request.decode and request.computed
+        request.entry.close()
+        traced, came_s, tokens = request.traced, request.traced.arrival_s, request.traced.output_tokens
+        cached_tokens = request.computed.cached_tokens
+        self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
+        if self._router.is_by_prefix:
+            computing = request.prefill or request.decode
+            self._cache_worth.served(computing.number, cached_tokens, at_s)
+        itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
+        self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
+        self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)
+        self.outcome.note_worker(request.decode.number)
+        if traced.block_hashes:
+            self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
+            self.on_computed(int(key) - 1, cached_tokens)
+
+    # -- remote prefill --------------------------------------------------------------------------
+
+    def _queue_prefill(self, key: str, request: _Request) -> None:
+        workers = self.pools.serving(Role.PREFILL)
+        block_tokens = workers[0].engine.model.settings.block_tokens
+        hashes = request.traced.with_blocks_of(block_tokens).block_hashes
+        request.directed = self._router.direct(hashes, workers, self.now_s)
+        arrival_s = request.traced.arrival_s
+        target_ms = self.settings.disaggregation.prefill_deadline_ms or 0.0
+        times_s = arrival_s, deadline_s(arrival_s, target_ms, self._rest)
+        if request.directed:
+            self._prefills.direct(key, request.directed[0], times_s)
+        else:
+            self._prefills.put(key, times_s)
+        if (wait_s := self.settings.prefill_wait_s) is not None:
+            self._schedule(self.now_s + wait_s, partial(self._give_up, key))
+
+    def _give_up(self, key: str) -> None:
+        """Have the decode worker compute the prompt, if no prefill worker has."""
+        request = self._requests.get(key)
+        if request is None or request.handed_over_s >= 0:
+            return
+        self._prefills.give_up(key)
+        if request.directed:
+            self._router.directed(*request.directed)
+        request.prefill = request.computed = request.directed = None
+        self.outcome.given_up_prefills += 1
+        self._take_over(key, is_remote=False)
+
+    def _hand_out(self) -> None:
+        """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
+        for worker, key in self._prefills.assignments(self.now_s):
+            request = self._requests[key]
+            request.prefill, request.begun_s = worker, self.now_s
+            traced = request.traced.with_blocks_of(worker.engine.model.settings.block_tokens)
+            asked = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
+            request.computed = asked
+            worker.engine.submit(asked, self.now_s)
+            self._step_prefill(worker)
+
+    def _step_prefill(self, worker: SimulatedWorker) -> None:
+        """Begin the worker's next step, if it has prompts; its end is the next event.
+
+        The step computes the prompts that the worker holds at this moment: later ones wait for the next step.
+        """
+        engine = worker.engine
+        if engine.model.is_idle or engine.now_s > self.now_s:
+            return
+        if engine.step():
+            self._schedule(engine.now_s, partial(self._step_prefill, worker))
+
+    def _prefilled_at(self, key: str, at_s: float) -> None:
+        self._schedule(at_s, partial(self._prefilled, key))
+
+    def _prefilled(self, key: str) -> None:
+        worker = self._prefills.holder(key)
+        worker.engine.model.release(key)
+        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))
+        if not self._prefills.computed(key, self.now_s):
+            return
+        request = self._requests[key]
+        request.handed_over_s = self.now_s
+        if request.directed:
+            self._router.directed(*request.directed)
+        tokens = request.traced.prompt_tokens
+        self._schedule(self.now_s + hand_off_s(tokens), partial(self._take_over, key))
+
+    def _acknowledge(self, worker: SimulatedWorker, key: str) -> None:
+        self._prefills.acknowledge(worker, key)
+        self._hand_out()
+        if not (worker.book.in_flight or worker.is_ready):
+            self.pools.end_drained(self.now_s)
+
+    def _take_over(self, key: str, *, is_remote: bool = True) -> None:
+        """Let the decode worker take the KV entries over, or compute them; another one when it is leaving."""
+        request = self._requests[key]
+        assert request.decode and request.entry
+        serving = self.pools.serving(Role.DECODE)
+        if not request.decode.is_ready and serving:
+            request.entry.close()
+            self._book(request)
+        self._submit(key, request, is_remote=is_remote)
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def _new_engine(self, role: Role) -> SimulatedEngine:
+        changes = CacheChanges() if self.settings.routing.hears_events else None
+        model = EngineModel(*self.settings.engines[role], changes)
+        if role is Role.PREFILL:
+            return SimulatedEngine(model, _do_nothing, self._prefilled_at, changes)
+        return SimulatedEngine(model, self._first_token_at, self._finished_at, changes)
+
+    def _begin_start(self, worker: SimulatedWorker) -> None:
+        if self._is_first:
+            self._serve(worker)
+        else:
+            startup_s = self.settings.startup_s[worker.record.role]
+            self._schedule(self.now_s + startup_s, partial(self._become_ready, worker))
+
+    def _serve(self, worker: SimulatedWorker) -> None:
+        self.pools.ready(worker, self.now_s)
+        if worker.is_ready and worker.record.role is Role.PREFILL:
+            self._prefills.ask(worker)
+
+    def _become_ready(self, worker: SimulatedWorker) -> None:
+        self._serve(worker)
+        while self._without_worker and self.pools.serving(Role.DECODE):
+            self._route(self._without_worker.popleft())
+        self._hand_out()
+
+    def _schedule(self, at_s: float, event: Callable[[], None]) -> None:
+        self._sequence += 1
+        heappush(self._events, (at_s, self._sequence, event))
+
+
+def _do_nothing(*_: object) -> None:
+    """Stand for the first token of a prefill worker, which the client does not see."""

@@ -1,0 +1,140 @@
+"""Trace files, read one request at a time: memory does not grow with their length."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush, merge
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.simulation.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
+from dynaplan.util.errors import ConfigError
+
+GZIP_MAGIC = b"\x1f\x8b"
+"""The first two bytes of every gzip file (RFC 1952)."""
+LONGEST_FIRST_LINE = 1 << 20
+"""The characters of a first line that are read to tell the format: a file without line ends is no trace."""
+
+REORDERED_REQUESTS = 65_536
+"""The number of requests by which a line may stand too late in the file.
+
+A recording is written as requests end: at 100 a second, an answer of ten minutes is not too long. In memory
+65,536 requests are some 10 MiB.
+"""
+
+REORDERED_BLOCKS = 1 << 22
+"""The number of blocks of prompts by which a line may stand too late: less than 200 MB of hashes in
+memory."""
+
+
+SHARDS = ("*.jsonl", "*.jsonl.gz", "*.json", "*.json.gz", "*.csv", "*.csv.gz")
+"""The files of a directory that are taken to be its trace."""
+
+
+def read_trace(path: Path) -> Iterator[TracedRequest]:
+    """Yield the requests of a trace in the order in which they arrived; the first arrives at 0 s.
+
+    A trace is a file, or a directory of files that count from the same moment (``SHARDS``): Azure CSV,
+    Mooncake JSON lines, Dynamo's request traces or our own recordings, plain or gzip; the content tells
+    which. Rows that are out of order are put in order, within ``REORDERED_REQUESTS``. Raises ConfigError
+    naming the file, the line and what was expected, as soon as the reading comes to it.
+    """
+    began_s: float | None = None
+    shards = _shards(path) if path.is_dir() else [path]
+    for request in merge(*map(_requests, shards), key=lambda each: each.arrival_s):
+        began_s = request.arrival_s if began_s is None else began_s
+        yield TracedRequest(
+            round(request.arrival_s - began_s, 6),
+            request.prompt_tokens,
+            request.output_tokens,
+            request.block_hashes,
+            request.block_tokens,
+        )
+
+
+def _shards(directory: Path) -> list[Path]:
+    found = sorted({file for pattern in SHARDS for file in directory.glob(pattern) if file.is_file()})
+    if not found:
+        raise ConfigError(
+            f"{directory} holds no trace", hint=f"Expected files of these names: {', '.join(SHARDS)}."
+        )
+    return found
+
+
+def _requests(path: Path) -> Iterator[TracedRequest]:
+    """Yield the requests of one file in order, their arrivals as the file counts them."""
+    is_empty = True
+    with _opened(path) as file:
+        first = file.readline(LONGEST_FIRST_LINE)
+        kind = _format_of(path, first)
+        for request in _in_order(path, kind, kind.read(chain([first], file))):
+            is_empty = False
+            yield request
+    if is_empty:
+        raise ConfigError(f"{path} holds no request", hint=f"Expected {kind.name} with {kind.expected}.")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIOWrapper]:
+    """Open the file as text, gzip or not; raise ConfigError for whatever is wrong with reading it."""
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+            with TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+                yield file
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read the trace {path}: {reason}", hint=_known_formats()) from error
+
+
+def _format_of(path: Path, first_line: str) -> TraceFormat:
+    for known in FORMATS:
+        if known.is_first_line(first_line):
+            return known
+    if not first_line:
+        raise ConfigError(f"{path} is empty", hint=_known_formats())
+    shown = first_line.strip()[:80]
+    raise ConfigError(f"{path}, line 1: {shown!r} begins no known trace", hint=_known_formats())
+
+
+def _known_formats() -> str:
+    return "Expected " + "; or ".join(f"{known.name}: {known.expected}" for known in FORMATS) + "."
+
+
+def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator[TracedRequest]:
+    """Sort by arrival, equal arrivals by line; raise ConfigError for a request that stands too late."""
+    waiting: list[tuple[float, int, TracedRequest]] = []
+    passed_s, blocks = float("-inf"), 0
+    for number, request in _checked(path, kind, rows):
+        if request.arrival_s < passed_s:
+            raise ConfigError(
+                f"{path}, line {number}: arrived {passed_s - request.arrival_s:g} s before requests that "
+                "stand too far above it",
+                hint="Expected the lines in the order of arrival, or nearly so: sort the file.",
+            )
+        heappush(waiting, (request.arrival_s, number, request))
+        blocks += len(request.block_hashes)
+        while len(waiting) > REORDERED_REQUESTS or blocks > REORDERED_BLOCKS:
+            passed_s, _, earliest = heappop(waiting)
+            blocks -= len(earliest.block_hashes)
+            yield earliest
+    while waiting:
+        yield heappop(waiting)[2]
+
+
+def _checked(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:
+    try:
+        yield from rows
+    except BadLine as error:
+        raise ConfigError(
+            f"{path}, line {error.number}: {error}", hint=f"Expected {kind.name} with {kind.expected}."
+        ) from None

@@ -1,0 +1,164 @@
+"""Registrations: instances of endpoints, put into the key-value store under their workers' leases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+from dynaplan.process.identity import LeaseOwner
+from dynaplan.util.documents import (
+    flag_field,
+    object_field,
+    parse_object,
+    text_field,
+    whole_field,
+    whole_list_field,
+)
+
+SERVICES_PREFIX = "/services/"
+
+PUBLIC_URL = "public_url"
+"""The key of a frontend's card that holds the base address of its public server; ``/metrics`` is there."""
+
+
+PREFILL_LANE = "prefill_lane"
+"""The key of a prefill worker's card that names its lane of the prefill queue."""
+
+CARD_FIELDS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {
+    "model": text_field,
+    "tokenizer": text_field,
+    "chat_template": text_field,
+    "context_tokens": whole_field,
+    "kv_block_tokens": whole_field,
+    "reserves": flag_field,
+    "needs_hand_off": flag_field,
+    "keep_alive": flag_field,
+    "routes_to": text_field,
+    "gpus": whole_list_field,
+    "kv_network": flag_field,
+    "kv_events": object_field,
+    "follows_kv_events": flag_field,
+    PREFILL_LANE: text_field,
+    PUBLIC_URL: text_field,
+}
+"""The fields of a card that dynaplan reads, each with the reader of its type."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One endpoint of one worker.
+
+    Key ``/services/{namespace}/{component}/{endpoint}/{instance_id as hex}``; the instance id is the
+    id of the lease that the key lives under. ``url`` is the base address of the worker's HTTP server
+    (``http://127.0.0.1:PORT``); the endpoint is served at ``{url}/{endpoint}``. ``engine_url`` is the base
+    address of the engine's OpenAI API, when that is a server of its own. ``card`` carries what a service
+    adds about itself (the model's name, its context length ...). ``host`` is the name of the worker's host,
+    and ``network`` the same for all processes that share its loopback addresses; both are empty where a
+    worker does not say. ``is_managed``: a ``serve`` starts, restarts and ends the worker; False for one that
+    was started alone. ``owner`` is the process with which the registration should end.
+    """
+
+    namespace: str
+    component: str
+    endpoint: str
+    instance_id: int
+    url: str
+    worker: str = ""
+    pid: int = 0
+    card: Mapping[str, Any] = field(default_factory=dict)
+    engine_url: str = ""
+    host: str = ""
+    network: str = ""
+    is_managed: bool = True
+    owner: LeaseOwner | None = None
+
+    def is_within_reach(self, network: str) -> bool:
+        """Tell whether a process of that network can call the worker: loopback leads to its own host only."""
+        is_elsewhere = bool(network and self.network) and network != self.network
+        return not (is_elsewhere and is_loopback(host_of(self.url)))
+
+    def can_hand_over_to(self, other: Instance) -> bool:
+        """Tell whether KV entries can move from this worker to the other: on one host, or over a network."""
+        is_on_one_host = not (self.network and other.network) or self.network == other.network
+        return is_on_one_host or bool(self.card.get("kv_network") and other.card.get("kv_network"))
+
+    @property
+    def openai_url(self) -> str:
+        """The base address for requests for tokens."""
+        return self.engine_url or self.url
+
+    @property
+    def key(self) -> str:
+        """The key of the registration: of namespace, component, endpoint and instance, the last in hex."""
+        return f"{SERVICES_PREFIX}{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
+
+    def to_json(self) -> str:
+        """Write the registration's value, as ``from_json`` and Dynamo's clients read it."""
+        return json.dumps(
+            {
+                "namespace": self.namespace,
+                "component": self.component,
+                "endpoint": self.endpoint,
+                "instance_id": self.instance_id,
+                "transport": {"http": self.url} | ({"openai": self.engine_url} if self.engine_url else {}),
+                "worker": self.worker,
+                "pid": self.pid,
+                "card": dict(self.card),
+                **({"host": self.host} if self.host else {}),
+                **({"network": self.network} if self.network else {}),
+                **({} if self.is_managed else {"managed": False}),
+                **({"owner": self.owner.to_record()} if self.owner else {}),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Instance:
+        """Read a registration's value; raises ValueError, and nothing else, when it is not one."""
+        document = parse_object(text)
+        transport = object_field(document, "transport")
+        return cls(
+            namespace=text_field(document, "namespace"),
+            component=text_field(document, "component"),
+            endpoint=text_field(document, "endpoint"),
+            instance_id=whole_field(document, "instance_id"),
+            url=text_field(transport, "http", ""),
+            worker=text_field(document, "worker", ""),
+            pid=whole_field(document, "pid", 0),
+            card=_checked_card(object_field(document, "card", {})),
+            engine_url=text_field(transport, "openai", ""),
+            host=text_field(document, "host", ""),
+            network=text_field(document, "network", ""),
+            is_managed=flag_field(document, "managed", True),
+            owner=LeaseOwner.from_record(owner) if (owner := object_field(document, "owner", {})) else None,
+        )
+
+
+def _checked_card(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The card, once the fields that dynaplan itself reads have their types; others may be anything."""
+    for name in CARD_FIELDS.keys() & card.keys():
+        CARD_FIELDS[name](card, name)
+    return card
+
+
+def host_of(url: str) -> str:
+    """The host name or address in a URL; empty when there is none."""
+    place = url.partition("://")[2].partition("/")[0]
+    return place.partition("]")[0] + "]" if place.startswith("[") else place.partition(":")[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether that host name or address leads to the asking host itself."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def public_urls(instances: Iterable[Instance]) -> tuple[str, ...]:
+    """The public addresses of the frontends among these, each once: several processes may share one."""
+    urls = (instance.card.get(PUBLIC_URL) for instance in instances)
+    return tuple(dict.fromkeys(url for url in urls if isinstance(url, str)))

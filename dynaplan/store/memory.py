@@ -1,0 +1,171 @@
+"""The key-value store and its leases in this process: for tests and for trying things out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction, WatchEvent
+from dynaplan.util.clock import Clock
+from dynaplan.util.errors import PermanentError, StoreUnavailable
+
+
+@dataclass
+class _Lease:
+    ttl_s: float
+    until_s: float
+
+
+@dataclass(eq=False)
+class _Watcher:
+    prefix: str
+    events: asyncio.Queue[WatchEvent | None] = field(default_factory=asyncio.Queue)
+
+
+class MemoryStore:
+    """The twin of ``EtcdStore``: revisions, leases, transactions and watches behave as in etcd.
+
+    Leases expire by the clock given, whenever the store is used and at ``expire()``. Setting
+    ``is_available`` to False makes every call raise StoreUnavailable, as when etcd is away; ``wipe()``
+    makes it an empty store with another identity.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.is_available = True
+        self._clock = clock
+        self._items: dict[str, KeyValue] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._watchers: list[_Watcher] = []
+        self._revision = 0
+        self._identity = 1
+        self._is_closed = False
+        self._ids = itertools.count(0x694D98147D54BE01)
+
+    async def get(self, key: str) -> KeyValue | None:
+        """The key, or None when it is absent."""
+        self._enter()
+        return self._items.get(key)
+
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
+        """Every key under the prefix, in key order."""
+        self._enter()
+        return self._under(prefix)
+
+    async def put(self, key: str, value: str, lease: int = 0) -> None:
+        """Write the key; raises PermanentError when the lease does not exist."""
+        self._enter()
+        self._change({key: value}, (), lease)
+
+    async def delete(self, key: str) -> None:
+        """Remove the key; nothing happens when it is absent."""
+        self._enter()
+        self._change({}, (key,))
+
+    async def commit(self, transaction: Transaction) -> bool:
+        """Carry the transaction out as a whole; False when its expectation fails."""
+        self._enter()
+        for key, revision in transaction.expected.items():
+            item = self._items.get(key)
+            if (item.revision if item else 0) != revision:
+                return False
+        self._change(transaction.puts, transaction.deletes, transaction.lease)
+        return True
+
+    def watch(self, prefix: str) -> AsyncIterator[WatchEvent]:
+        """A Snapshot, then every change, without a gap, until the store is closed."""
+        return self._events(prefix)
+
+    async def _events(self, prefix: str) -> AsyncGenerator[WatchEvent]:
+        watcher = _Watcher(prefix)
+        self._watchers.append(watcher)
+        if not self._is_closed:
+            watcher.events.put_nowait(Snapshot(self._under(prefix)))
+        try:
+            while not self._is_closed or not watcher.events.empty():
+                event = await watcher.events.get()
+                if event is None:
+                    return
+                yield event
+        finally:
+            self._watchers.remove(watcher)
+
+    async def grant(self, ttl_s: int) -> int:
+        """Make a lease of ``ttl_s`` seconds and return its id."""
+        self._enter()
+        lease = next(self._ids)
+        self._leases[lease] = _Lease(ttl_s, self._clock.now_s() + ttl_s)
+        return lease
+
+    async def keep_alive(self, lease: int) -> float:
+        """Renew the lease; its time to live in seconds, 0.0 when it no longer exists."""
+        self._enter()
+        held = self._leases.get(lease)
+        if held is None:
+            return 0.0
+        held.until_s = self._clock.now_s() + held.ttl_s
+        return held.ttl_s
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and delete its keys; nothing happens when it no longer exists."""
+        self._enter()
+        self._end(lease)
+
+    async def identity(self) -> str:
+        """Return an identifier of the data; another one after ``wipe()``."""
+        self._enter()
+        return str(self._identity)
+
+    async def close(self) -> None:
+        """Have every watch end its iteration; the keys stay."""
+        self._is_closed = True
+        for watcher in self._watchers:
+            watcher.events.put_nowait(None)
+
+    def expire(self) -> None:
+        """End every lease whose time is over."""
+        now_s = self._clock.now_s()
+        for lease in [lease for lease, held in self._leases.items() if held.until_s <= now_s]:
+            self._end(lease)
+
+    def wipe(self) -> None:
+        """Lose everything, as an etcd that comes back with an empty disk; watches get a new snapshot."""
+        self._items.clear()
+        self._leases.clear()
+        self._revision = 0
+        self._identity += 1
+        for watcher in self._watchers:
+            watcher.events.put_nowait(Snapshot(()))
+
+    def _enter(self) -> None:
+        if not self.is_available or self._is_closed:
+            raise StoreUnavailable("the store in memory is switched off")
+        self.expire()
+
+    def _under(self, prefix: str) -> tuple[KeyValue, ...]:
+        return tuple(self._items[key] for key in sorted(self._items) if key.startswith(prefix))
+
+    def _end(self, lease: int) -> None:
+        if self._leases.pop(lease, None) is not None:
+            self._change({}, [key for key, item in self._items.items() if item.lease == lease])
+
+    def _change(self, puts: dict[str, str], deletes: Iterable[str], lease: int = 0) -> None:
+        """Apply all changes in one revision, as in one etcd transaction."""
+        if puts and lease and lease not in self._leases:
+            raise PermanentError("requested lease not found")
+        gone = [key for key in deletes if key in self._items]
+        if puts or gone:
+            self._revision += 1
+        for key, value in puts.items():
+            item = KeyValue(key, value, self._revision, lease)
+            self._items[key] = item
+            self._tell(key, Put(item))
+        for key in gone:
+            del self._items[key]
+            self._tell(key, Deleted(key))
+
+    def _tell(self, key: str, event: WatchEvent) -> None:
+        for watcher in self._watchers:
+            if key.startswith(watcher.prefix):
+                watcher.events.put_nowait(event)

@@ -1,0 +1,221 @@
+"""The lease of one process, and the registrations that live under it.
+
+A process tells a deliberate revocation, which drains it, from a lease that merely lapsed, which makes it
+register again:
+
+===============================================  ==========================================
+what is seen                                     what it means
+===============================================  ==========================================
+the store's identity changed                     it came back empty: register again
+lease gone, last renewal younger than its TTL    somebody revoked it: drain
+lease gone, last renewal older than its TTL      it lapsed while the store was away or this
+                                                 process stood still: register again
+own key gone, lease alive                        somebody deleted the key: put it again
+===============================================  ==========================================
+
+A renewal counts from the moment it was sent, so the store never lets a lease lapse earlier than assumed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from dynaplan.config.settings.servers import LEASE_TTL_S
+from dynaplan.graph.lifecycle import Role
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.dynamo_keys import dynamo_keys
+from dynaplan.store.instances import Instance
+from dynaplan.store.model import Transaction
+from dynaplan.store.port import KeyValueStore, LeaseKeeper
+from dynaplan.util.backoff import Backoff
+from dynaplan.util.clock import Clock
+from dynaplan.util.errors import PermanentError, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+STORE_ANSWER_S = 3.0
+"""Time after which a call to the store counts as unanswered."""
+
+RETRY_FIRST_S = 0.1
+RETRY_LONGEST_S = 2.0
+
+T = TypeVar("T")
+
+
+class Registration:
+    """Registers the instances that ``instances(lease)`` names and keeps them registered.
+
+    ``start`` returns when they are; ``revoked`` is set when somebody revoked the lease on purpose;
+    ``withdraw`` ends it all. ``discovery``, already started, is where the own keys are watched. Each instance
+    is registered in Dynamo's layout too, in the same transaction; ``role`` says as which component.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        leases: LeaseKeeper,
+        clock: Clock,
+        discovery: Discovery,
+        instances: Callable[[int], Iterable[Instance]],
+        ttl_s: int = LEASE_TTL_S,
+        role: Role | None = None,
+    ) -> None:
+        self._store = store
+        self._leases = leases
+        self._clock = clock
+        self._discovery = discovery
+        self._instances = instances
+        self._ttl_s = ttl_s
+        self._role = role
+        self._lease = 0
+        self._is_complete = False
+        self._lives_until_s = 0.0
+        self._identity = ""
+        self._keys: dict[str, str] = {}
+        self._dynamo_keys: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.revoked = asyncio.Event()
+        self._stop_looking = discovery.on_change(self._look_for_own_keys)
+
+    @property
+    def instance_id(self) -> int:
+        """The id of the lease that the registrations live under; 0 while there is none."""
+        return self._lease if self._is_complete else 0
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The task that keeps the lease alive; it ends by itself only after a revocation, or by a fault."""
+        if self._task is None:
+            raise RuntimeError("not started")
+        return self._task
+
+    async def start(self) -> None:
+        """Register, whenever the store answers, and keep registered from then on."""
+        await self._register()
+        self._task = asyncio.create_task(self._stay(), name="registration")
+
+    async def withdraw(self, timeout_s: float = 2.0) -> None:
+        """Revoke the own lease, so that every router forgets this process at once.
+
+        Bounded: when the store is away the lease is left to expire.
+        """
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._stop_looking()
+        if not self._lease or self.revoked.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._leases.revoke(self._lease)
+        except (TimeoutError, StoreUnavailable) as error:
+            log.warning("lease %x not revoked (%s); it expires by itself", self._lease, error or "no answer")
+
+    async def _stay(self) -> None:
+        while not self.revoked.is_set():
+            await self._pause(max(0.0, self._lives_until_s - self._clock.now_s()) / 2)
+            left_s = await self._renewed()
+            answered_s = self._clock.now_s()
+            if left_s:
+                await self._put_again_what_was_deleted()
+            elif await self._asked(self._leases.identity) != self._identity:
+                log.warning("the store came back empty: registering again")
+                await self._register()
+            elif answered_s < self._lives_until_s:
+                log.info("lease %x was revoked", self._lease)
+                self.revoked.set()
+            else:
+                log.warning("lease %x lapsed: registering again", self._lease)
+                await self._register()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but no longer than until an own key is missed."""
+        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        woken = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait({sleep, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            woken.cancel()
+            self._wake.clear()
+
+    async def _renewed(self) -> float:
+        """Renew the lease, whenever the store answers.
+
+        Return its time to live in seconds, 0 when it is gone.
+        """
+        sent_s = 0.0
+
+        def renew() -> Awaitable[float]:
+            nonlocal sent_s
+            sent_s = self._clock.now_s()
+            return self._leases.keep_alive(self._lease)
+
+        left_s = await self._asked(renew)
+        if left_s:
+            self._lives_until_s = sent_s + left_s
+        return left_s
+
+    async def _put_again_what_was_deleted(self) -> None:
+        missing = {key: value for key, value in self._keys.items() if not self._discovery.has(key)}
+        if not missing:
+            return
+        log.warning("own registration is missing: putting it again: %s", ", ".join(missing))
+        # Who deleted this key may have deleted everything, and with it what identifies the store.
+        self._identity = await self._asked(self._leases.identity)
+        if not await self._commit(self._dynamo_keys | missing):
+            self._wake.set()
+
+    async def _register(self) -> None:
+        """Make a new lease, and put every key under it in one transaction."""
+        self._is_complete = False
+        self._seen = set()
+        while not self._is_complete:
+            self._identity = await self._asked(self._leases.identity)
+            asked_s = self._clock.now_s()
+            self._lease = await self._asked(lambda: self._leases.grant(self._ttl_s))
+            self._lives_until_s = asked_s + self._ttl_s
+            self._name_keys()
+            self._is_complete = await self._commit(self._dynamo_keys | self._keys)
+            if not self._is_complete:
+                await self._clock.sleep(RETRY_FIRST_S)
+        log.info("registered as %x: %s", self._lease, ", ".join(self._keys))
+
+    def _name_keys(self) -> None:
+        """Have the instances of the lease that is there now named, and with them their keys."""
+        self._keys, self._dynamo_keys = {}, {}
+        for instance in self._instances(self._lease):
+            self._keys[instance.key] = instance.to_json()
+            self._dynamo_keys |= dynamo_keys(instance, self._role)
+
+    async def _commit(self, keys: dict[str, str]) -> bool:
+        """Write the keys under the lease; False when the lease is gone meanwhile."""
+        try:
+            return await self._asked(lambda: self._store.commit(Transaction(puts=keys, lease=self._lease)))
+        except PermanentError as error:
+            log.warning("lease %x is gone: %s", self._lease, error)
+            return False
+
+    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the store's answer, asked for again and again while it is away."""
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, self._clock.sleep)
+        while True:
+            try:
+                async with asyncio.timeout(STORE_ANSWER_S):
+                    return await call()
+            except (TimeoutError, StoreUnavailable) as error:
+                if backoff.is_first:
+                    log.warning("the store does not answer, trying on: %s", error or "no answer in time")
+                await backoff.pause()
+
+    def _look_for_own_keys(self) -> None:
+        """Wake up when an own key that was there is not there any more."""
+        there = {key for key in self._keys if self._discovery.has(key)}
+        if self._seen - there:
+            self._wake.set()
+        self._seen = there

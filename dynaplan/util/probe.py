@@ -1,0 +1,71 @@
+"""A question for a server's health over a bare socket, without an HTTP client.
+
+A process that asks little should not import one: aiohttp costs 14 MiB. Only servers of this host are asked,
+so that certificates are not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+LONGEST_ANSWER_BYTES = 4096
+LONGEST_WHOLE_BYTES = 256 * 1024
+QUESTION = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n"
+
+
+async def health_answer(url: str, within_s: float) -> bytes:
+    """Return what ``GET {url}/health`` says first, from its status line on; b"" without an answer in time."""
+    return await _answer(lambda: _connection(url), within_s)
+
+
+async def health_answer_at(unix_socket: str | os.PathLike[str], within_s: float) -> bytes:
+    """Return what ``GET /health`` on a unix socket says first; b"" without an answer in time."""
+    return await _answer(lambda: asyncio.open_unix_connection(os.fspath(unix_socket)), within_s)
+
+
+async def whole_answer(url: str, path: str, within_s: float) -> bytes:
+    """Return all that ``GET {url}{path}`` says, at most 256 KiB; b"" without an answer in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await _connection(url)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+                return await _until_end(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return b""
+
+
+async def _connection(url: str) -> Connection:
+    address = urlsplit(url)
+    if address.scheme != "https":
+        return await asyncio.open_connection(address.hostname, address.port)
+    from dynaplan.util.tls.client import unverified
+
+    return await asyncio.open_connection(address.hostname, address.port, ssl=unverified())
+
+
+async def _until_end(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    while len(said) < LONGEST_WHOLE_BYTES and (more := await reader.read(LONGEST_ANSWER_BYTES)):
+        said += more
+    return said
+
+
+async def _answer(connect: Callable[[], Awaitable[Connection]], within_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await connect()
+            try:
+                writer.write(QUESTION)
+                return await reader.read(LONGEST_ANSWER_BYTES)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return b""

@@ -1,0 +1,130 @@
+"""The guard of the page: the right host, a session, its key; for actions also the right origin."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from dynaplan.fleet.page_access import (
+    PAGE_PATH,
+    SESSION_S,
+    TOKEN_FIELD,
+    cookie_name,
+    is_key,
+    is_session,
+    is_token,
+    new_session,
+    session_key,
+)
+
+KEY_HEADER = "X-Dynaplan-Key"
+"""The header with the session's key. No other site can send it: a browser asks the server first."""
+
+SIGN_IN = "Open the address that `dynaplan ui` prints: this browser is not signed in, or no longer."
+
+
+class PageRefusal(Exception):
+    """A request that the page does not answer: the status, and a sentence for the user."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True)
+class OpenedSession:
+    """A new session: the value of the header ``Set-Cookie``, and its key."""
+
+    set_cookie: str
+    key: str
+
+
+class PageGuard:
+    """Refuses what is not a user's own. ``host`` is the name that the frontend was told to listen on.
+
+    ``now_s`` is the time in seconds since the epoch.
+    """
+
+    def __init__(
+        self, secret: str, host: str, *, is_tls: bool = False, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._secret = secret
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self._is_tls = is_tls
+        self._now_s = now_s
+
+    def check_host(self, request: web.BaseRequest) -> None:
+        """Refuse a name that is not this machine's.
+
+        A site whose name leads here for a moment ("DNS rebinding") is of one origin with us to a browser. An
+        address in numbers cannot be that.
+        """
+        given = request.headers.getall("Host", [])
+        name = _host_name(given[0]) if len(given) == 1 else ""
+        if not (name in self._names or name.endswith(".localhost") or _is_address(name)):
+            raise PageRefusal(421, "This name is not this machine's: use its address, or localhost.")
+
+    def opened(self, request: web.BaseRequest) -> OpenedSession | None:
+        """Return a new session when the address bears the token, None without one; refuse a wrong one."""
+        given = request.query.get(TOKEN_FIELD)
+        if given is None:
+            return None
+        if not is_token(self._secret, given):
+            raise PageRefusal(401, SIGN_IN)
+        cookie = new_session(self._secret, self._now_s(), secrets.token_hex(16))
+        secure = "; Secure" if self._is_tls else ""
+        return OpenedSession(
+            f"{cookie_name(self._secret)}={cookie}; Path={PAGE_PATH}; Max-Age={SESSION_S}; HttpOnly; "
+            f"SameSite=Strict{secure}",
+            session_key(self._secret, cookie),
+        )
+
+    def check_cookie(self, request: web.BaseRequest) -> str:
+        """Return the session's cookie; refuse a request without one."""
+        try:
+            morsel = SimpleCookie(request.headers.get("Cookie", "")).get(cookie_name(self._secret))
+        except CookieError:
+            morsel = None
+        if morsel is None or not is_session(self._secret, morsel.value, self._now_s()):
+            raise PageRefusal(401, SIGN_IN)
+        return morsel.value
+
+    def check_key(self, request: web.BaseRequest) -> None:
+        """Refuse a request without session or without its key."""
+        cookie = self.check_cookie(request)
+        if not is_key(self._secret, cookie, request.headers.get(KEY_HEADER, "")):
+            raise PageRefusal(401, SIGN_IN)
+
+    def check_action(self, request: web.BaseRequest) -> None:
+        """Refuse an action that does not come from the page itself."""
+        self.check_key(request)
+        origin = urlsplit(request.headers.get("Origin", ""))
+        is_ours = origin.scheme in ("http", "https") and origin.netloc.lower() == request.host.lower()
+        if not is_ours or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            raise PageRefusal(403, "This does not come from the page itself.")
+        if request.content_type != "application/json":
+            raise PageRefusal(415, "An action is JSON.")
+
+
+def _host_name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

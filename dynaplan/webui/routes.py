@@ -1,0 +1,273 @@
+"""The routes of the page, below ``/ui``: the shell, its files, events, charts, logs, actions, a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from yarl import URL
+
+import dynaplan
+from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.lab.drawing.svg import STYLE
+from dynaplan.webui.commands import arguments_of, called
+from dynaplan.webui.live_charts import ChartsAsked
+from dynaplan.webui.log_reading import log_part
+from dynaplan.webui.page_guard import PageGuard, PageRefusal
+from dynaplan.webui.viewers import LONGEST_LINE, Viewers
+
+log = logging.getLogger(__name__)
+
+DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
+"""The folder with the page's files."""
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""The browser's orders: load and run the page's own files alone, make no markup or code of text."""
+
+HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""The headers of every answer below ``/ui``."""
+
+FEED = "dynaplan.cli.ui.feed"
+"""The module that looks at the deployment, in a process of its own."""
+
+MOST_ACTION_BYTES = 4096
+
+BODY_S = 10.0
+"""Seconds in which an action must have come whole."""
+
+MOST_ACTIONS = 4
+"""The largest number of commands that the page runs at once."""
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class PagePlace:
+    """The place of a page: its deployment, the logs there, and how its frontend is reached."""
+
+    namespace: str
+    secret: str
+    log_dir: Path
+    host: str
+    is_tls: bool = False
+    api_key: str = ""
+
+
+class PageRoutes:
+    """Answers every request below ``/ui``. ``chat`` answers a chat request as any client's.
+
+    ``start`` starts the process that looks at the deployment, ``call`` runs a command.
+    """
+
+    def __init__(
+        self,
+        place: PagePlace,
+        chat: Handler,
+        start: Callable[[], Awaitable[Process]] | None = None,
+        call: Callable[[list[str]], Awaitable[str]] = called,
+    ) -> None:
+        self._place = place
+        self._chat = chat
+        self._call = call
+        self._guard = PageGuard(place.secret, place.host, is_tls=place.is_tls)
+        self._viewers = Viewers(start or (lambda: start_feed(place.namespace)))
+        self._running = 0
+        self._handlers: Mapping[tuple[str, str], Handler] = {
+            ("GET", ""): self._shell,
+            ("GET", "/ui.js"): self._file("ui.js", "text/javascript"),
+            ("GET", "/charts.js"): self._file("charts.js", "text/javascript"),
+            ("GET", "/ui.css"): self._file("ui.css", "text/css"),
+            ("GET", "/events"): self._events,
+            ("GET", "/charts.svg"): self._charts,
+            ("GET", "/log"): self._log,
+            ("POST", "/act"): self._act,
+            ("POST", "/prompt"): self._prompt,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the answer; a refusal says in a sentence what to do."""
+        try:
+            self._guard.check_host(request)
+            response = await self._answer(request)
+        except PageRefusal as refusal:
+            response = web.Response(text=refusal.text + "\n", status=refusal.status)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    async def close(self) -> None:
+        """End the open pages, and the process that looks for them."""
+        await self._viewers.close()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path.removeprefix(PAGE_PATH).rstrip("/")
+        handler = self._handlers.get((request.method, path))
+        if handler is None:
+            self._guard.check_cookie(request)
+            raise PageRefusal(404, "There is no such page.")
+        return await handler(request)
+
+    # -- what a session may see ------------------------------------------------------------------
+
+    async def _shell(self, request: web.BaseRequest) -> web.Response:
+        """Open a session for the token and lead to the address without it, or return the page itself.
+
+        The session's key goes behind a ``#``: a browser sends that part to nobody.
+        """
+        opened = self._guard.opened(request)
+        if opened is None:
+            self._guard.check_cookie(request)
+            return web.Response(body=_read("ui.html"), content_type="text/html", charset="utf-8")
+        leads = {"Set-Cookie": opened.set_cookie}
+        target = f"{PAGE_PATH}#{opened.key}"
+        if request.headers.get("Sec-Fetch-Site") == "cross-site":
+            # After a redirect that began at another site, the browser would not send the new cookie.
+            return web.Response(text="Signed in.\n", headers={**leads, "Refresh": f"0; url={target}"})
+        return web.Response(status=303, headers={**leads, "Location": target})
+
+    def _file(self, name: str, content_type: str) -> Handler:
+        async def answer(request: web.BaseRequest) -> web.Response:
+            self._guard.check_cookie(request)
+            return web.Response(body=_read(name), content_type=content_type, charset="utf-8")
+
+        return answer
+
+    async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Stream what is seen, as server-sent events, for as long as the page is open."""
+        self._guard.check_key(request)
+        asked = _asked(request)
+        if self._viewers.is_full:
+            raise PageRefusal(503, "This page is open too often.")
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        events = self._viewers.watch(asked)
+        try:
+            async for name, text in events:
+                # Drawings are fetched: a browser's parser makes documents of them, no script does.
+                told = "charts" if name == asked.name else name
+                data = "null" if name == asked.name else text
+                await response.write(f"event: {told}\ndata: {data}\n\n".encode())
+        except ConnectionError:
+            pass
+        finally:
+            await events.aclose()
+        return response
+
+    async def _charts(self, request: web.BaseRequest) -> web.Response:
+        self._guard.check_key(request)
+        drawing = self._viewers.charts(_asked(request))
+        if drawing is None:
+            raise PageRefusal(404, "These charts are not drawn.")
+        return web.Response(text=drawing, content_type="image/svg+xml")
+
+    async def _log(self, request: web.BaseRequest) -> web.Response:
+        self._guard.check_key(request)
+        try:
+            after = int(request.query.get("after", "-1")[:18])
+            text, end = await asyncio.to_thread(
+                log_part, self._place.log_dir, request.query.get("worker", ""), after
+            )
+        except ValueError:
+            raise PageRefusal(400, "`after` is a number of bytes.") from None
+        except OSError:
+            raise PageRefusal(404, "There is no log of that name.") from None
+        return web.json_response({"text": text, "after": end})
+
+    # -- what a session may do -------------------------------------------------------------------
+
+    async def _act(self, request: web.BaseRequest) -> web.Response:
+        """Run the command of an action; the answer is what it printed."""
+        self._guard.check_action(request)
+        arguments = _arguments(await _small_body(request))
+        if self._running >= MOST_ACTIONS:
+            raise PageRefusal(503, "Other actions are still running.")
+        self._running += 1
+        try:
+            log.info("the page asks for: dynaplan %s", " ".join(arguments))
+            said = await self._call([*arguments, "--namespace", self._place.namespace])
+        finally:
+            self._running -= 1
+        return web.json_response({"command": " ".join(["dynaplan", *arguments]), "said": said})
+
+    async def _prompt(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a chat request as the frontend answers any client's, with its key."""
+        self._guard.check_action(request)
+        headers = request.headers.copy()
+        for name in ("Cookie", "Authorization"):
+            headers.popall(name, None)
+        if self._place.api_key:
+            headers["Authorization"] = f"Bearer {self._place.api_key}"
+        return await self._chat(request.clone(rel_url=URL("/v1/chat/completions"), headers=headers))
+
+
+async def start_feed(namespace: str) -> Process:
+    """Start the process that looks at that deployment."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", FEED, namespace, str(os.getpid())),
+        stdin=PIPE,
+        stdout=PIPE,
+        limit=LONGEST_LINE,
+    )
+
+
+def page_of(
+    environ: Mapping[str, str], namespace: str, secret: str, host: str, api_key: str, *, is_tls: bool
+) -> PagePlace | None:
+    """Return where the page of this process's deployment is; None for a frontend that runs on its own."""
+    log_dir = environ.get("DYNAPLAN_LOG_DIR")
+    if not (secret and log_dir and environ.get("DYNAPLAN_STATEFILE")):
+        return None
+    return PagePlace(namespace, secret, Path(log_dir), host, is_tls, api_key)
+
+
+def _read(name: str) -> bytes:
+    text = (DIRECTORY / name).read_bytes()
+    return STYLE.encode() + text if name.endswith(".css") else text
+
+
+def _asked(request: web.BaseRequest) -> ChartsAsked:
+    try:
+        return ChartsAsked.of(request.query.get("span", "3600"), request.query.get("width", "1000"))
+    except ValueError:
+        raise PageRefusal(400, "`span` is in seconds, `width` in px.") from None
+
+
+async def _small_body(request: web.BaseRequest) -> bytes:
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            while len(body) <= MOST_ACTION_BYTES and not request.content.at_eof():
+                body += await request.content.read(MOST_ACTION_BYTES + 1 - len(body))
+    except TimeoutError:
+        raise PageRefusal(408, "The action did not come.") from None
+    if len(body) > MOST_ACTION_BYTES:
+        raise PageRefusal(413, "An action is short.")
+    return body
+
+
+def _arguments(body: bytes) -> list[str]:
+    with suppress(ValueError, RecursionError):
+        action = json.loads(body)
+        if isinstance(action, dict):
+            return arguments_of(action)
+    raise PageRefusal(400, "There is no such action.")

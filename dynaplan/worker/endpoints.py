@@ -1,0 +1,232 @@
+"""A service's endpoints over HTTP: POST with a JSON body, answered by lines as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
+from dynaplan.util.http_routes import Route
+from dynaplan.worker.calls.deadlines import answering_until, deadline_of, until
+
+log = logging.getLogger(__name__)
+
+LINES = "application/x-ndjson"
+
+MODULE_PREFIX = re.compile(r"\b(?:[^\W\d]\w*\.)+")
+"""The modules before the names of types in a signature, which a reader of it does not need."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ServedEndpoint:
+    """One endpoint, bound to the service's instance.
+
+    ``request_type``, when it is a dataclass or has pydantic's ``model_validate``, is what the request is
+    made into. A public one is served to users, as text; every one to the other services, as JSON lines.
+    """
+
+    name: str
+    method: Callable[..., Any]
+    request_type: type | None = None
+    is_public: bool = False
+
+
+def internal_route(endpoint: ServedEndpoint) -> Route:
+    """``POST /{name}``: one line of JSON per item."""
+    return Route("POST", f"/{endpoint.name}", _handler(endpoint, LINES, _json_line))
+
+
+def public_route(endpoint: ServedEndpoint) -> Route:
+    """``POST /{name}``: text items as they are, others as lines of JSON."""
+    return Route("POST", f"/{endpoint.name}", _handler(endpoint, "text/plain", _as_text))
+
+
+def check_route(path: str, checks: Sequence[Callable[[], Any]]) -> Route:
+    """``GET path``, open: 200 when every check is true, 503 when one is false, 500 when one raises."""
+
+    async def handle(_: web.Request) -> web.StreamResponse:
+        try:
+            for check in checks:
+                passed = check()
+                if not (await passed if inspect.isawaitable(passed) else passed):
+                    return web.Response(status=503)
+        except Exception as error:
+            return web.Response(status=500, text=str(error))
+        return web.Response()
+
+    return Route("GET", path, handle, is_open=True, is_work=False)
+
+
+async def items_of(endpoint: ServedEndpoint, request: Any) -> AsyncGenerator[Any, None]:
+    """Yield the endpoint's answer to the request; a single item when it returns a plain result.
+
+    ``request`` is plain data. Raises UserError when it does not fit the endpoint's request type.
+    """
+    method = endpoint.method
+    answer = method(_read(endpoint, request)) if inspect.signature(method).parameters else method()
+    if inspect.isawaitable(answer):
+        answer = await answer
+    # A response object as Starlette's, which FastAPI has, brings its items along.
+    answer = getattr(answer, "body_iterator", answer)
+    if not inspect.isasyncgen(answer):
+        yield answer
+        return
+    try:
+        async for item in answer:
+            yield item
+    finally:
+        await answer.aclose()
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can carry it: pydantic models and dataclasses become mappings."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
+
+
+def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], bytes]) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            deadline_s = deadline_of(request.headers)
+            body = await request.json() if request.can_read_body else None
+            items = until(deadline_s, items_of(endpoint, body), endpoint.name)
+            with answering_until(deadline_s):
+                first = await _first(items)
+        except json.JSONDecodeError as error:
+            return _failure(UserError(f"the request is not JSON: {error}"), 400)
+        except Exception as error:
+            return _failure(error, _status_of(error))
+        response = web.StreamResponse()
+        response.content_type = content_type
+        response.charset = "utf-8"
+        async with contextlib.aclosing(items):
+            await response.prepare(request)
+            with answering_until(deadline_s):
+                await _send(response, first, items, line)
+        return response
+
+    return handle
+
+
+async def _first(items: AsyncIterator[Any]) -> list[Any]:
+    """The first item, if there is one: until it is there, the answer can still be an error's status."""
+    try:
+        return [await anext(items)]
+    except StopAsyncIteration:
+        return []
+
+
+async def _send(
+    response: web.StreamResponse, first: list[Any], items: AsyncIterator[Any], line: Callable[[Any], bytes]
+) -> None:
+    try:
+        for item in first:
+            await _write(response, line(item))
+        async for item in items:
+            await _write(response, line(item))
+    except _ClientGone:
+        log.debug("the client left before the end of its answer")
+    except DeadlineExceeded as error:
+        await _write(response, _json_line(_description(error)))
+    except Exception as error:
+        log.exception("an endpoint failed in the middle of its answer")
+        await _write(response, _json_line(_description(error)))
+
+
+class _ClientGone(Exception):
+    """Nobody reads the answer any more. An endpoint's own ConnectionError is something else."""
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    try:
+        await response.write(data)
+    except ConnectionError as error:
+        raise _ClientGone from error
+
+
+def _read(endpoint: ServedEndpoint, request: Any) -> Any:
+    wanted: Any = endpoint.request_type
+    try:
+        if hasattr(wanted, "model_validate"):
+            # Text is a model's own JSON, as its ``model_dump_json`` makes it.
+            is_text = isinstance(request, str)
+            return wanted.model_validate_json(request) if is_text else wanted.model_validate(request)
+        if _is_dataclass(wanted) and isinstance(request, Mapping):
+            return wanted(**request)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the request does not fit {endpoint.name}: {error}", hint=_takes(endpoint)
+        ) from error
+    return _Request(request, endpoint) if isinstance(request, dict) else request
+
+
+class _MissingField(UserError, KeyError):
+    """A request lacks a field that the endpoint's method asks for; the method may catch it as KeyError."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n  {self.hint}"
+
+
+class _Request(dict[str, Any]):
+    """A request as a plain mapping, which says so when the endpoint's method asks for a field it lacks."""
+
+    def __init__(self, fields: Mapping[str, Any], endpoint: ServedEndpoint) -> None:
+        super().__init__(fields)
+        self._endpoint = endpoint
+
+    def __missing__(self, field: str) -> Any:
+        raise _MissingField(f"the request has no field {field!r}", hint=_takes(self._endpoint))
+
+
+def _takes(endpoint: ServedEndpoint) -> str:
+    """Return a sentence with the signature of an endpoint's method."""
+    signature = MODULE_PREFIX.sub("", str(inspect.signature(endpoint.method)).replace("'", ""))
+    return f"The endpoint is {endpoint.name}{signature}."
+
+
+def _is_dataclass(wanted: Any) -> bool:
+    return isinstance(wanted, type) and dataclasses.is_dataclass(wanted)
+
+
+def _description(error: BaseException) -> dict[str, str]:
+    return {"error": str(error) or type(error).__name__, "error_type": type(error).__name__}
+
+
+def _failure(error: Exception, status: int) -> web.Response:
+    if status == 500:
+        log.error("an endpoint failed", exc_info=error)
+    return web.json_response(_description(error), status=status)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, UserError):
+        return 400
+    if isinstance(error, RequestRefused):
+        return error.status
+    if isinstance(error, DeadlineExceeded):
+        return 504
+    return 503 if isinstance(error, TemporaryError) else 500
+
+
+def _json_line(item: Any) -> bytes:
+    return json.dumps(plain(item), separators=(",", ":")).encode() + b"\n"
+
+
+def _as_text(item: Any) -> bytes:
+    if isinstance(item, bytes):
+        return item
+    return item.encode() if isinstance(item, str) else _json_line(item)

@@ -1,0 +1,185 @@
+"""The routers that send requests straight to this worker's engine, and the proof that they have stopped.
+
+An engine with an HTTP port of its own refuses no request, so it is stopped only when none can come any more:
+
+======================================  =======================================================
+party                                   is done when
+======================================  =======================================================
+a router in discovery that answers      it has nothing in flight here; being asked, it sends nothing
+                                        more
+a router that does not answer           it is gone from discovery, or the engine was empty for
+                                        ``SILENT_S``
+the engine                              it has no requests on two readings; one that does not
+                                        tell is believed to be empty after ``SILENT_S``, when no
+                                        router in discovery has anything in flight here or is
+                                        silent
+======================================  =======================================================
+
+Without a router, as at the end of a deployment, nothing can be in flight: routers finish the requests that
+they hold before they leave, and the requests of a killed router have lost their connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.util.errors import TemporaryError
+from dynaplan.worker.client import worker_session
+from dynaplan.worker.process import WorkerRuntime
+
+log = logging.getLogger(__name__)
+
+ROUTES_TO = "routes_to"
+"""The key of a router's card that names the component whose workers it sends requests to."""
+
+ANSWER_S = 1.0
+"""Longest time for a router or the engine to answer one question."""
+
+SILENT_S = 2.0
+READINGS = 2
+POLL_FIRST_S = 0.05
+POLL_LONGEST_S = 0.5
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look in numbers: the ``routers``, and how many of them ``answered`` with their requests in flight.
+
+    ``in_engine`` is None when the engine did not tell.
+    """
+
+    routers: int
+    answered: int
+    in_flight: int
+    in_engine: int | None
+
+    @property
+    def held(self) -> int:
+        """The requests here. The engine's are among those in flight, unless their router is gone."""
+        return max(self.in_flight, self.in_engine or 0)
+
+    def is_clear(self, quiet_s: float) -> bool:
+        """Tell whether nothing is here or on its way.
+
+        The engine has told of no request for ``quiet_s`` seconds.
+        """
+        if self.held:
+            return False
+        have_all_answered, is_empty = self.answered == self.routers, self.in_engine == 0
+        if have_all_answered and is_empty:
+            return True
+        return (have_all_answered or is_empty) and quiet_s >= SILENT_S
+
+
+class RoutersWatch:
+    """The presence of routers of any component, watched from the beginning of a worker's life."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._were_there = False
+        runtime.discovery.on_change(self._note)
+        self._note()
+
+    async def gone(self) -> None:
+        """Return when there have been routers, and none for the last ``SILENT_S`` seconds.
+
+        Then no process is left that could send a request, with a hand-off of ours or without.
+        """
+        clock = self._runtime.clock
+        since_s = math.inf
+        while True:
+            now_s = clock.now_s()
+            since_s = min(since_s, now_s) if self._were_there and not self._are_there() else math.inf
+            if now_s - since_s >= SILENT_S:
+                return
+            await clock.sleep(POLL_LONGEST_S)
+
+    def _note(self) -> None:
+        self._were_there |= self._are_there()
+
+    def _are_there(self) -> bool:
+        return any(ROUTES_TO in each.card for each in self._runtime.discovery.all())
+
+
+class RoutedRequests:
+    """The requests of one worker whose engine gets them straight from the routers.
+
+    ``requests`` asks the engine how many it has (TemporaryError when it does not tell), ``load`` is the load
+    that it told last.
+    """
+
+    def __init__(
+        self,
+        runtime: WorkerRuntime,
+        requests: Callable[[], Awaitable[int]],
+        load: Callable[[], WorkerLoad],
+    ) -> None:
+        self._runtime = runtime
+        self._requests = requests
+        self._load = load
+        self._sight: Sight | None = None
+
+    @property
+    def held(self) -> int:
+        """The requests here: as the last look saw them, before the first one as the engine told last."""
+        if self._sight:
+            return self._sight.held
+        load = self._load()
+        return load.running_requests + load.waiting_requests
+
+    async def look(self) -> None:
+        """Ask every router and the engine, all at once; the routers send nothing more from then on."""
+        self._sight = await self._seen()
+
+    async def gone(self) -> None:
+        """Return when no request is here and none can come any more. After the deregistration."""
+        if not self._runtime.instance_id:
+            return  # nobody was ever told of this worker
+        clock = self._runtime.clock
+        pause_s, clear, quiet_since_s = POLL_FIRST_S, 0, math.inf
+        while True:
+            self._sight = sight = await self._seen()
+            now_s = clock.now_s()
+            quiet_since_s = math.inf if sight.in_engine else min(quiet_since_s, now_s)
+            clear = clear + 1 if sight.is_clear(now_s - quiet_since_s) else 0
+            if clear == READINGS:
+                return
+            await clock.sleep(POLL_FIRST_S if clear else pause_s)
+            pause_s = min(2 * pause_s, POLL_LONGEST_S)
+
+    async def _seen(self) -> Sight:
+        runtime = self._runtime
+        wanted = runtime.component
+        routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) == wanted}
+        async with worker_session(runtime.worker_token, runtime.client_tls) as session:
+            asked = asyncio.gather(*(self._left_with(session, url) for url in routers))
+            in_engine, answers = await asyncio.gather(self._in_engine(), asked)
+        told = [answer for answer in answers if answer is not None]
+        return Sight(len(routers), len(told), sum(told), in_engine)
+
+    async def _left_with(self, session: aiohttp.ClientSession, url: str) -> int | None:
+        """Tell this router that this worker leaves: how many requests it has here; None without an answer."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with session.post(f"{url}/leaving/{self._runtime.instance_id:x}") as response:
+                    response.raise_for_status()
+                    answer = await response.json()
+            return int(answer["in_flight"])
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            log.debug("the router at %s does not say what it has here: %r", url, error)
+            return None
+
+    async def _in_engine(self) -> int | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._requests()
+        except (TemporaryError, TimeoutError) as error:
+            log.debug("the engine does not say what it has: %r", error)
+            return None

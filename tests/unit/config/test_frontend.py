@@ -1,0 +1,136 @@
+"""The Frontend's options, from the sections that the original spreads them over."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dynaplan.config.frontend import (
+    deadline_in,
+    gathered_settings,
+    promised_in,
+    read_settings,
+    routes_by_events,
+)
+from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.util.errors import ConfigError
+
+
+def read(*sections: tuple[str, dict[str, Any]], **environment: str) -> FrontendSettings:
+    return read_settings(sections, environment)
+
+
+def test_the_defaults_are_the_originals() -> None:
+    settings = read()
+    assert (settings.host, settings.port, settings.router) == ("127.0.0.1", 8000, "round-robin")
+    assert settings.disaggregation.longest_local_tokens == 1000
+    assert settings.disaggregation.most_queued == 2
+    assert not settings.disaggregation.is_on
+
+
+def test_keys_are_read_in_both_spellings_and_the_first_section_decides() -> None:
+    settings = read(
+        ("Frontend", {"served_model_name": "mine", "max-waiting-requests": 5}),
+        ("VllmWorker", {"remote-prefill": True, "conditional_disagg": True, "max-waiting-requests": 9}),
+    )
+    assert (settings.model, settings.max_waiting_requests) == ("mine", 5)
+    assert settings.disaggregation.is_on
+    assert settings.disaggregation.is_conditional
+
+
+def test_the_environment_says_where_to_listen_and_the_key() -> None:
+    settings = read(DYNAMO_HOST="0.0.0.0", DYNAMO_PORT="9", DYNAPLAN_API_KEY="k")
+    assert (settings.host, settings.port, settings.api_key) == ("0.0.0.0", 9, "k")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"router": "best"}, "round-robin, random, least-loaded"),
+        ({"max-waiting-requests": 0}, "1 or more"),
+        ({"max-waiting-requests": True}, "a whole number"),
+        ({"worker-wait": "long"}, "a number"),
+        ({"remote-prefill": "yes"}, "true or false"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        read(("Frontend", options))
+    assert next(iter(options)) in str(refused.value)
+
+
+def test_a_whole_number_of_seconds_is_a_number() -> None:
+    assert read(("Frontend", {"worker-wait": 3})).worker_wait_s == 3.0
+
+
+def test_several_frontends_share_their_metrics() -> None:
+    environment = {"DYNAPLAN_RUNTIME_DIR": "/run/x"}
+    assert read_settings([], environment, frontends=1).shared_metrics is None
+    assert read_settings([], environment, frontends=2).shared_metrics == "/run/x/frontend-metrics"
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "is_wanted"),
+    [
+        ({}, {}, False),
+        ({"Frontend": {"router": "kv"}}, {}, True),
+        ({"Router": {"router": "kv"}}, {}, True),
+        ({"Router": {"router": "kv", "kv-events": False}}, {}, False),
+        ({"Router": {"router": "round-robin"}}, {"router": "kv"}, False),
+        ({}, {"router": "kv"}, True),
+        ({}, {"router": "kv", "kv_events": False}, False),
+    ],
+)
+def test_a_worker_tells_its_blocks_where_frontends_route_by_them(
+    config: dict[str, Any], own: dict[str, Any], is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(config))
+    ServiceConfig.reset()
+    try:
+        assert routes_by_events(own) is is_wanted
+    finally:
+        ServiceConfig.reset()
+
+
+@pytest.mark.parametrize(
+    ("worker", "frontend", "deadline_ms"),
+    [
+        ({"remote-prefill": True}, {}, 800.0),
+        ({"remote-prefill": True, "prefill-deadline": 300}, {}, 300.0),
+        ({"remote-prefill": True, "prefill-deadline": 300}, {"prefill_deadline": 0}, 0.0),
+        ({}, {}, 0.0),
+    ],
+)
+def test_a_frontend_dispatches_by_the_target_of_its_planner_unless_it_is_told(
+    worker: dict[str, Any],
+    frontend: dict[str, Any],
+    deadline_ms: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = {
+        "Planner": {"policy": "sla", "common-configs": ["ttft"]},
+        "Common": {"ttft": 800},
+        "VllmWorker": worker,
+        "Frontend": frontend,
+    }
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(config))
+    ServiceConfig.reset()
+    caplog.set_level("INFO")
+    try:
+        settings = gathered_settings(ServiceConfig.get_instance().get_parsed_config("Frontend"))
+        deadline = deadline_in(config, ServiceConfig.get_instance().get_parsed_config("Planner"))
+    finally:
+        ServiceConfig.reset()
+    assert settings.disaggregation.prefill_deadline_ms == deadline.ms == deadline_ms
+    assert (f"queued prompts are computed {deadline}" in caplog.text) is bool(worker)
+
+
+def test_a_planner_that_plans_for_targets_promises_them_and_another_nothing() -> None:
+    assert promised_in({"policy": "sla", "ttft": 300, "namespace": "n"}) == (300.0, 50.0)
+    assert promised_in({"policy": "both", "ttft": 300, "itl": 20.5}) == (300.0, 20.5)
+    assert promised_in({"ttft": 300}) is None
+    assert promised_in({}) is None

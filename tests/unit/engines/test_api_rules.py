@@ -1,0 +1,81 @@
+"""The fields of a request are judged whatever they hold, and a fault names field, value and expectation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaplan.engines import api_rules as rules
+from dynaplan.engines.api_rules import EngineApi, FieldRule
+
+DEEP = json.loads('{"items":' * 200 + "1" + "}" * 200)
+
+ACCEPTED: list[tuple[FieldRule, list[Any], list[Any]]] = [
+    (rules.anything(), [1, "x", {}], []),
+    (rules.refused("why"), [], [1, "x", False]),
+    (rules.flag(), [True, False], [0, 1, "true"]),
+    (rules.whole(0, 9), [0, 9], [-1, 10, 1.0, True, "1", 10**5000]),
+    (rules.number(0, 1), [0, 1, 0.5], [-0.1, 2, True, "x", float("nan"), float("inf"), 10**400]),
+    (rules.whole_or_flag(0, 9), [True, 9], [10, "x"]),
+    (rules.text(3), ["", "abc"], ["abcd", 5, ["a"]]),
+    (rules.texts(2, 3), ["abc", [], ["a", "b"]], ["abcd", ["a"] * 3, ["abcd"], [5], 5]),
+    (rules.wholes(2), [[], [0, 2**31 - 1]], [[1, 2, 3], [-1], [2**31], [True], 5]),
+    (rules.entries(1), [[], {}, [1], {"a": 1}], [[1, 2], {"a": 1, "b": 2}, "x"]),
+    (rules.grammar(9, 2), ["", "((a))", ")((a))"], ["(((a)))", "x" * 10, 5]),
+    (
+        rules.schema(3, 9, 100),
+        [{}, 5, {"maxItems": 100}, {"a": [{"b": 1}]}, {"maxLength": "x"}],
+        [DEEP, list(range(9)), {"maxItems": 101}, {"a": {"minLength": 10**400}}, {"maxItems": float("nan")}],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"), ACCEPTED, ids=lambda each: getattr(each, "expected", "")[:30]
+)
+def test_a_rule_accepts_what_it_expects_and_nothing_else(
+    rule: FieldRule, good: list[Any], bad: list[Any]
+) -> None:
+    assert all(map(rule.accepts, good))
+    assert not any(map(rule.accepts, bad))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(anything)
+def test_a_rule_judges_any_json(value: Any) -> None:
+    for rule, _, _ in ACCEPTED:
+        assert rule.accepts(value) in (True, False)
+
+
+API = EngineApi({"n": rules.whole(1, 9), "seed": rules.anything()}, death_marks=("it is dead",))
+COMPLETE = EngineApi(API.fields, is_complete=True)
+
+
+def test_a_list_of_bounds_lets_every_other_field_through() -> None:
+    assert API.fault({"n": 3, "seed": 1, "own": "x"}) is None
+    assert API.fault({"n": None}) is None
+    fault = API.fault({"n": 10})
+    assert fault and (fault.name, fault.message) == ("n", "'n' is 10: expected a whole number from 1 to 9.")
+
+
+def test_a_complete_list_refuses_every_other_field_and_names_the_nearest() -> None:
+    assert COMPLETE.fault({"n": 3, "seed": 1}) is None
+    near, far = COMPLETE.fault({"seeds": 1}), COMPLETE.fault({"grammar_triggers": [1]})
+    assert near and near.message.endswith("has no such field. Did you mean 'seed'?")
+    assert far and far.message == "'grammar_triggers' is [1]: this engine has no such field. Leave it out."
+
+
+def test_a_death_is_told_by_the_engines_words() -> None:
+    assert API.tells_death("500: it is dead")
+    assert not API.tells_death("it lives")
+    assert not EngineApi().tells_death("it is dead")

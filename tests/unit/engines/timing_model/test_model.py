@@ -1,0 +1,233 @@
+"""The engine model: what one step does, and in which order requests get tokens and blocks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.unit.engines.common.models import names, request, run, small_model
+
+
+def test_a_request_gets_its_first_token_from_the_prefill_and_the_others_from_decode_steps() -> None:
+    model = small_model()
+    model.submit(request("a", 10, 3))
+    first, second, third = run(model)
+    assert names(first.started) == ["a"]
+    assert [first.tokens, second.tokens, third.tokens] == [1, 1, 1]
+    assert names(third.finished) == ["a"]
+    assert [step.duration_s for step in (first, second, third)] == pytest.approx([0.020, 0.003, 0.003])
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget_and_costs_its_fixed_part_once() -> None:
+    model = small_model()
+    model.submit(request("a", 80, 1))
+    steps = run(model)
+    assert [step.duration_s for step in steps] == pytest.approx([0.042, 0.032, 0.016])
+    assert [step.tokens for step in steps] == [0, 0, 1]
+
+
+def test_decodes_come_first_and_prefill_chunks_get_the_rest_of_the_budget() -> None:
+    model = small_model()
+    model.submit(request("a", 4, 100))
+    model.step()
+    model.submit(request("b", 62, 1))
+    steps = [model.step() for _ in range(2)]
+    assert [step.tokens for step in steps] == [1, 2]  # 31 + 31 prompt tokens beside one decode each
+    assert names(steps[1].finished) == ["b"]
+    # decode (3) + chunk (31) + what the prefill's fixed 10 ms exceed the fixed 3 ms of decoding, once
+    assert [step.duration_s for step in steps] == pytest.approx([0.041, 0.034])
+
+
+def test_prompts_are_served_in_the_order_they_came() -> None:
+    model = small_model()
+    for name in "abc":
+        model.submit(request(name, 24, 1))
+    assert [names(step.finished) for step in run(model)] == [["a"], ["b"], ["c"]]
+
+
+def test_more_requests_than_slots_wait() -> None:
+    model = small_model(request_slots=2)
+    for name in "abc":
+        model.submit(request(name, 4, 5))
+    model.step()
+    load = model.load()
+    assert (load.running_requests, load.waiting_requests, load.request_slots) == (2, 1, 2)
+    run(model)
+    assert model.totals.finished_requests == 3
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    model = small_model()
+    prompt = list(range(20))
+    first, second = request("a", prompt, 1), request("b", [*prompt, 99, 98], 1)
+    model.submit(first)
+    run(model)
+    model.submit(second)
+    (step,) = run(model)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 20)
+    assert step.duration_s == pytest.approx(0.012)
+    assert model.load().prefix_hit_rate == pytest.approx(20 / 42)
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    model = small_model()
+    for name in "ab":
+        repeated = request(name, list(range(20)), 1)
+        model.submit(repeated)
+        run(model)
+    assert repeated.cached_tokens == 16
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    model = small_model(is_prefix_caching=False)
+    for name in "ab":
+        repeated = request(name, list(range(20)), 1)
+        model.submit(repeated)
+        run(model)
+    assert repeated.cached_tokens == 0
+
+
+def test_shared_blocks_count_once() -> None:
+    model = small_model()
+    prompt = list(range(16))
+    for name in "ab":
+        model.submit(request(name, [*prompt, ord(name)], 50))
+        model.step()
+    assert model.blocks.used == 4 + 1 + 1
+
+
+def test_the_prefix_unused_for_longest_makes_room_first() -> None:
+    model = small_model(total_blocks=8, context_tokens=32)
+    prompts = {name: [ord(name)] * 13 for name in "abc"}  # 4 blocks each, 3 of them findable
+    for name in "abac":  # c needs a place: b's is the one unused for longest
+        model.submit(request(name, prompts[name], 1))
+        run(model)
+    kept = request("a2", prompts["a"], 1)
+    model.submit(kept)
+    run(model)
+    assert kept.cached_tokens == 12
+    lost = request("b2", prompts["b"], 1)
+    model.submit(lost)
+    run(model)
+    assert lost.cached_tokens < 12
+
+
+def test_without_a_free_block_the_newest_request_is_preempted_and_computed_again_first() -> None:
+    model = small_model(total_blocks=10, context_tokens=40)
+    old, new = request("old", 16, 20), request("new", 16, 20)
+    model.submit(old)
+    model.submit(new)
+    steps = run(model)
+    preempted = [names(step.preempted) for step in steps if step.preempted]
+    assert preempted == [["new"]]
+    order = [name for step in steps for name in names(step.finished)]
+    assert order == ["old", "new"]
+    assert model.emitted_tokens(old) == model.emitted_tokens(new) == 20
+    assert model.totals.preemptions == 1
+    assert model.totals.generated == 40
+
+
+def test_a_preempted_request_waits_before_all_others() -> None:
+    model = small_model(total_blocks=10, context_tokens=40)
+    for name in ("old", "new"):
+        model.submit(request(name, 16, 20))
+    model.step()
+    model.submit(request("later", 12, 20))
+    order = [name for step in run(model) for name in names(step.finished)]
+    assert order == ["old", "new", "later"]
+
+
+def test_a_cancelled_request_frees_everything_wherever_it_stands() -> None:
+    model = small_model(request_slots=2)
+    for name, prompt in (("decoding", 4), ("prefilling", 200), ("waiting", 4)):
+        model.submit(request(name, prompt, 50))
+    model.step()
+    model.step()
+    for name in ("waiting", "decoding", "prefilling"):
+        assert model.cancel(name)
+    assert model.is_idle
+    assert model.blocks.used == 0
+    assert not model.cancel("decoding")
+
+
+def test_a_held_request_keeps_its_blocks_until_they_are_taken() -> None:
+    model = small_model()
+    model.submit(request("a", 10, 1, is_held=True))
+    run(model)
+    assert (model.held, model.blocks.used) == (1, 3)
+    assert model.release("a")
+    assert (model.held, model.blocks.used) == (0, 0)
+    assert not model.release("a")
+
+
+def test_kv_from_another_engine_costs_no_prefill() -> None:
+    model = small_model()
+    remote = request("a", list(range(20)), 2, is_remote=True)
+    model.submit(remote)
+    admission, first, second = run(model)
+    assert admission.duration_s == 0.0
+    assert [first.duration_s, second.duration_s] == pytest.approx([0.003, 0.003])
+    assert [step.tokens for step in (admission, first, second)] == [0, 1, 1]
+    assert model.totals.external == 20
+    assert model.blocks.used == 0
+
+
+def test_with_everything_held_a_step_is_empty_until_a_hand_off_is_taken() -> None:
+    model = small_model(total_blocks=10, context_tokens=40)
+    model.submit(request("held", 36, 1, is_held=True))
+    run(model)
+    model.submit(request("waits", 16, 1))
+    assert model.step().is_empty
+    model.release("held")
+    assert names(model.step().finished) == ["waits"]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(0, 1), (1, 0), (400, 1)])
+def test_a_request_that_can_never_be_served_is_refused(prompt: int, answer: int) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        small_model().submit(request("a", prompt, answer))
+
+
+def test_an_id_in_use_is_refused() -> None:
+    model = small_model()
+    model.submit(request("a", 4, 1))
+    with pytest.raises(ValueError, match="already"):
+        model.submit(request("a", 4, 1))
+
+
+def test_steps_told_as_one_give_the_same_tokens_in_the_same_time() -> None:
+    ends = []
+    for horizon_s in (0.0, math.inf):
+        model = small_model()
+        for name, answer in (("a", 30), ("b", 7), ("c", 90)):
+            model.submit(request(name, 9, answer))
+        results = run(model, horizon_s)
+        ends.append((sum(step.tokens for step in results), sum(step.duration_s for step in results)))
+    assert ends[0][0] == ends[1][0] == 127
+    assert ends[0][1] == pytest.approx(ends[1][1])
+    assert len(results) == 4
+
+
+def test_a_horizon_ends_the_fold_in_time() -> None:
+    model = small_model()
+    model.submit(request("a", 4, 300))
+    model.step()
+    step = model.step(0.030)
+    assert step.decode_steps == 10
+
+
+def test_jitter_is_bounded_and_the_same_for_the_same_seed() -> None:
+    def durations(seed: int) -> list[float]:
+        model = small_model(jitter=0.1, seed=seed)
+        model.submit(request("a", 4, 100))
+        return [step.duration_s for step in run(model)][1:]
+
+    assert durations(1) == durations(1) != durations(2)
+    assert all(0.0027 <= duration_s <= 0.0033 for duration_s in durations(1))
+    assert max(durations(1)) - min(durations(1)) > 0.0004
+
+
+def test_a_request_that_needs_more_blocks_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit 99 KV blocks"):
+        small_model(total_blocks=99).submit(request("a", 300, 100))

@@ -1,0 +1,62 @@
+"""A held process as circus sees it. That it is started, adopted and ended is shown in tests/e2e."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from dynaplan.fleet.reattach.processes import HeldFleet, HeldProcess
+
+
+def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun_s = psutil.Process().create_time()
+    monkeypatch.setattr(time, "time", lambda: begun_s - 30)
+    process = HeldProcess.__new__(HeldProcess)
+    process.name = "ns_VllmWorker"
+    fleet = SimpleNamespace(adoptable={"ns_VllmWorker": os.getpid()}, processes={})
+    process.watcher = SimpleNamespace(held_fleet=fleet)
+    process.spawn()
+    assert process.started == begun_s - 30
+    assert fleet.processes == {os.getpid(): process}
+
+
+def fleet_that_adopts(**pids: int) -> tuple[HeldFleet, SimpleNamespace]:
+    """A fleet that was told what its holder has, and the link."""
+    link = SimpleNamespace(started=[], on_end=None)
+    link.spawn = lambda name, *about: link.started.append(name) or os.getpid()
+    return HeldFleet(cast(Any, link), pids, ()), link
+
+
+def held_process(fleet: HeldFleet, name: str, *args: str) -> HeldProcess:
+    process = HeldProcess.__new__(HeldProcess)
+    process.name, process.working_dir, process.env = name, "/", {}
+    process.watcher = SimpleNamespace(held_fleet=fleet, args=args, ends_with_serve=False)
+    for method, answer in (("format_args", ["x"]), ("_get_stdin_socket_fd", None)):
+        setattr(process, method, lambda answer=answer: answer)
+    return process
+
+
+def test_a_worker_that_ended_before_it_was_adopted_is_left_to_the_fleet_plugin() -> None:
+    fleet, link = fleet_that_adopts(ns_VllmWorker=1 << 30)
+    link.on_end(1 << 30, 9)
+    late = held_process(fleet, "ns_VllmWorker", "-m", "x", "--service-name", "VllmWorker")
+    with pytest.raises(ProcessLookupError, match="before it was adopted"):  # circus then has no process
+        late.spawn()
+    assert link.started == []
+    late.spawn()
+    assert link.started == ["ns_VllmWorker"]
+
+
+def test_a_server_that_ended_before_it_was_adopted_is_started_anew() -> None:
+    fleet, link = fleet_that_adopts(ns_etcd=1 << 30, ns_nats=1 << 29)
+    link.on_end(1 << 30, 9)
+    held_process(fleet, "ns_etcd", "--name", "x").spawn()
+    assert link.started == ["ns_etcd"]
+    assert fleet.adoptable == {"ns_nats": 1 << 29}

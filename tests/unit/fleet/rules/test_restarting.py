@@ -1,0 +1,170 @@
+"""What becomes of a worker whose process ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.fleet.rules.restarting import (
+    MANY_FORGIVEN,
+    CrashLedger,
+    RestartPolicy,
+    after_exit,
+    exit_reason,
+    forgiven,
+    out_of_memory,
+)
+from dynaplan.graph.lifecycle import EXIT_NEVER, Worker
+from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
+
+
+def crash(times: int, now_s: float, between_s: float) -> tuple[Worker, list[float]]:
+    """A worker that crashes again and again while it starts; the delays before its restarts."""
+    crashing, delays = worker("VllmWorker", STARTING, gpus=(0,)), []
+    for _ in range(times):
+        crashing = after_exit(crashing, 1, now_s)
+        if crashing.state is FAILED:
+            break
+        delays.append(crashing.retry_at_s - now_s)
+        now_s = crashing.retry_at_s + between_s
+        crashing = crashing.moved(STARTING, now_s)
+    return crashing, delays
+
+
+def test_the_first_restart_is_at_once_and_the_next_ones_later_and_later() -> None:
+    assert crash(5, 100.0, 0.1)[1] == [0.0, 0.5, 1.0, 2.0, 4.0]
+
+
+def test_too_many_restarts_in_the_window_is_failed_and_frees_the_gpus() -> None:
+    failed, delays = crash(9, 100.0, 0.1)
+    assert (failed.state, len(delays), failed.gpus) == (FAILED, 5, ())
+    assert "exit code 1, after 5 restarts within 60 s" in failed.reason
+
+
+def test_slow_crashes_never_fail_but_wait_up_to_the_cap() -> None:
+    crashing, delays = crash(40, 0.0, 20.0)
+    assert crashing.state is STARTING
+    assert delays[-1] == 30.0
+
+
+def test_a_worker_that_was_stable_begins_anew() -> None:
+    policy = RestartPolicy(stable_s=60)
+    tried = replace(worker("VllmWorker"), restarts_s=(1.0, 2.0, 3.0, 4.0, 5.0), since_s=10.0)
+    assert after_exit(tried, -9, 69.0, policy).retry_at_s == 69.0 + 8.0
+    assert after_exit(tried, -9, 70.0, policy).retry_at_s == 70.0
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, None, EXIT_NEVER])
+def test_a_draining_worker_is_never_restarted(exit_code: int | None) -> None:
+    assert after_exit(worker("VllmWorker", DRAINING, gpus=(0,)), exit_code, 1.0).state is STOPPED
+
+
+@pytest.mark.parametrize("state", [STARTING, READY])
+@pytest.mark.parametrize("exit_code", [0, 1, -9, None])
+def test_a_worker_that_left_unasked_is_restarted_with_its_name_and_gpus(
+    state: object, exit_code: int | None
+) -> None:
+    before = replace(worker("VllmWorker", gpus=(3,)), state=state, pid=7, started_at=8, instance_id=9)
+    after = after_exit(before, exit_code, 1.0)
+    assert (after.state, after.name, after.gpus) == (BACKOFF, before.name, (3,))
+    assert (after.pid, after.started_at, after.instance_id) == (0, 0, 0)
+
+
+def test_a_worker_that_can_never_start_is_not_retried() -> None:
+    after = after_exit(worker("VllmWorker", STARTING, gpus=(0,)), EXIT_NEVER, 1.0)
+    assert (after.state, after.gpus, after.retry_at_s) == (FAILED, (), 0.0)
+
+
+@pytest.mark.parametrize("state", [BACKOFF, FAILED, STOPPED])
+def test_an_exit_told_twice_counts_once(state: object) -> None:
+    before = worker("VllmWorker", state)  # type: ignore[arg-type]
+    assert after_exit(before, 1, 1.0) == before
+
+
+def test_the_reason_is_in_words() -> None:
+    assert exit_reason(-9) == "killed by SIGKILL: the out-of-memory killer, or somebody's kill -9"
+    assert exit_reason(-15) == "killed by SIGTERM"
+    assert exit_reason(-9, "it stood still") == "killed by SIGKILL: it stood still"
+    assert exit_reason(3) == "exit code 3"
+    assert exit_reason(-100) == "killed by signal 100"
+    assert exit_reason(None) == "exit code unknown"
+
+
+def test_a_failed_worker_is_tried_again_later_and_later_up_to_five_minutes() -> None:
+    now_s, waits = 0.0, []
+    tried = crash(9, 0.0, 0.1)[0]
+    for failures in range(1, 8):
+        assert (tried.state, tried.failures) == (FAILED, failures)
+        waits.append(tried.retry_at_s - tried.since_s)
+        now_s = tried.retry_at_s
+        replacement = replace(worker("VllmWorker", STARTING, gpus=(0,)), failures=tried.failures)
+        tried = after_exit(replacement, 1, now_s)
+    longest = [30, 60, 120, 240, 300, 300, 300]
+    assert all(0.8 * most <= wait <= most for wait, most in zip(waits, longest, strict=True))
+
+
+def test_workers_that_fail_together_are_not_tried_in_the_same_second() -> None:
+    policy = RestartPolicy()
+    assert len({round(policy.retry_s(3, f"ns_VllmWorker_{number}")) for number in range(8)}) > 4
+
+
+def test_a_replacement_that_was_stable_has_all_its_restarts_again() -> None:
+    replacement = replace(worker("VllmWorker", READY, gpus=(0,)), failures=3, since_s=0.0)
+    after = after_exit(replacement, 1, 60.0)
+    assert (after.state, after.failures) == (BACKOFF, 0)
+    assert after_exit(replacement, 1, 59.0).state is FAILED
+
+
+def test_a_forgiven_crash_is_as_if_it_had_not_been() -> None:
+    before = replace(worker("VllmWorker", READY, gpus=(0,)), restarts_s=(1.0, 2.0), pid=7, instance_id=9)
+    crashed = after_exit(before, -6, 3.0)
+    assert crashed.retry_at_s > 3.0
+    after = forgiven(crashed, 3.0, 3.1)
+    assert (after.restarts_s, after.retry_at_s, after.state) == ((1.0, 2.0), 3.1, BACKOFF)
+    later = forgiven(crashed.moved(STARTING, 5.0), 3.0, 6.0)
+    assert (later.restarts_s, later.state) == ((1.0, 2.0), STARTING)
+    assert forgiven(replace(later, since_s=3.0), 3.0, 6.0).state is STARTING
+
+
+def test_a_worker_that_failed_by_a_forgiven_crash_is_tried_again_at_once() -> None:
+    failed = after_exit(replace(worker("VllmWorker", READY, gpus=(0,)), failures=1), -6, 3.0)
+    assert (failed.state, failed.failures) == (FAILED, 2)
+    after = forgiven(failed, 3.0, 3.1)
+    assert (after.state, after.failures, after.retry_at_s) == (FAILED, 1, 3.1)
+
+
+def test_the_ledger_knows_the_last_crashes_of_registered_workers_by_instance() -> None:
+    ledger = CrashLedger(most=2)
+    fleet = {}
+    for number in (1, 2, 3):
+        name = f"w{number}"
+        before = replace(worker("VllmWorker", READY), name=name, pid=7, instance_id=number)
+        fleet[name] = after_exit(before, -6, float(number))
+        ledger.note({name: before}, {name: fleet[name]})
+    running = replace(worker("VllmWorker", READY), name="w4", pid=7, instance_id=4)
+    ledger.note({"w4": running}, {"w4": running})
+    found = ledger.forgiven(fleet, {1, 2, 4, 99}, 9.0)
+    assert {name: each.restarts_s for name, each in found.items()} == {"w2": ()}
+    assert ledger.forgiven(fleet, {2}, 9.0) == {}
+    assert ledger.forgiven({}, {3}, 9.0) == {}
+
+
+def test_the_out_of_memory_killer_is_named_when_it_has_ended_processes_meanwhile() -> None:
+    killer = out_of_memory(1, "this control group")
+    assert "out-of-memory killer ended a process of this control group meanwhile" in killer
+    assert "ended 2 processes of this machine" in out_of_memory(2, "this machine")
+    assert out_of_memory(0, "this machine") == ""
+    crashed = after_exit(worker("VllmWorker", READY), 1, 1.0, killer=killer)
+    assert crashed.reason.startswith("exit code 1: the kernel's out-of-memory killer")
+
+
+def test_after_several_forgiven_crashes_the_user_is_told_that_the_worker_may_be_broken() -> None:
+    ledger = CrashLedger()
+    for number in (1, 2, 3):
+        before = replace(worker("VllmWorker", READY), name="w", pid=7, instance_id=number)
+        crashed = after_exit(before, -6, float(number))
+        ledger.note({"w": before}, {"w": crashed})
+        ledger.forgiven({"w": crashed}, {number}, 9.0)
+        assert ledger.told("w").startswith("w ended over a request that kills workers")
+        assert ("That was so 3 times" in ledger.told("w")) is (number == MANY_FORGIVEN)

@@ -1,0 +1,151 @@
+"""Frontends that tell each other their bookings: what arrives, what is lost, who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from dynaplan.events.component_events import ComponentEvents
+from dynaplan.events.memory import MemoryEventPlane
+from dynaplan.gateway.kv_routing import replica_sync
+from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync, WorkerShare, shares
+from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
+from dynaplan.util.errors import QueueUnavailable
+from tests.fakes.polling import eventually
+
+WORKER = 7
+
+
+class Frontend:
+    """One frontend's books and its replica sync, on an event plane that all share."""
+
+    def __init__(self, number: int, plane: MemoryEventPlane) -> None:
+        self.number = number
+        self.books = {WORKER: WorkerBook()}
+        self.heard: list[tuple[list[int], int]] = []
+        self._plane = plane
+        self.is_plane_there = True
+        self.sync = ReplicaSync(
+            own_id=lambda: self.number,
+            own=self.shares,
+            heard=lambda hashes, worker: self.heard.append((list(hashes), worker)),
+            connect=self.connect,
+        )
+
+    def shares(self) -> Iterable[WorkerShare]:
+        return shares(self.books)
+
+    async def connect(self) -> ComponentEvents:
+        if not self.is_plane_there:
+            raise QueueUnavailable("it is away")
+        return ComponentEvents(self._plane, "ns", "Frontend")
+
+    def book(self, blocks: int, overlap: int = 0) -> BookEntry:
+        entry = BookEntry(self.books[WORKER], blocks, overlap)
+        self.sync.changed()
+        return entry
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        book = self.sync.others.get(WORKER, WorkerBook())
+        return book.in_flight, book.active_blocks, book.prefill_blocks
+
+
+@pytest.fixture
+async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Frontend, Frontend]]:
+    monkeypatch.setattr(replica_sync, "HEARTBEAT_S", 0.05)
+    plane = MemoryEventPlane()
+    one, other = Frontend(1, plane), Frontend(2, plane)
+    async with AsyncExitStack() as ends:
+        for each in (one, other):
+            each.sync.start()
+            ends.push_async_callback(each.sync.close)
+        await eventually(lambda: one.sync.peers == (2,) and other.sync.peers == (1,))
+        yield one, other
+    await plane.close()
+
+
+async def test_a_booking_counts_at_the_other_frontend_until_its_end(two: tuple[Frontend, Frontend]) -> None:
+    one, other = two
+    first, second = one.book(10, 4), one.book(3)
+    await eventually(lambda: other.seen == (2, 13, 9))
+    first.prefilled()
+    one.sync.changed()
+    await eventually(lambda: other.seen == (2, 13, 3))
+    first.close()
+    second.close()
+    one.sync.changed()
+    await eventually(lambda: other.seen == (0, 0, 0))
+    assert other.sync.others == {}
+    assert one.seen == (0, 0, 0), "a frontend's own bookings are not counted twice"
+
+
+async def test_prompts_that_are_predicted_from_are_told_once(two: tuple[Frontend, Frontend]) -> None:
+    one, other = two
+    one.sync.sent([1, 2**64 - 1], WORKER)
+    await eventually(lambda: other.heard == [([1, 2**64 - 1], WORKER)])
+    one.book(1)
+    await eventually(lambda: other.seen == (1, 1, 1))
+    assert len(other.heard) == 1
+    assert one.heard == []
+
+
+async def test_a_silent_frontend_takes_its_bookings_with_it(
+    two: tuple[Frontend, Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    one.book(10)
+    await eventually(lambda: other.seen == (1, 10, 10))
+    monkeypatch.setattr(replica_sync, "SILENT_S", 0.2)
+    await one.sync.close()
+    await eventually(lambda: other.seen == (0, 0, 0))
+    assert other.sync.peers == ()
+
+
+async def test_a_frontend_whose_registration_has_gone_is_forgotten_at_once(
+    two: tuple[Frontend, Frontend],
+) -> None:
+    one, other = two
+    one.book(10)
+    await eventually(lambda: other.seen == (1, 10, 10))
+    other.sync.registered([1, 2, WORKER])
+    await one.sync.close()
+    assert other.seen == (1, 10, 10)
+    other.sync.registered([2, WORKER])
+    assert other.seen == (0, 0, 0)
+
+
+async def test_a_frontend_that_is_not_registered_yet_is_heard_and_tells_nothing_without_an_id(
+    two: tuple[Frontend, Frontend],
+) -> None:
+    one, other = two
+    other.sync.registered([2])
+    one.book(10)
+    await eventually(lambda: other.seen == (1, 10, 10))
+    other.number = 0
+    other.book(5)
+    await asyncio.sleep(0.1)
+    assert one.seen == (0, 0, 0)
+
+
+async def test_without_an_event_plane_a_frontend_goes_by_its_own_bookings_until_it_is_back() -> None:
+    plane = MemoryEventPlane()
+    one, other = Frontend(1, plane), Frontend(2, plane)
+    other.is_plane_there = False
+    one.sync.start()
+    other.sync.start()
+    one.book(4)
+    await asyncio.sleep(0.05)
+    assert other.seen == (0, 0, 0)
+    other.is_plane_there = True
+    await eventually(lambda: other.seen == (1, 4, 4))
+    await one.sync.close()
+    await other.sync.close()
+    await plane.close()
+
+
+def test_a_worker_without_requests_has_no_share() -> None:
+    assert list(shares({7: WorkerBook(), 8: WorkerBook(1, 4, 2)})) == [WorkerShare(8, 1, 4, 2)]

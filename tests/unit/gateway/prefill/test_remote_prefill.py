@@ -1,0 +1,597 @@
+"""The frontend's side of the prefill queue: remote, local, and every way to fall back. No sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+
+from dynaplan.config.settings.routing import DisaggregationSettings
+from dynaplan.events.messaging.memory import MemoryMessenger
+from dynaplan.events.messaging_port import Messenger, WorkItem, WorkQueue
+from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.gateway.kv_routing.cached_prefixes import ToldBlocks
+from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call, PromptBlocks, read_call
+from dynaplan.gateway.prefill import directing, remote_prefill
+from dynaplan.gateway.prefill.directing import Direction, PrefillDirector
+from dynaplan.gateway.prefill.hand_off import HandOff
+from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.routing.sleeping_workers import Sleepers
+from dynaplan.store.discovery import Discovery
+from dynaplan.store.instance_keys import ASLEEP, WAKE
+from dynaplan.store.instances import Instance
+from dynaplan.store.memory import MemoryStore
+from dynaplan.util.clock import SystemClock
+from dynaplan.util.tasks import BackgroundTasks
+from tests.fakes.polling import PATIENCE_S, eventually
+
+ON = DisaggregationSettings(is_on=True)
+PREFILL_WORKER = Instance("ns", "PrefillWorker", "generate", 7, "http://127.0.0.1:9", "ns_PrefillWorker")
+
+
+@dataclass
+class Scene:
+    prefill: RemotePrefill
+    messenger: MemoryMessenger
+    store: MemoryStore
+    queue: WorkQueue
+    discovery: Discovery
+    sleepers: Sleepers
+    placed: list[str] = field(default_factory=list)
+
+    async def take(self) -> tuple[WorkItem, RemotePrefillRequest]:
+        item = await self.queue.get(PATIENCE_S)
+        assert item
+        return item, RemotePrefillRequest.from_json(item.payload)
+
+    async def answer(self, request: RemotePrefillRequest, **answer: object) -> None:
+        text = json.dumps({"request_id": request.request_id, **answer}).encode()
+        await self.messenger.publish(request.reply_to, text)
+
+
+def call(prompt: str = "The sky is") -> Call:
+    return read_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def fields(hand_off: HandOff | None) -> dict[str, object]:
+    assert hand_off
+    return dict(hand_off.fields)
+
+
+@asynccontextmanager
+async def scene(
+    settings: DisaggregationSettings = ON,
+    wait_s: float = 30.0,
+    prefill_workers: int = 1,
+    told: ToldBlocks | None = None,
+) -> AsyncIterator[Scene]:
+    clock = SystemClock()
+    store, messenger, placed = MemoryStore(clock), MemoryMessenger(clock), list[str]()
+    if prefill_workers:
+        await store.put(PREFILL_WORKER.key, PREFILL_WORKER.to_json())
+    discovery = Discovery(store, "ns")
+    await discovery.start()
+
+    async def connect() -> Messenger:
+        return messenger
+
+    background = BackgroundTasks()
+    sleepers = Sleepers(store, store, "ns", background, clock.now_s)
+    prefill = RemotePrefill(
+        settings,
+        discovery,
+        namespace="ns",
+        component="PrefillWorker",
+        wait_s=wait_s,
+        connect=connect,
+        placed=lambda model, place: placed.append(place),
+        background=background,
+        sleepers=sleepers,
+        told=told,
+    )
+    await prefill.connect()
+    queue = await messenger.queue(prefill_stream("ns"))
+    try:
+        yield Scene(prefill, messenger, store, queue, discovery, sleepers, placed)
+    finally:
+        await prefill.close()
+        await background.finish(2.0)
+        await discovery.close()
+        await store.close()
+
+
+async def test_the_answers_parameters_are_the_hand_off() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert request.body == {"model": "m", "prompt": "The sky is"}
+        await here.answer(request, worker="p", hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+        await item.ack()
+        assert here.placed == ["remote"]
+
+
+async def test_a_second_answer_after_a_redelivery_changes_nothing() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        await here.answer(request, hand_off={"remote_port": 1})
+        await here.answer(request, hand_off={"remote_port": 2})
+        assert fields(await hand_off) == {"remote_port": 1}
+        await here.answer(request, hand_off={"remote_port": 3})
+        await item.ack()
+        assert here.placed == ["remote"]
+
+
+async def test_a_message_that_is_no_answer_is_ignored() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        for garbage in (b"", b"[]", b"{}", b"\xff"):
+            await here.messenger.publish(request.reply_to, garbage)
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+async def test_a_retryable_error_falls_back() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="no blocks", is_retryable=True)
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_an_error_that_is_not_retryable_is_the_clients() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="too odd", is_retryable=False)
+        with pytest.raises(ApiError, match="too odd"):
+            await hand_off
+
+
+async def test_a_request_that_is_wrong_is_answered_with_the_engines_status() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="temperature is below 0", is_retryable=False, status=400)
+        with pytest.raises(ApiError, match="below 0") as caught:
+            await hand_off
+        assert caught.value.status == 400
+
+
+async def test_without_an_answer_in_time_it_falls_back_and_withdraws_the_work() -> None:
+    async with scene(wait_s=0.01) as here:
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        await eventually(lambda: _is_empty(here.queue))
+        assert here.placed == ["fallback"]
+
+
+async def test_when_the_last_prefill_worker_leaves_those_who_wait_fall_back() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await here.take()
+        await here.store.delete(PREFILL_WORKER.key)
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_an_answer_lost_on_its_way_is_noticed_by_the_empty_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_prefill, "ANSWER_S", 0.01)
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, _ = await here.take()
+        await item.ack()
+        assert await hand_off is None
+        assert here.placed == ["fallback"]
+
+
+async def test_a_client_that_leaves_withdraws_its_work() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await eventually(lambda: _has_work(here.queue))
+        hand_off.cancel()
+        await eventually(lambda: _is_empty(here.queue))
+
+
+async def test_while_the_queue_is_away_every_prefill_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_prefill, "QUEUE_TIMEOUT_S", PATIENCE_S)
+    async with scene() as here:
+        here.messenger.is_available = False
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["fallback", "local"]
+
+
+async def test_a_request_larger_than_a_message_is_prefilled_locally() -> None:
+    async with scene() as here:
+        assert await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0) is None
+        assert await here.queue.depth() == 0
+        assert here.placed == ["fallback"]
+
+
+async def test_without_a_prefill_worker_nothing_is_queued() -> None:
+    async with scene(prefill_workers=0) as here:
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert await here.queue.depth() == 0
+        assert here.placed == ["local"]
+
+
+async def test_own_requests_count_at_once_against_the_queues_limit() -> None:
+    async with scene() as here:
+        waiting = [asyncio.create_task(here.prefill.hand_off(call(), 0.0)) for _ in range(2)]
+        await eventually(lambda: here.prefill.queue_size == 2)
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["local"]
+        for task in waiting:
+            task.cancel()
+
+
+async def test_the_work_of_others_counts_once_it_was_read() -> None:
+    async with scene() as here:
+        for _ in range(2):
+            await here.queue.put(b"{}")
+        first = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        await eventually(lambda: here.prefill.queue_size >= 2)
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        first.cancel()
+
+
+async def test_the_live_settings_decide_from_then_on() -> None:
+    conditional = DisaggregationSettings(is_on=True, is_conditional=True)
+    async with scene(conditional, wait_s=0.01) as here:
+        await here.prefill.hand_off(call(), 0.0)
+        here.prefill.configure({"/ns/disagg_router/max_local_prefill_length": "1"})
+        await here.prefill.hand_off(call(), 0.0)
+        here.prefill.configure({})
+        await here.prefill.hand_off(call(), 0.0)
+        assert here.placed == ["local", "fallback", "local"]
+
+
+async def test_an_answer_reads_back_as_it_was_written() -> None:
+    answer = PrefillAnswer("id", "p", {"a": 1}, "", True, "here")
+    assert PrefillAnswer.from_json(answer.to_json()) == answer
+
+
+async def released_in(here: Scene) -> list[tuple[str, str]]:
+    """What is published to let hand-offs go: (subject, request id), in a list that grows."""
+    seen: list[tuple[str, str]] = []
+    await here.messenger.subscribe("kv.>", lambda subject, payload: seen.append((subject, payload.decode())))
+    return seen
+
+
+async def test_a_hand_off_is_let_go_once_however_often_it_is_released() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        hand_off = await waiting
+        assert hand_off
+        assert released == []
+        hand_off.release()
+        hand_off.release()
+        await eventually(lambda: bool(released))
+    assert released == [("kv.p", request.request_id)]
+
+
+async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1})
+        hand_off = await waiting
+        assert hand_off
+        hand_off.release()
+    assert released == []
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go() -> None:
+    async with scene(wait_s=0.25) as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        assert await waiting is None
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_the_answer_of_a_client_that_leaves_as_it_comes_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        waiting.cancel()
+        await eventually(lambda: released == [("kv.p", request.request_id)])
+
+
+async def test_of_two_answers_the_one_that_is_not_used_is_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+        await here.answer(request, hand_off={"a": 2}, release_to="kv.other")
+        assert fields(await waiting) == {"a": 1}
+        await eventually(lambda: bool(released))
+    assert released == [("kv.other", request.request_id)]
+
+
+async def test_a_failed_prefill_holds_nothing_that_could_be_let_go() -> None:
+    async with scene() as here:
+        released = await released_in(here)
+        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        _, request = await here.take()
+        await here.answer(request, error="no blocks", release_to="kv.p")
+        assert await waiting is None
+    assert released == []
+
+
+async def _is_empty(queue: WorkQueue) -> bool:
+    return await queue.depth() == 0
+
+
+async def _has_work(queue: WorkQueue) -> bool:
+    return await queue.depth() > 0
+
+
+async def test_a_decode_worker_on_another_host_computes_its_prompts_itself() -> None:
+    async with scene() as here:
+        apart = replace(PREFILL_WORKER, network="there")
+        await here.store.put(apart.key, apart.to_json())
+        taker = Instance("ns", "VllmWorker", "generate", 9, "http://10.0.0.2:1", network="here")
+        await eventually(lambda: not here.prefill.can_reach(taker))
+        assert await here.prefill.hand_off(call(), 0.0, taker=taker) is None
+        assert here.placed == ["local"]
+        assert here.prefill.can_reach(replace(taker, network="there"))
+
+
+async def test_prefill_workers_that_all_sleep_have_one_woken_and_the_prompt_is_computed_locally() -> None:
+    async with scene(replace(ON, is_conditional=False)) as here:
+        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        assert here.placed == ["local"]
+        await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
+
+
+async def test_a_short_prompt_wakes_nobody() -> None:
+    async with scene(replace(ON, is_conditional=True)) as here:
+        here.sleepers.follow({ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""})
+        assert await here.prefill.hand_off(call(), 0.0) is None
+        await asyncio.sleep(0)
+        assert await here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)) is None
+
+
+@pytest.mark.parametrize("is_asleep_before", [True, False])
+async def test_a_prompt_that_must_be_computed_remotely_waits_for_the_worker_that_is_woken(
+    is_asleep_before: bool,
+) -> None:
+    asleep = {ASLEEP.key("ns", PREFILL_WORKER.instance_id): ""}
+    async with scene(replace(ON, is_conditional=False)) as here:
+        here.sleepers.follow(asleep if is_asleep_before else {})
+        placing = asyncio.create_task(here.prefill.hand_off(call(), 0.0, is_needed=True))
+        _, request = await here.take()
+        here.sleepers.follow(asleep)
+        await eventually(lambda: here.store.get(WAKE.key("ns", PREFILL_WORKER.instance_id)))
+        await here.answer(request, hand_off={"taken": "over"})
+        assert fields(await placing) == {"taken": "over"}
+        assert here.placed == ["remote"]
+
+
+# Directed prompts
+
+WITH_LANE = replace(PREFILL_WORKER, instance_id=8, worker="near", card={"prefill_lane": "near"})
+BLOCKS = PromptBlocks((1, 2, 3, 4), 16, 64)
+
+
+class Told:
+    """The worker with the lane holds the first three blocks."""
+
+    def __init__(self, *, is_current: bool = True) -> None:
+        self._is_current = is_current
+
+    def overlaps(self, hashes: Sequence[int]) -> dict[int, int]:
+        return {8: len([each for each in hashes if each in (1, 2, 3)]), 99: 4}
+
+    def is_current(self, instance_id: int) -> bool:
+        return self._is_current
+
+
+@asynccontextmanager
+async def near(told: Told | None = None) -> AsyncIterator[tuple[Scene, WorkQueue]]:
+    """A scene with a second worker, and its lane."""
+    async with scene(replace(ON, max_prefill_queue_size=10), told=told or Told()) as here:
+        await here.store.put(WITH_LANE.key, WITH_LANE.to_json())
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
+        yield here, await here.messenger.queue(prefill_stream("ns"), "near")
+
+
+async def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_next_does_not_wait_there() -> None:
+    async with near() as (here, lane):
+        hand_offs = [asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS)) for _ in range(4)]
+        await eventually(lambda: _has_depth(here.queue, 4))
+        assert await lane.depth() == 3, "each leaves one block to compute, and three are cached"
+        assert here.prefill.queue_size == 4
+        for queue, count in ((lane, 3), (here.queue, 1)):
+            for _ in range(count):
+                item = await queue.get(PATIENCE_S)
+                assert item
+                request = RemotePrefillRequest.from_json(item.payload)
+                await here.answer(request, hand_off={"remote_port": 1})
+                await item.ack()
+        assert [fields(await each) for each in hand_offs] == [{"remote_port": 1}] * 4
+        again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: _has_depth(lane, 1))
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "blocks"), [(Told(is_current=False), BLOCKS), (Told(), PromptBlocks((7, 8), 16, 32))]
+)
+async def test_what_nobody_is_known_to_have_cached_goes_to_the_shared_queue(
+    told: Told, blocks: PromptBlocks
+) -> None:
+    async with near(told) as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=blocks))
+        _, request = await here.take()
+        assert await lane.depth() == 0
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_prompts_directed_to_a_worker_that_dies_go_back_to_the_others(is_taken: bool) -> None:
+    async with near() as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: _has_depth(lane, 1))
+        if is_taken:
+            assert await lane.get(PATIENCE_S)
+        await here.store.delete(WITH_LANE.key)
+        _, request = await here.take()
+        assert await lane.depth() == 0
+        await here.answer(request, hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_prompt_directed_to_a_worker_that_stands_still_goes_to_the_others_and_so_do_later_ones(
+    monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.005)
+    async with near() as (here, lane):
+        taking = asyncio.create_task(lane.get(PATIENCE_S)) if is_taken else None
+        for _ in range(2):
+            hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+            _, request = await here.take()
+            assert await lane.depth() == 0
+            await here.answer(request, worker=PREFILL_WORKER.worker, hand_off={"remote_port": 1})
+            assert fields(await hand_off) == {"remote_port": 1}
+        if taking:
+            assert await taking
+        await here.answer(request, worker=WITH_LANE.worker, hand_off={"remote_port": 2})
+        again = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        item = await lane.get(PATIENCE_S)
+        assert item, "it has answered, and gets prompts again"
+        await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 3})
+        assert fields(await again) == {"remote_port": 3}
+
+
+async def test_a_worker_that_answers_is_waited_for_and_one_that_is_alone_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_prefill, "PART_IN_LANE", 0.002)
+    looks: list[bool] = []
+
+    def is_silent(director: PrefillDirector, direction: Direction, patience_s: float) -> bool:
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(PrefillDirector, "is_silent", is_silent)
+    async with near() as (here, lane):
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0, blocks=BLOCKS))
+        await eventually(lambda: len(looks) > 1)
+        assert await lane.depth() == 1
+        await here.store.delete(PREFILL_WORKER.key)
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 1)
+        monkeypatch.undo()
+        item = await lane.get(PATIENCE_S)
+        assert item
+        await here.answer(RemotePrefillRequest.from_json(item.payload), hand_off={"remote_port": 1})
+        assert fields(await hand_off) == {"remote_port": 1}
+
+
+async def test_a_worker_is_silent_while_it_answers_nothing() -> None:
+    director = PrefillDirector("ns", not_connected, None)
+    direction = Direction(WITH_LANE, cast(WorkQueue, None), 1)
+    assert director.is_silent(direction, 5.0), "it was never heard"
+    director.heard(WITH_LANE.worker)
+    assert not director.is_silent(direction, 5.0)
+    assert director.is_silent(direction, -1.0)
+
+
+async def not_connected() -> Messenger:
+    raise NotImplementedError
+
+
+async def test_what_a_dead_frontend_directed_to_a_dead_worker_is_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.2)
+    async with near() as (here, lane):
+        await lane.put(b"another's")
+        await here.store.delete(WITH_LANE.key)
+        await eventually(lambda: _has_depth(lane, 0))
+
+
+async def test_the_lane_of_a_worker_that_came_back_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directing, "CLEARED_AFTER_S", 0.1)
+    async with near() as (here, lane):
+        await lane.put(b"another's")
+        again = replace(WITH_LANE, instance_id=10)
+        await here.store.put(again.key, again.to_json())
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 3)
+        await here.store.delete(WITH_LANE.key)
+        await eventually(lambda: len(here.discovery.instances("PrefillWorker")) == 2)
+        await asyncio.sleep(0.25)
+        assert await lane.depth() == 1
+
+
+async def _has_depth(queue: WorkQueue, depth: int) -> bool:
+    return await queue.depth() == depth
+
+
+async def test_a_prompt_bears_its_deadline_where_the_queue_is_dispatched_by_deadline() -> None:
+    by_deadline = replace(ON, prefill_deadline_ms=500.0, prefill_late_wait_s=15.0)
+    async with scene(by_deadline, wait_s=30.0) as here:
+        begun_s = time.time()
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert 0 <= request.arrived_unix_s - begun_s < 60
+        assert request.deadline_unix_s == pytest.approx(request.arrived_unix_s + 0.5)
+        assert request.owed_unix_s == pytest.approx(request.deadline_unix_s + 15.0)
+        assert request.waits_until_unix_s == pytest.approx(request.deadline_unix_s + 29.5)
+        await here.answer(request)
+        await hand_off
+        await item.ack()
+
+
+async def test_without_one_the_payload_has_no_times() -> None:
+    async with scene() as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert (request.deadline_unix_s, request.owed_unix_s, request.waits_until_unix_s) == (0, 0, 0)
+        await here.answer(request)
+        await hand_off
+        await item.ack()
+
+
+async def test_the_next_deadline_leaves_what_the_first_token_took_after_its_hand_over() -> None:
+    async with scene(replace(ON, prefill_deadline_ms=60_000.0), wait_s=30.0) as here:
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        await here.answer(request)
+        taken = await hand_off
+        await item.ack()
+        assert taken
+        await asyncio.sleep(0.05)
+        taken.answering()
+
+        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+        item, request = await here.take()
+        assert request.deadline_unix_s - request.arrived_unix_s < 59.95
+        await here.answer(request)
+        await hand_off
+        await item.ack()

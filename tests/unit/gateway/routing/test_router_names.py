@@ -1,0 +1,64 @@
+"""The numbers that Dynamo's planner reads from a router."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynaplan.gateway.metrics import FrontendMetrics
+
+ROUTER = "dynamo_component_router_"
+
+
+def samples(metrics: FrontendMetrics) -> dict[str, float]:
+    """The samples of the names in question, without buckets; none has a label but the namespace."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            if sample.name.startswith("dynamo_component_") and "le" not in sample.labels:
+                assert sample.labels == {"dynamo_namespace": "my_box"}
+                found[sample.name] = sample.value
+    return found
+
+
+def answered(metrics: FrontendMetrics, model: str, input_tokens: int, error_type: str = "") -> None:
+    record = metrics.record(model, "chat_completions", is_stream=True)
+    for _ in range(3):
+        record.streamed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+    record.finished(error_type, input_tokens)
+
+
+def test_a_router_s_names_have_the_sums_over_all_models_of_the_namespace() -> None:
+    now_s = iter(range(100))
+    metrics = FrontendMetrics("my-box", lambda: float(next(now_s)))
+    answered(metrics, "a", 10)
+    answered(metrics, "b", 30)
+    answered(metrics, "b", 30, "internal")
+    found = samples(metrics)
+    assert found[f"{ROUTER}requests_total"] == found[f"{ROUTER}requests_started_total"] == 3
+    lengths = found[f"{ROUTER}input_sequence_tokens_sum"], found[f"{ROUTER}input_sequence_tokens_count"]
+    assert lengths == (40, 2)
+    assert found[f"{ROUTER}output_sequence_tokens_sum"] == 6
+    assert found[f"{ROUTER}time_to_first_token_seconds_count"] == 3
+    assert found[f"{ROUTER}inter_token_latency_seconds_count"] == 6
+    assert found["dynamo_component_request_duration_seconds_count"] == 3
+
+
+def test_buckets_are_summed_too() -> None:
+    metrics = FrontendMetrics("my-box", lambda: 0.0)
+    for model in ("a", "b"):
+        answered(metrics, model, 10)
+    text = metrics.render().decode()
+    assert f'{ROUTER}input_sequence_tokens_bucket{{dynamo_namespace="my_box",le="100.0"}} 2.0' in text
+    assert f"# TYPE {ROUTER}input_sequence_tokens histogram" in text
+
+
+def test_the_names_do_not_depend_on_the_frontend_s_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_METRICS_PREFIX", "mine")
+    metrics = FrontendMetrics("my-box", lambda: 0.0)
+    answered(metrics, "a", 10)
+    assert samples(metrics)[f"{ROUTER}requests_total"] == 1
+
+
+def test_where_nothing_was_asked_there_is_nothing_to_sum() -> None:
+    assert samples(FrontendMetrics("my-box", lambda: 0.0)) == {}

@@ -1,0 +1,72 @@
+"""Which points of a stage are measured when there is a journal of the last time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from dynaplan.lab.profiling import stage as stages
+from dynaplan.lab.profiling.deployment import Plan
+from dynaplan.lab.profiling.engine_facts import EngineFacts
+from dynaplan.lab.profiling.journal import Journal
+from dynaplan.lab.profiling.loads import DecodeLoad
+from dynaplan.lab.profiling.measured_config import Phase
+from dynaplan.lab.profiling.measurements import DecodeMeasurement
+from dynaplan.lab.profiling.stage import Stage, run_stage
+
+LOAD = DecodeLoad(200, 200, 1)
+FACTS = EngineFacts("m", context_tokens=4096, max_kv_tokens=40_000, request_slots=64)
+MEASURED = DecodeMeasurement(200, 200, 1, itl_ms=5.0, output_tokens_per_s=200.0).to_document()
+
+
+class Started(Exception):
+    """A deployment would have been started."""
+
+
+class NoDeployment:
+    """In the place of one: nobody may start it who has nothing to measure."""
+
+    def __init__(self, plan: Plan) -> None:
+        pass
+
+    async def __aenter__(self) -> NoDeployment:
+        raise Started
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None: ...
+
+
+class Quiet:
+    """Says nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def stage(self, label: str, points: int) -> Any: ...
+
+
+def run(directory: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "MeasuredDeployment", NoDeployment)
+    plan = Plan("graphs.agg:Frontend", directory / "graph.yaml", directory, None, 10.0)
+    stage = Stage(Phase.DECODE, 1, {"VllmWorker": {"engine": "sim"}}, "a", plan)
+    journal = Journal(directory)
+    journal.add(stage.key(engine=True), FACTS.to_document())
+    journal.add(stage.key(**LOAD._asdict()), values)
+    asyncio.run(run_stage(stage, lambda _: [LOAD], journal, Quiet()))
+
+
+def test_a_point_that_could_not_be_measured_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Started):
+        run(tmp_path, {}, monkeypatch)
+
+
+def test_a_stage_whose_points_are_all_known_does_not_raise_as_it_would_for_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, MEASURED, monkeypatch)

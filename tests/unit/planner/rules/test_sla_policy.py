@@ -1,0 +1,207 @@
+"""From what is foretold to the workers that there shall be: headroom, bounds, and what is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.fleet.counts import FleetCounts, Targets, WorkerCounts
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import Corrections
+from dynaplan.planner.model.traffic import Expected, Foresight
+from dynaplan.planner.rules.sla_policy import effective_correction, limits_of, plan_for_targets
+from dynaplan.planner.sizing.demand_forecast import demand_of
+from tests.unit.planner.rules.targets import SETTINGS, foreseen, traffic
+from tests.unit.planner.sizing.decisions import (
+    INTERVALS,
+    MANY,
+    MODEL,
+    ONE_EACH,
+    decided,
+    remembering,
+    seen,
+    why,
+)
+
+# -- headroom ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("doubt", "most", "headroom"),
+    [
+        (0.2, 0.15, "10%"),
+        (0.02, 0.15, "5%"),
+        (0.9, 0.15, "15%"),
+        (0.0, 0.15, "15%"),
+        (0.02, 0.0, "0%"),
+        (0.9, 0.4, "40%"),
+        (0.5, 0.4, "25%"),
+    ],
+    ids=["half", "at least 5%", "at most", "not known", "none wanted", "more wanted", "half of more"],
+)
+def test_headroom_is_half_the_usual_error_of_forecasts_within_five_per_cent_and_the_most(
+    doubt: float, most: float, headroom: str
+) -> None:
+    settings = replace(SETTINGS, scale_down_headroom=most)
+    sizing = decided(seen(MANY, [2.0], doubt=doubt), MANY, settings=settings)[1]
+    assert f"now, or with {headroom} more requests, " in why(sizing, "survivors")
+
+
+def test_headroom_keeps_who_a_little_more_would_need() -> None:
+    """At 13.7 requests/s one prefill worker would do, at 15 it would not."""
+    current = Targets(2, 1)
+    sure, doubtful = (seen(current, [13.0], startup_s=0.0, doubt=each) for each in (0.01, 0.9))
+    assert decided(sure, current)[1].targets == ONE_EACH
+    assert decided(doubtful, current)[1].targets == current
+    assert decided(seen(ONE_EACH, [13.0], 0.0, 0.9), ONE_EACH)[1].targets == ONE_EACH
+
+
+def test_a_forecast_of_less_lets_nobody_go_whom_the_load_of_now_needs() -> None:
+    current = Targets(2, 1)
+    observation = seen(current, [20.0], startup_s=0.0)
+    fallen = replace(observation, foresight=foreseen([2.0]))
+    kept = decided(fallen, current)[1]
+    assert kept.targets == current
+    assert why(kept, "survivors").endswith("2 prefill workers stay, not 1")
+    lasting = replace(fallen, traffic=traffic(20.0, interval_s=100.0))
+    assert decided(lasting, current)[1].targets == current
+    assert decided(seen(current, [2.0], startup_s=0.0), current)[1].targets == ONE_EACH
+
+
+# -- what bounds it ------------------------------------------------------------------------------------------
+
+
+def test_a_role_of_which_several_failed_gets_nobody_more_and_the_other_one_does() -> None:
+    observation = seen(ONE_EACH, [60.0])
+    failing = WorkerCounts(ready=1, failed=2, gpus=1)
+    sizing = decided(replace(observation, fleet=replace(observation.fleet, prefill=failing)), ONE_EACH)[1]
+    assert sizing.targets.prefill == 1
+    assert sizing.targets.decode > 1
+    assert sizing.prediction is None
+    assert why(sizing, "failures")
+
+
+def test_who_is_there_of_a_failing_role_may_stay_and_may_leave() -> None:
+    failing = WorkerCounts(ready=3, failed=2, gpus=1)
+    observation = seen(MANY, [2.0], startup_s=0.0)
+    observation = replace(observation, fleet=replace(observation.fleet, prefill=failing))
+    assert decided(observation, MANY)[1].targets == ONE_EACH
+
+
+@pytest.mark.parametrize(
+    ("fleet", "current", "most"),
+    [
+        (FleetCounts(), ONE_EACH, 8),
+        (FleetCounts(gpus_total=4), ONE_EACH, 4),
+        (FleetCounts(gpus_total=100), ONE_EACH, 8),
+        (FleetCounts(decode=WorkerCounts(ready=1, draining=2, gpus=1)), ONE_EACH, 6),
+        (FleetCounts(decode=WorkerCounts(ready=4, gpus=1)), ONE_EACH, 5),
+        (FleetCounts(decode=WorkerCounts(ready=3, draining=7, gpus=1)), Targets(1, 3), 4),
+        (FleetCounts(gpus_total=2), Targets(3, 3), 2),
+    ],
+    ids=["budget", "box", "large box", "leaving", "nobody asked for", "asked for already", "small box"],
+)
+def test_gpus_that_others_hold_are_not_to_be_had_and_those_that_were_asked_for_are(
+    fleet: FleetCounts, current: Targets, most: int
+) -> None:
+    assert limits_of(SETTINGS, Observation(0.0, fleet), current).max_gpus == most
+
+
+def test_an_aggregated_deployment_has_no_minimum_of_prefill_workers() -> None:
+    settings = replace(SETTINGS, min_gpu_budget=2)
+    observation = Observation(0.0, FleetCounts(decode=WorkerCounts(ready=1, gpus=1)))
+    assert limits_of(settings, observation, Targets(0, 1)).least == Targets(0, 2)
+    assert limits_of(settings, observation, ONE_EACH).least == Targets(2, 2)
+
+
+# -- what is believed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("measured", "factor"), [(1.0, 1.0), (1.14, 1.0), (0.88, 1.0), (1.2, 1.2), (0.8, 0.8)]
+)
+def test_engines_that_are_nearly_as_their_profile_says_are_taken_to_be_so(
+    measured: float, factor: float
+) -> None:
+    assert effective_correction(measured) == factor
+
+
+def test_slow_engines_get_more_workers() -> None:
+    slow = PlannerState(corrections=Corrections(2.0, 1.0))
+    observation = seen(ONE_EACH, [14.0])
+    assert decided(observation, ONE_EACH)[1].targets == ONE_EACH
+    assert decided(observation, ONE_EACH, slow)[1].targets.prefill > 1
+
+
+def test_corrections_stay_while_workers_change_and_where_they_are_not_wanted() -> None:
+    correcting = replace(SETTINGS, no_correction=False)
+    state = PlannerState(corrections=Corrections(1.3, 0.9))
+    settled = seen(ONE_EACH, [10.0])
+    changing = replace(settled, load=replace(settled.load, changed="decode 1 -> 2"))
+    assert decided(changing, ONE_EACH, state, correcting)[0].corrections == state.corrections
+    assert decided(settled, ONE_EACH, state)[0].corrections == state.corrections
+    assert decided(settled, ONE_EACH, state, correcting)[0].corrections != state.corrections
+
+
+def test_requests_are_as_long_as_recent_ones_but_for_the_mean_that_is_expected() -> None:
+    recent = Lengths((100.0, 200.0), (1.0, 1.0, 0.0), 100.0)
+    foresight = Foresight(10.0, isl=recent, osl=recent, dispersion=2.5)
+    demand = demand_of(SETTINGS, foresight, Expected(50.0, isl_tokens=150.0, osl_tokens=None))
+    assert (demand.requests_per_s, demand.burstiness) == (5.0, 2.5)
+    assert demand.isl == Lengths((150.0, 300.0), (1.0, 1.0, 0.0), 150.0)
+    assert demand.osl == recent
+
+
+def test_no_mean_is_expected_to_be_more_than_twice_or_less_than_half_the_recent_one() -> None:
+    recent = Lengths.fixed(100.0)
+    foresight = Foresight(10.0, isl=recent, osl=recent)
+    demand = demand_of(SETTINGS, foresight, Expected(50.0, isl_tokens=1000.0, osl_tokens=1.0))
+    assert (demand.isl.mean_tokens, demand.osl.mean_tokens) == (200.0, 50.0)
+
+
+def test_until_requests_were_seen_they_are_as_long_as_the_options_say() -> None:
+    demand = demand_of(SETTINGS, Foresight(10.0), Expected(50.0))
+    assert demand.isl == Lengths.fixed(SETTINGS.isl_tokens)
+    assert demand.osl == Lengths.fixed(SETTINGS.osl_tokens)
+    assert demand_of(SETTINGS, Foresight(10.0), Expected(50.0, 700.0, 70.0)).isl == Lengths.fixed(700.0)
+    assert demand.burstiness == 1.0
+
+
+def test_arrivals_are_never_more_even_than_those_of_independent_clients() -> None:
+    assert demand_of(SETTINGS, Foresight(10.0, dispersion=0.2), Expected(50.0)).burstiness == 1.0
+
+
+def test_an_interval_that_was_not_foretold_needs_nobody_to_be_removed() -> None:
+    unknown = Foresight(10.0, (Expected(None, 100.0, 100.0),))
+    observation = replace(seen(MANY, [2.0]), foresight=unknown, traffic=Traffic(10.0))
+    assert decided(observation, MANY, remembering(*[ONE_EACH] * INTERVALS))[1].targets == MANY
+
+
+# -- what is left to compute ----------------------------------------------------------------------------
+
+
+def test_prefill_workers_are_sized_for_what_caches_leave_to_compute() -> None:
+    current = Targets(2, 1)
+    observation = seen(current, [20.0], startup_s=0.0)
+    assert observation.foresight is not None
+    cached = replace(observation, foresight=replace(observation.foresight, prefix_hit_rate=0.8))
+    needed = decided(observation, Targets(6, 1))[1].targets.prefill
+    assert decided(cached, Targets(6, 1))[1].targets.prefill < needed
+
+
+def test_no_measured_hits_leave_everything_to_compute() -> None:
+    unknown = Foresight(10.0, (Expected(20.0),))
+    assert demand_of(SETTINGS, unknown, Expected(20.0)).prefix_hit_rate == 0.0
+    known = replace(unknown, prefix_hit_rate=0.7)
+    assert demand_of(SETTINGS, known, Expected(20.0)).prefix_hit_rate == 0.7
+
+
+def test_every_decision_by_an_estimated_profile_says_that_it_is_one() -> None:
+    words = "estimated, not measured: a roofline"
+    model = replace(MODEL, origin=words)
+    sizing = plan_for_targets(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
+    assert why(sizing, "profile") == words
+    assert why(decided(seen(ONE_EACH, [2.0]), ONE_EACH)[1], "profile") == ""

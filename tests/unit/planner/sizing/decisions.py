@@ -1,0 +1,49 @@
+"""Short ways to have an interval decided for targets, with settled workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.planner.model.decisions import PlannerState
+from dynaplan.planner.model.observation import Observation
+from dynaplan.planner.model.sizing import Sizing
+from dynaplan.planner.rules.sla_policy import plan_for_targets
+from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval
+
+MODEL = model()
+ONE_EACH = Targets(1, 1)
+MANY = Targets(3, 2)
+"""More than a little load needs."""
+STARTUP_S = 60.0
+INTERVALS = 4
+"""That must not have wanted a worker before it leaves: this one, and half a start in intervals of 10 s."""
+
+
+def decided(
+    observation: Observation,
+    current: Targets,
+    state: PlannerState | None = None,
+    settings: PlannerSettings = SETTINGS,
+) -> tuple[PlannerState, Sizing]:
+    return plan_for_targets(MODEL, settings, state or PlannerState(), observation, current)
+
+
+def seen(
+    current: Targets, requests_per_s: Sequence[float], startup_s: float = STARTUP_S, doubt: float = 0.0
+) -> Observation:
+    """Settled workers; the first of the rates was seen, all of them are foretold, with that doubt."""
+    observation = planned_interval(current.prefill, current.decode, requests_per_s, startup_s=startup_s)
+    foresight = foreseen(requests_per_s)
+    doubted = tuple(replace(each, doubt=doubt * (each.requests or 0.0)) for each in foresight.expected)
+    return replace(observation, foresight=replace(foresight, expected=doubted))
+
+
+def remembering(*wanted: Targets) -> PlannerState:
+    return PlannerState(wanted=wanted)
+
+
+def why(sizing: Sizing, stage: str) -> str:
+    return next((step.why for step in sizing.steps if step.stage == stage), "")

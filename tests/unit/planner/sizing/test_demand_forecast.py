@@ -1,0 +1,161 @@
+"""Which forecasts a decision needs, and what is believed of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.config.settings.forecasting import Forecast
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.model.traffic import Expected
+from dynaplan.planner.sizing.demand_forecast import Question, foresight, questions
+
+INTERVAL_S = 30.0
+WINDOW_S = 3600.0
+SETTINGS = PlannerSettings(slo_window_s=WINDOW_S)
+MIXED = Lengths((0.0, 1000.0, 2000.0), (0.0, 50.0, 50.0, 0.0), 1000.0)
+"""Half of them short, half of them long: a standard deviation of about 550 tokens."""
+
+
+def history(isl: Lengths | None = MIXED, osl: Lengths | None = None) -> TrafficHistory:
+    kept = TrafficHistory(INTERVAL_S)
+    kept.add(Traffic(INTERVAL_S, 100.0, 1000.0, 100.0, isl=isl, osl=osl, dispersion=2.0))
+    return kept
+
+
+def told(
+    value: float,
+    typical_error: float = 0.0,
+    is_known: bool = True,
+    outcomes: tuple[tuple[float, float], ...] = (),
+) -> Forecast:
+    return Forecast(value, "constant", "told by the test", is_known, typical_error, outcomes)
+
+
+def answered(
+    requests: Forecast, isl: Forecast, osl: Forecast, startup_s: float = 0.0
+) -> Mapping[Question, Forecast]:
+    answers = {"requests": requests, "isl_tokens": isl, "osl_tokens": osl}
+    return {asked: answers[asked.curve] for asked in questions(startup_s, INTERVAL_S)}
+
+
+def expected(
+    requests: Forecast, isl: Forecast, kept: TrafficHistory | None = None, startup_s: float = 0.0
+) -> tuple[Expected, ...]:
+    return foresight(kept or history(), answered(requests, isl, told(100.0), startup_s), SETTINGS).expected
+
+
+@pytest.mark.parametrize(
+    ("startup_s", "ahead"),
+    [(0.0, [1]), (1.0, [1, 2]), (30.0, [1, 2]), (60.0, [1, 2, 3]), (150.0, [1, 3, 6]), (570.0, [1, 10, 20])],
+)
+def test_requests_are_foretold_soon_half_way_and_until_workers_of_the_next_decision_serve(
+    startup_s: float, ahead: list[int]
+) -> None:
+    asked = questions(startup_s, INTERVAL_S)
+    assert [each.ahead for each in asked if each.is_count] == ahead
+    assert asked[-2:] == [Question("isl_tokens", ahead[-1]), Question("osl_tokens", ahead[-1])]
+
+
+def test_numbers_of_requests_are_counts_and_lengths_are_none() -> None:
+    assert {each.curve for each in questions(60.0, 30.0) if each.is_count} == {"requests"}
+    assert {each.curve for each in questions(60.0, 30.0) if not each.is_count} == {"isl_tokens", "osl_tokens"}
+
+
+def test_each_interval_that_was_asked_for_is_expected_the_soonest_first() -> None:
+    requests = told(80.0, typical_error=7.0, outcomes=((30.0, 110.0),))
+    seen = expected(requests, told(1000.0), startup_s=60.0)
+    assert [each.ahead for each in seen] == [1, 2, 3]
+    assert {(each.requests, each.doubt, each.surprise, each.why) for each in seen} == {
+        (80.0, 7.0, 30.0, "told by the test")
+    }
+
+
+@pytest.mark.parametrize(
+    ("foretold", "believed"), [(89.0, 89.0), (91.0, 100.0), (100.0, 100.0), (109.0, 100.0), (111.0, 111.0)]
+)
+def test_a_number_of_requests_that_chance_may_part_from_the_recent_mean_is_that_mean(
+    foretold: float, believed: float
+) -> None:
+    """Of a mean of 100 independent requests an interval has 10 more or fewer by chance."""
+    assert {each.requests for each in expected(told(foretold), told(1000.0), startup_s=60.0)} == {believed}
+
+
+def test_before_any_interval_was_measured_a_number_of_requests_is_believed_as_foretold() -> None:
+    assert expected(told(7.0), told(1000.0), TrafficHistory(INTERVAL_S))[0].requests == 7.0
+
+
+def test_what_was_seen_of_the_requests_goes_along() -> None:
+    kept = history()
+    seen = foresight(kept, answered(told(90.0), told(1000.0), told(100.0)), SETTINGS)
+    assert (seen.interval_s, seen.isl, seen.osl, seen.dispersion) == (INTERVAL_S, MIXED, None, 2.0)
+
+
+def test_what_is_not_known_is_not_expected_to_be_nothing() -> None:
+    seen = expected(told(0.0, is_known=False), told(0.0, is_known=False))
+    assert (seen[0].requests, seen[0].isl_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("off", [-40.0, -1.0, 0.0, 1.0, 40.0])
+def test_a_length_within_the_standard_error_of_the_recent_mean_is_that_mean(off: float) -> None:
+    """Of 100 requests that vary by 550 tokens the mean is known to within 55."""
+    assert expected(told(100.0), told(1000.0 + off))[0].isl_tokens == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_length_that_is_further_off_counts_as_far_as_it_is(sign: float) -> None:
+    near, far = (expected(told(100.0), told(1000.0 + sign * off))[0].isl_tokens for off in (200.0, 500.0))
+    assert near is not None
+    assert far is not None
+    assert far - near == pytest.approx(sign * 300.0)
+    assert 1000.0 + sign * 200.0 - near == pytest.approx(sign * 55.0, abs=3.0)
+
+
+def test_the_more_requests_the_more_of_a_forecast_of_their_length_is_believed() -> None:
+    believed = [expected(told(each), told(1300.0))[0].isl_tokens for each in (0.0, 1.0, 10.0, 1e2, 1e4, 1e8)]
+    assert believed[:3] == pytest.approx([1000.0, 1000.0, believed[2]])
+    assert believed == sorted(believed, key=lambda each: each or 0.0)
+    assert believed[-1] == pytest.approx(1300.0, abs=0.1)
+
+
+def test_the_soonest_interval_says_how_many_requests_there_are() -> None:
+    answers = dict(answered(told(1e8), told(1300.0), told(100.0), 60.0))
+    answers[Question("requests", 3)] = told(1.0)
+    lengths = [each.isl_tokens for each in foresight(history(), answers, SETTINGS).expected]
+    assert lengths == pytest.approx([1300.0] * 3, abs=0.1)
+
+
+def test_a_length_is_believed_as_foretold_where_no_histogram_tells_how_much_lengths_vary() -> None:
+    for nothing in (None, Lengths((), ())):
+        assert expected(told(1.0), told(1234.0), history(nothing))[0].isl_tokens == 1234.0
+
+
+def test_requests_that_are_all_of_one_length_leave_nothing_to_chance() -> None:
+    fixed = history(Lengths.fixed(1000.0))
+    assert expected(told(1.0), told(1300.0), fixed)[0].isl_tokens == pytest.approx(1300.0, abs=1.0)
+
+
+def test_a_surprise_is_forgotten_after_the_window_of_the_promise() -> None:
+    quiet = ((0.0, 1.0),) * round(WINDOW_S / INTERVAL_S)
+    burst = (90.0, 91.0)
+    [known, forgotten] = (
+        expected(told(1.0, outcomes=outcomes), told(1000.0))[0].surprise
+        for outcomes in ((burst, *quiet[1:]), (burst, *quiet))
+    )
+    assert (known, forgotten) == (90.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "beyond"), [(95.0, 95.0, 30.0), (95.0, 99.0, 40.0), (50.0, 90.0, 0.0)]
+)
+def test_the_stricter_promise_says_how_seldom_a_surprise_may_be(
+    ttft: float, itl: float, beyond: float
+) -> None:
+    outcomes = ((40.0, 50.0), (30.0, 40.0), *[(0.0, 10.0)] * 100)
+    settings = replace(SETTINGS, ttft_percentile=ttft, itl_percentile=itl)
+    answers = answered(told(1.0, outcomes=outcomes), told(1000.0), told(100.0))
+    assert foresight(history(), answers, settings).expected[0].surprise == beyond

@@ -1,0 +1,242 @@
+"""The formulas of the seeds give the original's numbers, and something sensible where it has none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.engines.sim.profiles import load_profile, timing_for
+from dynaplan.engines.timing_model.settings import EngineSettings
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Traffic
+from dynaplan.planner.model.sizing import Corrections, Sizing, WorkerLimits
+from dynaplan.planner.model.traffic import Expected
+from dynaplan.planner.profiles.profile_tables import DecodePoint
+from dynaplan.planner.profiles.tables import tables_of
+from dynaplan.planner.sizing.formula import Formula
+from dynaplan.planner.sizing.queueing.workload import WorkerKind
+from tests.unit.planner.sizing.engine_pools import Shape, arrivals, decode_times_ms
+
+CURRENT = Targets(2, 3)
+H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
+SEEN = Traffic(180.0, 1800.0, 3000.0, 150.0, ttft_ms=120.9174, itl_ms=20.0, duration_ms=3000.0)
+
+
+@cache
+def formula() -> Formula:
+    tables = tables_of(load_profile(H200), "H200")
+    return Formula.from_tables(tables, tables)
+
+
+def sized(expected: Expected, **changes: object) -> Sizing:
+    arguments: dict[str, object] = {
+        "interval_s": 180.0,
+        "targets": SlaTargets(500.0, 10.0),
+        "corrections": Corrections(),
+        "limits": WorkerLimits(max_gpus=64),
+        "current": CURRENT,
+        **changes,
+    }
+    return formula().size(expected, **arguments)  # type: ignore[arg-type]
+
+
+def test_the_numbers_of_workers_are_those_of_the_seeds() -> None:
+    sizing = sized(Expected(36_000, 3000, 300))
+    assert sizing.targets == Targets(
+        math.ceil(36_000 * 3000 / 180 / 49481.1), math.ceil(36_000 * 300 / 180 / 4555.68)
+    )
+    assert [step.stage for step in sizing.steps] == ["prefill", "decode", "budget"]
+    assert "600000 prompt tokens/s at 49481 tokens/s" in sizing.steps[0].why
+
+
+def test_a_worker_of_several_gpus_does_as_much_as_they_do_each() -> None:
+    limits = WorkerLimits(max_gpus=64, prefill_gpus=4, decode_gpus=2)
+    assert sized(Expected(36_000, 3000, 300), limits=limits).targets == Targets(4, 7)
+
+
+def test_a_high_ttft_needs_no_more_prefill_workers_but_a_low_one_fewer() -> None:
+    expected = Expected(36_000, 3000, 300)
+    assert sized(expected, corrections=Corrections(prefill=5.0)).targets.prefill == 13
+    assert sized(expected, corrections=Corrections(prefill=0.5)).targets.prefill == 7
+
+
+def test_a_high_itl_tightens_the_target_and_none_leaves_it() -> None:
+    expected = Expected(36_000, 3000, 300)
+    assert sized(expected, corrections=Corrections(decode=2.0)).targets.decode > 14
+    assert sized(expected, corrections=Corrections(decode=0.0)).targets.decode == 14
+
+
+def test_the_corrections_are_measured_over_expected() -> None:
+    after, why = formula().corrections(Corrections(), SEEN, decode_workers=3)
+    assert after.prefill == pytest.approx(2.0, abs=1e-4)
+    concurrency = 1800 / 3 * 3.0 / 180
+    assert after.decode == pytest.approx(20.0 / formula().decode.itl_ms(concurrency, 3075))
+    assert "TTFT 2, ITL" in why
+
+
+@pytest.mark.parametrize(
+    ("traffic", "reason"),
+    [
+        (replace(SEEN, requests=0.0), "there were no requests"),
+        (replace(SEEN, requests=None, missing="the frontend is away"), "the frontend is away"),
+        (replace(SEEN, isl_tokens=math.nan), "something was not measured"),
+    ],
+)
+def test_an_interval_that_tells_nothing_leaves_the_corrections(traffic: Traffic, reason: str) -> None:
+    before = Corrections(0.7, 1.3)
+    after, why = formula().corrections(before, traffic, decode_workers=3)
+    assert after == before
+    assert reason in why
+
+
+def test_only_what_was_measured_is_corrected() -> None:
+    before = Corrections(0.7, 1.3)
+    assert formula().corrections(before, replace(SEEN, ttft_ms=math.nan), 3)[0].prefill == 0.7
+    assert formula().corrections(before, SEEN, decode_workers=0)[0].decode == 1.3
+
+
+def test_a_profile_that_expects_nothing_corrects_nothing() -> None:
+    tables = tables_of(load_profile(H200), "H200")
+    none = tuple((0.0,) * 100 for _ in range(100))
+    nothing = replace(
+        tables,
+        prefill=replace(tables.prefill, ttft_ms=((0.0,) * 4,) * len(tables.prefill.ttft_ms)),
+        decode=replace(tables.decode, itl_ms=none, tokens_per_s_per_gpu=none),
+    )
+    zero = Formula.from_tables(nothing, nothing)
+    assert zero.corrections(Corrections(), SEEN, 3)[0] == Corrections()
+    sizing = zero.size(Expected(1, 1, 1), 180.0, SlaTargets(), Corrections(), WorkerLimits(), CURRENT)
+    assert sizing.targets == CURRENT
+    assert "change nothing" in sizing.steps[-1].why
+
+
+def test_no_traffic_is_no_demand_whatever_its_lengths() -> None:
+    assert sized(Expected(0.0, math.nan, None)).targets == Targets(1, 1)
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        Expected(),
+        Expected(10.0),
+        Expected(10.0, math.nan, 5.0),
+        Expected(math.nan, 5.0, 5.0),
+        Expected(10, 0, 0),
+    ],
+)
+def test_what_could_not_be_foretold_changes_nothing(expected: Expected) -> None:
+    sizing = sized(expected)
+    assert sizing.targets == CURRENT
+    assert "no data: change nothing" in sizing.steps[0].why
+
+
+def test_the_budget_is_not_exceeded_where_the_original_exceeds_it() -> None:
+    """1 prefill worker of 2 GPUs and 4 decode workers of 4 on 16 GPUs: the original asks for 18."""
+    limits = WorkerLimits(max_gpus=16, prefill_gpus=2, decode_gpus=4)
+    sizing = sized(Expected(5_400, 3000, 2000), limits=limits)
+    assert sizing.steps[-1].before == Targets(1, 4)
+    assert sizing.targets == Targets(1, 3)
+    assert "18 GPUs are over the budget of 16: 14 can be used" in sizing.steps[-1].why
+
+
+# -- aggregated workers ----------------------------------------------------------------------------------
+
+AGGREGATED = Targets(0, 3)
+ONE_POOL = WorkerLimits(max_gpus=64, least=Targets(0, 1))
+
+
+def sized_aggregated(expected: Expected, itl_ms: float = 20.0, **changes: object) -> Sizing:
+    changes = {"limits": ONE_POOL, "current": AGGREGATED, "targets": SlaTargets(500.0, itl_ms), **changes}
+    return sized(expected, **changes)
+
+
+def test_an_aggregated_service_asks_for_no_prefill_worker_and_spends_no_gpu_on_one() -> None:
+    sizing = sized_aggregated(Expected(36_000, 3000, 300), limits=replace(ONE_POOL, max_gpus=8))
+    assert sizing.targets == Targets(0, 8)
+    assert [step.stage for step in sizing.steps] == ["decode", "budget"]
+
+
+@pytest.mark.parametrize(
+    ("isl", "osl", "rate_per_s", "itl_ms"),
+    [(1000, 200, 40.0, 12.0), (1000, 200, 40.0, 20.0), (3000, 150, 40.0, 12.0), (3000, 500, 40.0, 20.0)],
+)
+def test_aggregated_workers_keep_the_mean_itl_and_two_workers_fewer_do_not(
+    isl: int, osl: int, rate_per_s: float, itl_ms: float
+) -> None:
+    """The workers that the formula asks for, held against engine models in virtual time."""
+    workers = sized_aggregated(Expected(180 * rate_per_s, isl, osl), itl_ms).targets.decode
+    requests = arrivals(Shape(isl, 0.01, osl, 0.01), rate_per_s, 1500)
+
+    def mean_itl_ms(count: int) -> float:
+        options = SimOptions(profile=H200, block_tokens=64)
+        timing, kv_tokens = timing_for(options)
+        kind = WorkerKind(timing, EngineSettings.of(options, kv_tokens))
+        return mean(decode_times_ms(kind, count, requests, is_remote=False)[1])
+
+    assert mean_itl_ms(workers) <= itl_ms < mean_itl_ms(workers - 2)
+
+
+def test_prompts_take_a_part_of_the_time_of_aggregated_workers() -> None:
+    answers_only = sized_aggregated(Expected(7200, 1, 200)).targets.decode
+    assert sized_aggregated(Expected(7200, 3000, 200)).targets.decode > answers_only
+    assert "% of the time" in sized_aggregated(Expected(7200, 3000, 200)).steps[0].why
+
+
+def test_a_cached_prefix_makes_aggregated_workers_fewer_and_a_high_ttft_does_not_add_any() -> None:
+    expected = Expected(36_000, 3000, 100)
+    usual = sized_aggregated(expected).targets.decode
+    assert sized_aggregated(expected, corrections=Corrections(prefill=0.3)).targets.decode < usual
+    assert sized_aggregated(expected, corrections=Corrections(prefill=5.0)).targets.decode == usual
+
+
+def test_prefill_beside_decoding_is_expected_and_no_correction() -> None:
+    """Of the ITL of an aggregated worker what prompts take is no fault of the profile."""
+    share = 1800 / 3 / 180 * formula().prefill.ttft_ms(3000) / 1000
+    decode_ms = formula().decode.itl_ms(1800 / 3 * 3.0 / 180, 3075)
+    as_expected = replace(SEEN, ttft_ms=formula().prefill.ttft_ms(3000), itl_ms=decode_ms / (1 - share))
+    after, _ = formula().corrections(Corrections(), as_expected, 3, is_aggregated=True)
+    assert after.decode == pytest.approx(1.0)
+
+
+def test_any_demand_of_aggregated_workers_has_a_size() -> None:
+    for requests in (1e-9, 1e300):
+        assert 1 <= sized_aggregated(Expected(requests, 3000, 300)).targets.decode <= 64
+
+
+@pytest.mark.parametrize("table", ["prefill", "decode", "aggregated_prefill"])
+def test_a_profile_without_throughput_promises_nothing_and_changes_nothing(table: str) -> None:
+    powerless: Any = SimpleNamespace(
+        tokens_per_s_per_gpu=lambda *_: 0.0,
+        find_best_throughput_per_gpu=lambda *_: DecodePoint(0.0, 1.0, 1.0),
+    )
+    broken = replace(formula(), **{table: powerless})
+    current = Targets(0, 3) if table == "aggregated_prefill" else CURRENT
+    sizing = broken.size(
+        Expected(36_000, 3000, 300),
+        180.0,
+        SlaTargets(500.0, 10.0),
+        Corrections(),
+        WorkerLimits(max_gpus=64),
+        current,
+    )
+    assert sizing.targets == current
+    assert "promises nothing here: change nothing" in sizing.steps[0].why
+
+
+def test_aggregated_workers_that_are_busy_with_prompts_alone_are_not_enough() -> None:
+    as_fast_as_they_come: Any = SimpleNamespace(
+        tokens_per_s_per_gpu=lambda *_: 36_000 * 3000 / 180, ttft_ms=lambda *_: 100.0
+    )
+    expected, current = Expected(36_000, 3000, 300), Targets(0, 3)
+    sizing = replace(formula(), aggregated_prefill=as_fast_as_they_come).size(
+        expected, 180.0, SlaTargets(500.0, 10.0), Corrections(), WorkerLimits(max_gpus=64), current
+    )
+    assert sizing.targets.decode > 1

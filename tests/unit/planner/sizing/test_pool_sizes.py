@@ -1,0 +1,182 @@
+"""The sizes that the queueing model gives, and the reasons it tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dynaplan.config.settings.sla import SlaTargets
+from dynaplan.fleet.counts import Targets
+from dynaplan.gateway.traffic import Lengths
+from dynaplan.planner.model.sizing import Prediction, Sizing, WorkerLimits
+from dynaplan.planner.model.traffic import Demand
+from dynaplan.planner.sizing.pool_sizes import size_pools
+from dynaplan.planner.sizing.queueing.queueing_model import ServiceModel, SteadyState
+from tests.unit.planner.sizing.engine_pools import Shape, arrivals, demand_of
+from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
+
+DISAGGREGATED = ServiceModel(kind(H200), kind(H200))
+AGGREGATED = ServiceModel(kind(H200))
+LIMITS = WorkerLimits(max_gpus=64)
+LIKE_CHATS = demand_of(arrivals(Shape(), 1.0, 3000), 30.0)
+PROMISE = SlaTargets(500.0, 20.0)
+CURRENT = Targets(1, 1)
+
+
+def meets(prediction: Prediction, targets: SlaTargets) -> bool:
+    return prediction.ttft_ms <= targets.ttft_ms and prediction.itl_ms <= targets.itl_ms
+
+
+def sized(demand: Demand, promise: SlaTargets = PROMISE, service: ServiceModel = DISAGGREGATED) -> Sizing:
+    least = Targets(1, 1) if service.prefill else Targets(0, 1)
+    return size_pools(service, demand, promise, replace(LIMITS, least=least), CURRENT)
+
+
+@pytest.mark.parametrize("service", [DISAGGREGATED, AGGREGATED])
+def test_both_targets_hold_and_with_a_worker_less_one_of_them_does_not(service: ServiceModel) -> None:
+    sizing = sized(LIKE_CHATS.times(3), service=service)
+    state = SteadyState(service, LIKE_CHATS.times(3))
+    assert sizing.prediction
+    assert meets(sizing.prediction, PROMISE)
+    fewer = [replace(sizing.targets, decode=sizing.targets.decode - 1)]
+    if service.prefill:
+        fewer.append(replace(sizing.targets, prefill=sizing.targets.prefill - 1))
+    assert not any(meets(state.predict(each, PROMISE), PROMISE) for each in fewer)
+
+
+def test_the_story_says_what_a_worker_less_would_mean() -> None:
+    sizing = sized(LIKE_CHATS.times(3))
+    reasons = {step.stage: step.why for step in sizing.steps}
+    assert list(reasons) == ["demand", "decode", "prefill", "budget"]
+    assert "90 requests/s" in reasons["demand"]
+    for stage in ("decode", "prefill"):
+        assert "; with " in reasons[stage]
+    assert sizing.steps[-1].after == sizing.targets
+
+
+def test_an_aggregated_deployment_has_no_prefill_workers_and_more_of_the_others() -> None:
+    aggregated = sized(LIKE_CHATS, service=AGGREGATED).targets
+    assert aggregated.prefill == 0
+    assert aggregated.decode > sized(LIKE_CHATS).targets.decode
+
+
+def test_a_heavy_tail_of_prompts_needs_more_than_their_mean() -> None:
+    tail = demand_of(arrivals(Shape(3000, 2.0, 150, 0.5), 1.0, 5000), 40.0)
+    assert tail.isl.mean_tokens
+    mean = replace(tail, isl=Lengths.fixed(tail.isl.mean_tokens))
+    promise = replace(PROMISE, ttft_ms=350.0)
+    assert sized(tail, promise).targets.prefill > sized(mean, promise).targets.prefill
+
+
+def test_a_higher_percentile_needs_no_fewer_workers() -> None:
+    workers = [
+        sized(LIKE_CHATS.times(4), replace(PROMISE, itl_percentile=each)).targets for each in (50, 95, 99)
+    ]
+    assert [each.decode for each in workers] == sorted(each.decode for each in workers)
+    assert workers[0].decode < workers[-1].decode
+
+
+def test_prompts_that_are_in_the_cache_need_fewer_workers() -> None:
+    long = replace(LIKE_CHATS.times(3), isl=Lengths.fixed(6000))
+    assert sized(replace(long, prefix_hit_rate=0.8)).targets.prefill < sized(long).targets.prefill
+
+
+def test_bursts_need_no_fewer_workers() -> None:
+    calm, bursty = LIKE_CHATS.times(4), replace(LIKE_CHATS.times(4), burstiness=6.0)
+    assert sized(bursty).targets.decode >= sized(calm).targets.decode
+    assert sized(bursty).prediction.ttft_ms > sized(calm).prediction.ttft_ms  # type: ignore[union-attr]
+
+
+def test_workers_that_take_turns_do_no_worse() -> None:
+    even = replace(AGGREGATED, is_evenly_routed=True)
+    assert sized(LIKE_CHATS.times(5), service=even).targets.decode <= (
+        sized(LIKE_CHATS.times(5), service=AGGREGATED).targets.decode
+    )
+
+
+def test_the_kv_cache_is_a_hard_bound() -> None:
+    """The ITL target would allow a batch that the cache cannot hold."""
+    promise = SlaTargets(5000.0, 500.0)
+    long = Demand(10.0, Lengths.fixed(12_000), Lengths.fixed(1500))
+    small = ServiceModel(kind(FITTED), kind(FITTED))
+    sizing = sized(long, promise, small)
+    assert sizing.prediction
+    assert not sizing.prediction.overload
+    assert "the KV cache of a worker" in next(each.why for each in sizing.steps if each.stage == "decode")
+    assert sizing.prediction.kv_usage < 1
+
+
+def test_a_target_that_nobody_can_meet_is_said_to_be_one_and_not_chased() -> None:
+    sizing = sized(LIKE_CHATS, SlaTargets(5.0, 1.0))
+    notes = [step.why for step in sizing.steps if step.stage == "targets"]
+    assert len(notes) == 2
+    assert "no number of workers meets it" in notes[0]
+    assert sizing.targets.prefill < 32
+    assert sizing.prediction
+    assert not meets(sizing.prediction, SlaTargets(5.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("promise", "name"), [(SlaTargets(5.0, 20.0), "TTFT"), (SlaTargets(500.0, 1.0), "ITL")], ids=str
+)
+def test_only_the_target_out_of_reach_is_replaced(promise: SlaTargets, name: str) -> None:
+    (note,) = (step.why for step in sized(LIKE_CHATS, promise).steps if step.stage == "targets")
+    assert f"a request alone has a {name}" in note
+
+
+def test_no_requests_need_the_minimums() -> None:
+    sizing = sized(Demand(0.0, Lengths((), ()), Lengths((), ())))
+    assert sizing.targets == Targets(1, 1)
+    assert "no demand" in sizing.steps[0].why
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        Demand(math.nan, Lengths.fixed(10), Lengths.fixed(10)),
+        Demand(-1.0, Lengths.fixed(10), Lengths.fixed(10)),
+        Demand(5.0, Lengths((), ()), Lengths.fixed(10)),
+        Demand(5.0, Lengths.fixed(10), Lengths((10.0,), (0.0,))),
+    ],
+)
+def test_a_demand_that_is_not_known_changes_nothing(demand: Demand) -> None:
+    sizing = size_pools(DISAGGREGATED, demand, PROMISE, LIMITS, Targets(3, 5))
+    assert sizing.targets == Targets(3, 5)
+    assert "no data: change nothing" in sizing.steps[0].why
+
+
+def test_answers_of_one_token_need_a_decode_worker_all_the_same() -> None:
+    assert sized(Demand(5.0, Lengths.fixed(100), Lengths.fixed(1))).targets == Targets(1, 1)
+
+
+def test_slower_engines_need_more_workers() -> None:
+    slower = DISAGGREGATED.slowed(1.5, 1.5)
+    fast, slow = sized(LIKE_CHATS.times(3)).targets, sized(LIKE_CHATS.times(3), service=slower).targets
+    assert slow.prefill > fast.prefill
+    assert slow.decode > fast.decode
+
+
+def test_the_minimums_and_the_budget_hold() -> None:
+    limits = WorkerLimits(max_gpus=4, least=Targets(1, 2))
+    sizing = size_pools(DISAGGREGATED, LIKE_CHATS.times(10), PROMISE, limits, CURRENT)
+    assert limits.gpus(sizing.targets) == 4
+    assert sizing.targets.decode >= 2
+    assert sizing.prediction
+    assert not meets(sizing.prediction, PROMISE)
+    assert size_pools(DISAGGREGATED, LIKE_CHATS.times(0.01), PROMISE, limits, CURRENT).targets == Targets(
+        1, 2
+    )
+
+
+def test_limits_that_exclude_each_other_change_nothing() -> None:
+    limits = WorkerLimits(max_gpus=1, least=Targets(1, 1))
+    sizing = size_pools(DISAGGREGATED, LIKE_CHATS, PROMISE, limits, Targets(4, 4))
+    assert sizing.targets == Targets(4, 4)
+    assert "the minimums need 2 GPUs, the budget has 1" in sizing.steps[-1].why
+
+
+def test_arrivals_in_bursts_do_not_make_a_target_one_that_nobody_can_meet() -> None:
+    bursts = replace(LIKE_CHATS, burstiness=8.0, dispersions=((1.0, 8.0), (2.0, 8.0)))
+    assert "targets" not in [step.stage for step in sized(bursts).steps]

@@ -1,0 +1,234 @@
+"""A program that is killed comes back below its holder, and finds what it had started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.process.process_table import identify
+from dynaplan.process.shim import descendants, parents
+from tests.fakes.polling import wait_until
+
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+from dynaplan.process.holding import held, inherited_link
+from dynaplan.process.parent_death import guarded
+own, grace_s, what = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+link = inherited_link(os.environ)
+if link and what == "never-back":
+    sys.exit(3)
+if link and what == "hangs":
+    time.sleep(600)
+is_first = link is None
+link = link or held([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
+ends = []
+link.on_end = lambda *end: ends.append(end)
+found = link.hello()
+pids = dict(found.pids)
+if not pids:
+    link.keep_text("text", b"kept by the first")
+    link.remove_at_the_end([own / "gone", own / "gone-too"], [own / "gone-if-empty", own])
+    for stage, name in enumerate(("one", "two")):
+        trap = f"trap 'echo {name} >> {own}/drained; exit 7' TERM"
+        quick = ["sh", "-c", trap + "; echo up; while :; do sleep 0.02; done"]
+        streams = os.pipe()
+        command = guarded(quick, link.holder_pid)
+        big = {**os.environ, "LARGE": "x" * 100_000, "LARGER": "y" * 100_000}
+        pids[name] = link.spawn(name, stage, command, "/", big, (0, streams[1], 2))
+        os.read(streams[0], 3)
+    try:
+        link.spawn("none", 0, ["/nonexistent/command"], "/", {}, (0, 1, 2))
+    except FileNotFoundError:
+        pids["none"] = 0
+text = os.pread(found.kept["text"], 99, 0).decode() if found.kept else ""
+if what != "starting":
+    link.tell_here()
+say = {"me": os.getpid(), "holder": link.holder_pid, "pids": pids, "text": text, "away_s": found.away_s}
+say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
+print(json.dumps(say), flush=True)
+if is_first and what.startswith("for "):
+    other = [sys.executable, "-c", SELF, *sys.argv[1:3], what.removeprefix("for ")]
+    other = ["/nonexistent/python"] if what == "for nothing" else other
+    link.make_way_for(other, {"OF_THE_OTHER": "1"})
+    os.kill(os.getpid(), 9)
+if what == "exit":
+    sys.exit(5)
+while not ends:
+    time.sleep(0.01)
+    link.look()
+print(json.dumps(ends), flush=True)
+time.sleep(600)
+"""
+
+Program = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """Starts the program below a holder; nothing of either is left at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(what: str = "", grace_s: float = 60.0) -> subprocess.Popen[bytes]:
+        code = f"SELF = open({str(tmp_path / 'program.py')!r}).read()\n{PROGRAM}"
+        (tmp_path / "program.py").write_text(code)
+        words = [sys.executable, "-c", code, str(tmp_path), str(grace_s), what]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        for pid in (*descendants(process.pid, parents()), process.pid):
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def said(process: subprocess.Popen[bytes]) -> Any:
+    """The next thing that a program says in JSON; what the holder says is passed over."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line[:1] in b"[{":
+            return json.loads(line)
+    raise AssertionError("it says nothing more")
+
+
+def are_gone(pids: dict[str, int]) -> bool:
+    return all(identify(pid) is None for pid in pids.values() if pid)
+
+
+def test_a_killed_program_comes_back_and_finds_its_processes_and_what_it_gave_to_keep(
+    program: Program,
+) -> None:
+    process = program()
+    first = said(process)
+    assert first["holder"] == process.pid != first["me"]
+    assert first["pids"]["none"] == 0
+    os.kill(first["me"], signal.SIGKILL)
+    second = said(process)
+    assert second["me"] != first["me"]
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
+    assert second["text"] == "kept by the first"
+    assert second["away_s"] > 0
+    os.kill(second["pids"]["two"], signal.SIGTERM)
+    assert [os.waitstatus_to_exitcode(status) for _, status in said(process)] == [7]
+
+
+def test_the_exit_of_the_program_is_the_end_of_all_and_its_code_the_holders(program: Program) -> None:
+    process = program("exit")
+    pids = said(process)["pids"]
+    assert process.wait(30) == 5
+    assert are_gone(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_end_is_passed_on_and_its_death_is_the_holders_own(
+    program: Program, number: signal.Signals
+) -> None:
+    process = program()
+    pids = said(process)["pids"]
+    process.send_signal(number)
+    # An interpreter that SIGINT interrupts dies of it, too.
+    assert process.wait(30) == -number
+    assert are_gone(pids)
+
+
+def test_sighup_does_nothing(program: Program) -> None:
+    process = program()
+    pids = said(process)["pids"]
+    process.send_signal(signal.SIGHUP)
+    os.kill(pids["one"], signal.SIGTERM)
+    assert said(process)
+    assert process.poll() is None
+
+
+def test_without_the_program_for_the_grace_everything_drains_in_order_and_files_go(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "file").touch()
+    (tmp_path / "gone-too").touch()
+    (tmp_path / "gone-if-empty").mkdir()
+    process = program("never-back", grace_s=0.5)
+    first = said(process)
+    os.kill(first["me"], signal.SIGKILL)
+    assert process.wait(30) != 0
+    assert are_gone(first["pids"])
+    assert (tmp_path / "drained").read_text().split() == ["one", "two"]
+    assert not (tmp_path / "gone").exists()
+    assert not (tmp_path / "gone-too").exists()
+    assert not (tmp_path / "gone-if-empty").exists()
+
+
+def test_a_program_killed_after_it_was_told_to_end_is_not_started_again_and_files_go(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    process = program("never-back", grace_s=60)
+    first = said(process)
+    os.kill(first["me"], signal.SIGSTOP)
+    # Before it stands still, SIGTERM would end it.
+    wait_until(lambda: "State:\tT" in Path(f"/proc/{first['me']}/status").read_text())
+    process.terminate()
+    os.kill(first["me"], signal.SIGKILL)
+    assert process.wait(30) < 0
+    assert are_gone(first["pids"])
+    assert (tmp_path / "drained").read_text().split() == ["one", "two"]
+    assert not (tmp_path / "gone").exists()
+
+
+def test_another_program_takes_the_place_of_the_first_and_is_the_one_that_comes_back(
+    program: Program,
+) -> None:
+    process = program("for the-other")
+    first, second = said(process), said(process)
+    assert (second["what"], second["is_trial"], second["variable"]) == ("the-other", True, "1")
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
+    assert second["text"] == "kept by the first"
+    os.kill(second["me"], signal.SIGKILL)
+    third = said(process)
+    assert (third["what"], third["is_trial"], third["variable"]) == ("the-other", False, "1")
+    assert third["pids"] == second["pids"]
+
+
+@pytest.mark.parametrize("fault", ["never-back", "hangs", "nothing"])
+def test_a_program_that_does_not_come_up_gives_its_place_back(program: Program, fault: str) -> None:
+    process = program(f"for {fault}", grace_s=4.0)
+    first, second = said(process), said(process)
+    assert (second["what"], second["is_trial"], second["variable"]) == (f"for {fault}", False, "")
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
+    assert second["away_s"] < 4.0
+
+
+def test_a_signal_to_end_counts_while_another_program_is_on_trial(program: Program) -> None:
+    process = program("for hangs")
+    pids = said(process)["pids"]
+    process.terminate()
+    assert process.wait(30) < 0
+    assert are_gone(pids)
+
+
+def test_kill_9_of_the_holder_leaves_nothing(program: Program) -> None:
+    process = program()
+    first = said(process)
+    process.kill()
+    process.wait()
+    wait_until(lambda: are_gone({**first["pids"], "program": first["me"]}))
+
+
+def test_the_holder_is_small(program: Program) -> None:
+    process = program()
+    said(process)
+    loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    assert not [name for name in ("_ctypes", "_json", "_ssl", "_pickle") if f"/{name}." in loaded]

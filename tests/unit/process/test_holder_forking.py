@@ -1,0 +1,128 @@
+"""The fork server below a holder: it outlives the program, and clears up after a killed holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dynaplan.process.process_table import identify
+from dynaplan.process.shim import parents
+from tests.fakes.polling import wait_until
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+from dynaplan.process.holder import OF_THE_PROGRAM
+from dynaplan.process.holding import held, inherited_link
+from dynaplan.process.parent_death import guarded
+own, version = sys.argv[1:]
+link = inherited_link(os.environ)
+command = [sys.executable, "-m", "program", own]
+link = link or held([*command, "1"], 60.0, 5.0)
+forked = [[sys.executable, "-m", "lives"], command[:3]]
+link.have_fork_server("imported", forked, ["OWN_VERSION", "DYNAPLAN_HOLDER"])
+pids = {name: pid for name, pid in link.hello().pids.items() if name != "own"}
+name = f"lives {version} {len(pids)}"
+argv = [sys.executable, "-m", "lives", name, str(link.holder_pid)]
+pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
+sleep = guarded(["sleep", "600"], link.holder_pid)
+own_pid = link.spawn("own", OF_THE_PROGRAM, sleep, own, dict(os.environ), (0, 1, 2))
+link.remove_at_the_end([pathlib.Path(own, "left")])
+link.tell_here()
+how = "forked" if "imported" in sys.modules else "executed"
+say = {"me": os.getpid(), "how": how, "holder": link.holder_pid, "pids": pids, "own": own_pid}
+print(json.dumps(say), flush=True)
+if sys.stdin.readline() == "make way\\n":
+    link.make_way_for([*command, "2"], {})
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+
+LIVES = """
+import os, sys, time
+from dynaplan.process.parent_death import die_with_parent
+_, name, holder = sys.argv
+die_with_parent(int(holder))
+with open(f"{name}.new", "w") as file:
+    file.write("forked" if "imported" in sys.modules else "executed")
+os.rename(f"{name}.new", name)
+time.sleep(600)
+"""
+
+IMPORTED = """
+FIRST = THEN = ()
+AFTERWARDS = "imported"
+
+def clear_up(paths, holder_pid):
+    with open(paths[0], "w") as file:
+        file.write(str(holder_pid))
+"""
+
+
+def fork_server_below(holder: int) -> int:
+    """The fork server that is a child of the holder; what it forks looks like it for a moment."""
+    wait_until(lambda: len(forks_below(holder)) == 1)
+    return forks_below(holder)[0]
+
+
+def forks_below(holder: int) -> list[int]:
+    """The fork servers that are children of the holder."""
+    found = []
+    for pid in [pid for pid, parent in parents().items() if parent == holder]:
+        with suppress(OSError):  # one that has ended meanwhile
+            if b"children.fork_server import" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def test_it_outlives_the_program_which_it_forks_and_is_another_for_another_version_and_ends_with_the_holder(
+    tmp_path: Path,
+) -> None:
+    files = {"program.py": PROGRAM, "lives.py": LIVES, "imported.py": IMPORTED}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = [sys.executable, "-m", "program", str(tmp_path), "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
+    )
+    try:
+        first = said(process)
+        server = fork_server_below(process.pid)
+        os.kill(first["me"], signal.SIGKILL)
+        second = said(process)
+        assert fork_server_below(process.pid) == server
+        assert set(first["pids"]) < set(second["pids"])
+        wait_until(lambda: identify(first["own"]) is None)
+        assert process.stdin
+        process.stdin.write(b"make way\n")
+        process.stdin.flush()
+        third = said(process)
+        other = fork_server_below(process.pid)
+        assert other != server
+        assert [each["how"] for each in (first, second, third)] == ["executed", "forked", "executed"]
+        wait_until(lambda: identify(second["own"]) is None)
+        names = list(third["pids"])
+        assert names == ["lives 1 0", "lives 1 1", "lives 2 2"]
+        assert {parents()[pid] for pid in third["pids"].values()} == {process.pid}
+        wait_until(lambda: all((tmp_path / name).exists() for name in names))
+        assert {(tmp_path / name).read_text() for name in names} == {"forked"}
+    finally:
+        process.kill()
+        process.communicate()
+    everyone = [first["me"], second["me"], third["me"], server, other, third["own"], *third["pids"].values()]
+    wait_until(lambda: not any(map(identify, everyone)))
+    assert (tmp_path / "left").read_text() == str(process.pid)
+
+
+def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The next thing that the program says; what the holder says is passed over."""
+    assert process.stdout
+    line = next(line for line in process.stdout if line.startswith(b"{"))
+    found: dict[str, Any] = json.loads(line)
+    return found

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import logging, sys
+from pathlib import Path
+from dynaplan.process.logfile import LogFile, configure_logging
+
+log = LogFile(Path(sys.argv[1]), largest_bytes=int(sys.argv[2]), kept=3)
+log.redirect()
+configure_logging()
+for number in range(6):
+    print(f"printed {number}", "x" * 60)
+    log.turn_over_if_full()
+logging.getLogger("some.name").warning("logged")
+import os
+os.system("echo said by a child process")
+"""
+
+
+def run(path: Path, largest_bytes: int = 50) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(path), str(largest_bytes)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout == done.stderr == b""
+
+
+def test_everything_a_process_prints_goes_into_its_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "worker.log"
+    run(path)
+    text = path.read_text()
+    assert "WARNING some.name: logged\n" in text
+    assert text.endswith("said by a child process\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_full_file_is_turned_over_and_three_old_ones_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    run(path)
+    assert sorted(os.listdir(tmp_path)) == ["worker.log", "worker.log.1", "worker.log.2", "worker.log.3"]
+    assert "printed 5" in (tmp_path / "worker.log.1").read_text()
+    assert "printed 3" in (tmp_path / "worker.log.3").read_text()
+
+
+def test_a_restarted_worker_appends(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text("before\n")
+    path.chmod(0o600)
+    run(path, largest_bytes=10_000)
+    assert path.read_text().startswith("before\nprinted 0")
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    path = tmp_path / "worker.log"
+    path.symlink_to(target)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path), "50"], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert not target.exists()

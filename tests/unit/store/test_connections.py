@@ -1,0 +1,62 @@
+"""What the environment names is what a process connects to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynaplan.events.event_connections import connect_events, connect_messenger
+from dynaplan.gateway.tracing.tracers import open_tracer
+from dynaplan.store.connections import connect_store, empty_store, memory_store
+from dynaplan.util.errors import ConfigError, QueueUnavailable
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("backend", "store"), [("etcd", "EtcdStore"), ("file", "FileStore"), ("nats", "NatsStore")]
+)
+async def test_the_store_is_the_one_that_the_environment_names(
+    tmp_path: Path, backend: str, store: str
+) -> None:
+    places = {
+        "ETCD_ENDPOINTS": NOWHERE,
+        "DYN_FILE_KV": str(tmp_path / "kv"),
+        "NATS_SERVER": "nats://127.0.0.1:9",
+    }
+    found = connect_store({"DYN_DISCOVERY_BACKEND": backend, **places})
+    try:
+        assert type(found).__name__ == store
+    finally:
+        await found.close()
+
+
+def test_outside_a_cluster_its_store_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no credentials for a Kubernetes cluster"):
+        connect_store({"DYN_DISCOVERY_BACKEND": "kubernetes"})
+
+
+def test_a_store_in_memory_is_nobody_else_s_and_another_one_is_named() -> None:
+    with pytest.raises(ConfigError, match="that store lives in one process") as caught:
+        connect_store({"DYN_DISCOVERY_BACKEND": "mem"})
+    assert "Use file" in caught.value.hint
+    assert memory_store() is memory_store()
+    assert empty_store() is not empty_store()
+
+
+async def test_a_deployment_without_nats_says_so_instead_of_trying() -> None:
+    without = {"NATS_SERVER": "", "DYN_EVENT_PLANE": "nats"}
+    with pytest.raises(QueueUnavailable, match="has no NATS server"):
+        await connect_messenger(without)
+    with pytest.raises(QueueUnavailable, match="no NATS server for events"):
+        await connect_events(empty_store(), without)
+
+
+def test_a_collector_s_address_is_one_of_http() -> None:
+    with pytest.raises(ConfigError, match="otlp-traces-endpoint is 'collector:4318'") as caught:
+        open_tracer("collector:4318")
+    assert "http://127.0.0.1:4318" in caught.value.hint

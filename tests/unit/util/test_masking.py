@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dynaplan.util.masking import MASK, looks_secret, mask_all, mask_line, mask_secrets
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "api-key", "password", "hfToken"])
+def test_a_name_with_a_word_for_a_secret_looks_secret(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", ["max-tokens", "keyboard", "model"])
+def test_a_name_without_one_does_not(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "masked"),
+    [
+        ({"a": 1, "b": {"c": "d"}}, {"a": MASK, "b": {"c": MASK}}),
+        (["a", ("b", 2)], [MASK, [MASK, MASK]]),
+        ("a", MASK),
+    ],
+)
+def test_masking_everything_keeps_the_structure_and_the_keys(value: Any, masked: Any) -> None:
+    assert mask_all(value) == masked
+
+
+@pytest.mark.parametrize(
+    ("value", "masked"),
+    [
+        ({"api-key": ["a", "b"], "model": "m"}, {"api-key": [MASK, MASK], "model": "m"}),
+        (
+            {"ServiceArgs": {"envs": {"A": "b"}, "workers": 2}},
+            {"ServiceArgs": {"envs": {"A": MASK}, "workers": 2}},
+        ),
+        (["--api-key", "a", "--model", "m"], ["--api-key", MASK, "--model", "m"]),
+        (["--api-key=a"], [f"--api-key={MASK}"]),
+        ("nats://user:word@host:1", f"nats://{MASK}@host:1"),
+        (7, 7),
+    ],
+)
+def test_only_the_secrets_of_a_document_are_masked(value: Any, masked: Any) -> None:
+    assert mask_secrets(value) == masked
+
+
+KV_EVENTS = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv@prefill"}'
+KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.1"}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        KV_EVENTS,
+        KV_TRANSFER,
+        f"--kv-events-config={KV_EVENTS}",
+        f"vllm serve m --kv-events-config '{KV_EVENTS}' --port 8000",
+        json.dumps({"cmd": f"--kv-events-config={KV_EVENTS}"}),
+        json.loads(KV_EVENTS),
+        ["--kv-events-config", KV_EVENTS],
+        "tcp://*:5557",
+        "git@github.com:some/repository.git",
+        "s3://bucket/model@v2",
+        "http://127.0.0.1:8000/v1?mail=a@b",
+        "{'endpoint':'tcp://*:5557','topic':'kv@prefill'}",
+        "[1, 2, 3]",
+        "{not json}",
+        "[" * 100_000,
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_value_without_a_secret_stays_as_it_is_written(value: Any) -> None:
+    assert mask_secrets(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "masked"),
+    [
+        ("https://hf_abc@huggingface.co/m", f"https://{MASK}@huggingface.co/m"),
+        ("redis://:word@host:6379/0", f"redis://{MASK}@host:6379/0"),
+        ("postgres://u:p%40ss@h/db", f"postgres://{MASK}@h/db"),
+        ("nats://u:it's\"so@h", f"nats://{MASK}@h"),
+        ("http://a:b@h,http://c:d@h", f"http://{MASK}@h,http://{MASK}@h"),
+        ('{"api_key": "a", "topic": "kv@prefill"}', f'{{"api_key": "{MASK}", "topic": "kv@prefill"}}'),
+        ('{"a":"tcp://u:w@h","b":"c@d"}', f'{{"a": "tcp://{MASK}@h", "b": "c@d"}}'),
+        ("--endpoint=tcp://u:w@h", f"--endpoint=tcp://{MASK}@h"),
+        ("x {'a':'tcp://u:w@h','b':'c@d'}", f"x {{'a':'tcp://{MASK}@h','b':'c@d'}}"),
+    ],
+)
+def test_a_secret_in_a_url_or_a_json_text_is_masked_and_nothing_beside_it(value: str, masked: str) -> None:
+    assert mask_secrets(value) == masked
+
+
+@pytest.mark.parametrize(
+    ("line", "masked"),
+    [
+        ("api_key=abc rest", "api_key=*** rest"),
+        ('{"token": "abc", "max_tokens": 5}', '{"token": "***", "max_tokens": 5}'),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("sent bearer abc", "sent bearer ***"),
+        ("nats://me:pass@host:4222 is away", "nats://***@host:4222 is away"),
+        ("the word s3cr3t stands alone", "the word *** stands alone"),
+        ("tokens: 12, port=80", "tokens: 12, port=80"),
+    ],
+)
+def test_a_line_of_a_log_loses_its_secrets(line: str, masked: str) -> None:
+    assert mask_line(line, ["s3cr3t"]) == masked
