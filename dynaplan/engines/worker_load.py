@@ -77,14 +77,18 @@ def kv_pressure(load: WorkerLoad) -> float:
     return load.kv_usage + (KV_USAGE_PER_WAITING_REQUEST * load.waiting_requests if is_queueing else 0.0)
 
 
+GAUGE_PREFIX = "dynamo_component_"
+"""The beginning of the names of the metrics of a worker, as Dynamo has them."""
+
+
 def load_gauges(load: WorkerLoad) -> dict[str, float]:
     """A worker's load under the names that Dynamo gives these gauges."""
     return {
-        f"{PREFIX}request_active_slots": load.running_requests,
-        f"{PREFIX}request_total_slots": load.request_slots,
-        f"{PREFIX}num_requests_waiting": load.waiting_requests,
-        f"{PREFIX}kvstats_active_blocks": load.kv_active_blocks,
-        f"{PREFIX}kvstats_total_blocks": load.kv_total_blocks,
-        f"{PREFIX}kvstats_gpu_cache_usage_percent": load.kv_usage,
-        f"{PREFIX}kvstats_gpu_prefix_cache_hit_rate": load.prefix_hit_rate,
+        f"{GAUGE_PREFIX}request_active_slots": load.running_requests,
+        f"{GAUGE_PREFIX}request_total_slots": load.request_slots,
+        f"{GAUGE_PREFIX}num_requests_waiting": load.waiting_requests,
+        f"{GAUGE_PREFIX}kvstats_active_blocks": load.kv_active_blocks,
+        f"{GAUGE_PREFIX}kvstats_total_blocks": load.kv_total_blocks,
+        f"{GAUGE_PREFIX}kvstats_gpu_cache_usage_percent": load.kv_usage,
+        f"{GAUGE_PREFIX}kvstats_gpu_prefix_cache_hit_rate": load.prefix_hit_rate,
     }

@@ -12,6 +12,7 @@ from dynaplan.config.settings.servers import (
     NATS,
     is_without_nats,
 )
+from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.store.instances import is_loopback
 from dynaplan.util.errors import QueueUnavailable
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from dynaplan.events.messaging_port import Messenger
     from dynaplan.events.port import EventPlane
     from dynaplan.store.port import Store
+
+
+FOR_EVER = ProcessSettings.nats_max_reconnects
 
 
 async def connect_messenger(

@@ -1,7 +1,7 @@
 """Paths of the API that are passed to an engine as they are, and what of a body counts as text.
 
-Texts count as tokens, by the estimate of ``engines/timing_model/tokens.py``; images and sounds never do, whatever the
-length of their base64.
+Texts count as tokens, by the estimate of ``engines/timing_model/tokens.py``; images and sounds never do,
+whatever the length of their base64.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A graph of services: its vocabulary (``@service``, ``depends``, ``.link``), loading and checking."""

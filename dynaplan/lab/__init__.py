@@ -1,1 +1,1 @@
-"""TODO."""
+"""Studies: simulating a deployment, replaying its decisions, measuring and profiling it."""

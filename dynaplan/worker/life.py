@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dynaplan.engines.worker_load import GAUGE_PREFIX, load_gauges
 from dynaplan.process.signals import on_signals
 from dynaplan.store.instances import Instance
 from dynaplan.store.registration import Registration
@@ -206,8 +207,8 @@ class WorkerLife:
         runtime = self.runtime
         in_flight = sum(server.in_flight.count for server in self._servers)
         values = {
-            **metrics.load_gauges(runtime.load),
-            f"{metrics.PREFIX}inflight_requests": in_flight + runtime.held,
+            **load_gauges(runtime.load),
+            f"{GAUGE_PREFIX}inflight_requests": in_flight + runtime.held,
             **runtime.metrics,
         }
         labels = {

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.config import certificates
 from dynaplan.config.settings.events import COMPAT_VARIABLE
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
@@ -139,7 +140,6 @@ async def _live(
 ) -> int:
     import asyncio
 
-    from dynaplan.config import certificates
     from dynaplan.store import connections
     from dynaplan.util.sockets import bound_socket, socket_of_stdin
     from dynaplan.worker.hosting import Host
@@ -227,12 +227,11 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 async def _runtime(
     service: Service[Any], surroundings: Surroundings, url: str, store: Store
 ) -> WorkerRuntime:
-    from dynaplan.config import certificates
     from dynaplan.config.service_config import ServiceConfig, section_options
     from dynaplan.events import event_connections
-    from dynaplan.fleet import local_host
     from dynaplan.process import process_table
     from dynaplan.store.discovery import Discovery
+    from dynaplan.store.file import owners
     from dynaplan.util.clock import SystemClock
     from dynaplan.worker.process import WorkerRuntime
 
@@ -266,7 +265,7 @@ async def _runtime(
         role=service.role,
         lease_ttl_s=surroundings.lease_ttl_s,
         network=network,
-        owner=local_host.this_process(),
+        owner=owners.this_process(),
         client_tls=certificates.authorities(os.environ),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import engine_of
+from dynaplan.engines import registry
 from dynaplan.engines.timing_model.kv_memory import MemoryNeed, longest_context
 from dynaplan.process.memory_model import BoxMemory
 from dynaplan.util.errors import ConfigError
@@ -45,12 +46,10 @@ def check_memory(
 
     Raises ConfigError, with the longest context that fits, when a worker can certainly not start.
     """
-    from dynaplan.engines import registry
-
     found = [
         memory
         for service in spec.services
-        if (memory := _service_memory(service, config, () if is_simulated else gpus, wiring))
+        if (memory := _service_memory(service, config, () if is_simulated else gpus))
     ]
     if not found:
         return [], []
@@ -61,7 +60,7 @@ def check_memory(
 
 
 def _service_memory(
-    service: ServiceSpec, config: Mapping[str, Any], gpus: Sequence[Gpu], wiring: Any
+    service: ServiceSpec, config: Mapping[str, Any], gpus: Sequence[Gpu]
 ) -> ServiceMemory | None:
     options = section_options(config, service.name)
     engine = engine_of(options)

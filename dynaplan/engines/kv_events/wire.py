@@ -8,8 +8,8 @@ A payload is a list of events of one worker, in order, each as Dynamo 1.6 has it
                 [{"block_hash": 1, "tokens_hash": 1, "mm_extra_info": null}]}}}}
 
 ``data`` may also be ``{"removed": {"block_hashes": [1]}}``, or ``"cleared"``. Hashes are those of
-``dynaplan.engines.timing_model.block_hashes``. A worker numbers its events from 0; a number that is skipped is an
-event that was lost.
+``dynaplan.engines.timing_model.block_hashes``. A worker numbers its events from 0; a number that is skipped
+is an event that was lost.
 
 A worker also tells all its blocks at once: ``GET /kv_blocks`` answers with their chained hashes as
 little-endian 64-bit numbers, and with the number of its last event (-1 before the first) and its instance id

@@ -124,7 +124,7 @@ class SimEngine:
         )
 
     def card(self) -> Mapping[str, Any]:
-        """The model, its context, and how to count and hash its tokens (``dynaplan.engines.timing_model.tokens``)."""
+        """The model, its context, and how its tokens are counted and hashed: ``timing_model.tokens``."""
         return {
             "model": self._options.model,
             "context_tokens": self._settings.context_tokens,

@@ -68,7 +68,6 @@ async def connect(
     environ = _surroundings(namespace, store, token_file)
     environ = _with_host(environ, advertise_host, has_token=has_token)
     is_in_memory = store_backend(environ) == MEMORY
-    connections = connections
     connection = connections.memory_store() if is_in_memory else connections.connect_store(environ)
     try:
         await _answers(connection, environ)

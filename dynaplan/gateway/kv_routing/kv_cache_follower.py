@@ -1,8 +1,8 @@
 """The frontend's index of KV blocks, kept current by what the workers publish.
 
 A worker that says in its card that it publishes is asked once for all its blocks, and its events follow from
-there; ``gateway/kv_routing/kv_following.py`` holds the rules. Whatever interrupts the events makes the worker's
-blocks uncertain (``is_current``) until it has been asked again.
+there; ``gateway/kv_routing/kv_following.py`` holds the rules. Whatever interrupts the events makes the
+worker's blocks uncertain (``is_current``) until it has been asked again.
 """
 
 from __future__ import annotations

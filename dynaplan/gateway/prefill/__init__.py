@@ -5,8 +5,8 @@ The way of one remote prefill, with module names in ``serving/prefill`` unless a
 1. ``remote_prefill`` (in the frontend's process) asks ``gateway/prefill/disaggregation.py`` for the place of
    the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
    worker is registered and the queue is short; ``depth`` reads the queue's length in the background.
-2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``events/prefill_requests.py``) on the NATS JetStream queue
-   ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
+2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``events/prefill_requests.py``) on the NATS JetStream
+   queue ``{namespace}_prefill_queue``, with the subject that the answer goes to, and waits ``prefill-wait``
    seconds. Where engines tell of their caches, ``directing`` chooses the lane of the prefill worker that has
    most of the prompt; prompts of a worker that goes are put back on the shared queue.
 3. ``puller`` (in a prefill worker's process) pulls it and has its engine compute the KV entries. Meanwhile it

@@ -1,7 +1,7 @@
 """The router: follows discovery, counts the requests and KV blocks at each worker, and chooses among them.
 
-The choice itself is pure and lies in ``gateway/routing/choosing.py`` (round robin, random, least loaded, or by
-cached prefixes).
+The choice itself is pure and lies in ``gateway/routing/choosing.py`` (round robin, random, least loaded, or
+by cached prefixes).
 """
 
 from __future__ import annotations

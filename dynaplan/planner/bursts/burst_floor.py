@@ -1,8 +1,8 @@
 """The learnt floor in a decision: it learns from the interval, raises minimums, and keeps workers.
 
 With ``learnt-floor`` it raises the minimums always. Without, only while the error budget is overspent, and
-then only to what is there already: workers stay, none is added (``planner/sizing/error_budget.py``). That is for
-the forecast: an expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
+then only to what is there already: workers stay, none is added (``planner/sizing/error_budget.py``). That is
+for the forecast: an expert of the hedge that stands still was tried on the same arrivals, and may have fewer.
 
 **Exchange.** But a debt also says that the GPUs were with the wrong role. A forecast sizes for a rate that
 lasts: a batch of 400 prompts in 30 s is to it 13 requests/s that need prefill workers, while they all decode

@@ -8,9 +8,9 @@ start-up time, T the adjustment interval (seconds), *current* the number of work
 1. *Known data*: the fleet, the desired counts, the traffic of the interval (0 requests are known too), and
    a forecast. Where one is missing nothing changes.
 2. *Carried*: the remaining workers carry (1 + headroom) x every demand between L and L + T, that with the
-   backlog too, and the demand of the finished interval (``planner/sizing/look_ahead.py``), with what the error
-   budget allows over a whole window (``planner/sizing/error_budget.py``). headroom is half of the mean absolute
-   error of the forecast over the forecast, at least 0.05, at most ``scale-down-headroom``
+   backlog too, and the demand of the finished interval (``planner/sizing/look_ahead.py``), with what the
+   error budget allows over a whole window (``planner/sizing/error_budget.py``). headroom is half of the mean
+   absolute error of the forecast over the forecast, at least 0.05, at most ``scale-down-headroom``
    (``sla_policy.py``).
 3. *Minimum*: ``min-endpoint``, or ``min-gpu-budget`` over the GPUs of a worker (``guards.py``).
 4. *Patience*: the worker was not needed lately, here:

@@ -42,8 +42,8 @@ budget; without data it stays.
 
 *time* is what must pass before the decision can be amended: workers of the next decision serve after L +
 T; a removed worker should not be wanted back within the window. With *adding* it is decided how many
-workers there must be, with *removing* whether fewer would do (``planner/sizing/look_ahead.py``). *Kept back* is
-the expected cost of a surge that no forecast announces, in requests that are late until help has started.
+workers there must be, with *removing* whether fewer would do (``planner/sizing/look_ahead.py``). *Kept back*
+is the expected cost of a surge that no forecast announces, in requests that are late until help has started.
 
 **Overspent.** Workers that left are the likeliest reason of a debt in traffic that comes in bursts. So while
 more requests missed either target than promised (a debt of half a request or more), no worker leaves below

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import coverage_floors
-from tests.coverage_floors import main, read_floors, room_of, shares
+from tests.coverage_floors import flat_of, main, read_floors, shares
 from tests.unit.house.source import PACKAGE, REPOSITORY
 
 
@@ -28,29 +28,28 @@ def report(**covered: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "room"),
+    ("name", "flat"),
     [
-        ("dynaplan/store/etcd.py", "adapters/stores"),
-        ("dynaplan/engines/timing_model/model.py", "core/engine"),
-        ("dynaplan/util/clock.py", "adapters"),
-        ("dynaplan/gateway/server.py", "serving"),
-        ("dynaplan/process/ports.py", "ports"),
+        ("dynaplan/store/etcd.py", "store"),
+        ("dynaplan/engines/timing_model/model.py", "engines"),
+        ("dynaplan/util/clock.py", "util"),
+        ("dynaplan/services.py", "services"),
     ],
 )
-def test_a_room_is_a_folder_of_the_package_or_a_module_at_its_top(name: str, room: str) -> None:
-    assert room_of(name) == room
-    assert room_of(f"/somewhere/else/{name}") == room
+def test_a_flat_is_a_folder_of_the_package_or_a_module_at_its_top(name: str, flat: str) -> None:
+    assert flat_of(name) == flat
+    assert flat_of(f"/somewhere/else/{name}") == flat
 
 
-def test_the_files_of_a_room_count_together() -> None:
+def test_the_files_of_a_flat_count_together() -> None:
     found = shares(
         report(**{"dynaplan/cli/a.py": 10, "dynaplan/cli/b.py": 5, "dynaplan/process/ports.py": 10})
     )
-    assert found == {"cli": 75.0, "ports": 100.0}
+    assert found == {"cli": 75.0, "process": 100.0}
 
 
 @pytest.mark.parametrize(("covered", "code"), [(10, 0), (9, 0), (8, 1)])
-def test_a_room_below_its_floor_fails(
+def test_a_flat_below_its_floor_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covered: int, code: int
 ) -> None:
     (tmp_path / "setup.cfg").write_text("[coverage_floors]\ncli = 90\n")
@@ -60,6 +59,6 @@ def test_a_room_below_its_floor_fails(
     assert main([str(file)]) == code
 
 
-def test_every_room_with_a_floor_is_there() -> None:
-    rooms = {room_of(str(module.relative_to(REPOSITORY))) for module in PACKAGE.rglob("*.py")}
-    assert read_floors(REPOSITORY / "setup.cfg").keys() <= rooms
+def test_every_flat_with_a_floor_is_there() -> None:
+    flats = {flat_of(str(module.relative_to(REPOSITORY))) for module in PACKAGE.rglob("*.py")}
+    assert read_floors(REPOSITORY / "setup.cfg").keys() <= flats

@@ -104,7 +104,7 @@ def test_every_option_in_a_guide_exists() -> None:
 
 def flags_of_the_engine(guide: Path) -> set[str]:
     """Flags that a guide of one engine may name: those in the modules of the engine's adapter."""
-    engines = REPOSITORY / "dynaplan/adapters/engines"
+    engines = REPOSITORY / "dynaplan/engines"
     modules = [*engines.glob(f"{guide.stem}.py"), *engines.glob(f"{guide.stem}/*.py")]
     return set(re.findall(r"[a-z]+(?:-[a-z]+)*", text_of(*modules)))
 

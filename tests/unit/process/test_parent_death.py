@@ -95,7 +95,10 @@ def test_variables_are_dropped_by_prefix_and_others_kept(tmp_path: Path) -> None
 
 
 def test_python_children_can_ask_to_die_with_their_parent() -> None:
-    script = "import sys; from dynaplan.process.parent_death import die_with_parent; die_with_parent(int(sys.argv[1]))"
+    script = (
+        "import sys; from dynaplan.process.parent_death import die_with_parent; "
+        "die_with_parent(int(sys.argv[1]))"
+    )
     here = Path(__file__).parents[3]
     for parent_pid, expected in ((os.getpid(), 0), (1, 1)):
         tried = subprocess.run([sys.executable, "-c", script, str(parent_pid)], cwd=here, capture_output=True)

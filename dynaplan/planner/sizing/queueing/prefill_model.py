@@ -26,8 +26,8 @@ the ones that a step does not compute are the next step's, so two successive ste
     utilisation = r (F + B m) / (B c),  overloaded from 1 on
 
 The limit is the option ``max-num-batched-tokens``. A prompt longer than it costs its own all the same:
-chunks add nothing (``engines/timing_model/timing.py``). Engine models that are fed without pause compute c B /
-(F + B m) prompts per ms to 0.2 % (K of 4 and 16, prompts of 300 and 1000 tokens, c = 1).
+chunks add nothing (``engines/timing_model/timing.py``). Engine models that are fed without pause compute c B
+/ (F + B m) prompts per ms to 0.2 % (K of 4 and 16, prompts of 300 and 1000 tokens, c = 1).
 
 At lower load n solves a fixed point. A worker that computes finds all the others busy too with chance
 C / (a / c), for a / c of the workers compute; only then do prompts come to it rather than to an idle one:

@@ -31,8 +31,8 @@ Poisson arrivals at each worker, however requests are routed.
 **Percentiles.** chance(time > limit) is computed directly; ``predict`` inverts it, upwards from the mean by
 half again until the limit is kept, then by halving to 0.5 %.
 
-**Sources.** Named where they are used; the steps are those of ``engines/timing_model/timing.py``, the transfer is
-that of Dynamo's mocker. The combination is this project's own: Dynamo's planner works with means
+**Sources.** Named where they are used; the steps are those of ``engines/timing_model/timing.py``, the
+transfer is that of Dynamo's mocker. The combination is this project's own: Dynamo's planner works with means
 (``formula.py``).
 
 **Where it is wrong.** It knows no transients: a backlog after a surge lasts longer than the steady state

@@ -1,8 +1,8 @@
 """A demand in the units of one kind of worker: milliseconds of computing, decode steps, tokens of KV cache.
 
-**Prompts.** The profile's prefill time T(i), in ms for i tokens, is split as ``engines/timing_model/timing.py``
-does: T(0) is the fixed cost of a step that begins prompts (F in ``prefill_model.py``), and a prompt of i
-tokens of which h are cached adds
+**Prompts.** The profile's prefill time T(i), in ms for i tokens, is split as
+``engines/timing_model/timing.py`` does: T(0) is the fixed cost of a step that begins prompts (F in
+``prefill_model.py``), and a prompt of i tokens of which h are cached adds
 
     own = T(i) - T(h),  at least 0
 

@@ -1,1 +1,0 @@
-"""The vocabulary: frozen types, lifecycle tables, settings and errors. Imports only the standard library."""

@@ -1,1 +1,0 @@
-"""Profiles: the measurements of an engine, and their tables."""

@@ -1,1 +1,0 @@
-"""The stock services that graphs link: Frontend, Processor, Router, VllmWorker, PrefillWorker, Planner."""
