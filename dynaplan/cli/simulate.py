@@ -14,6 +14,7 @@ import click
 
 from dynaplan.cli.overriding import OverridingCommand
 from dynaplan.lab.simulate.graph_file import SimulatedGraph, read_graph
+from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import ConfigError
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     "--policy",
     "policies",
     multiple=True,
-    help="load, sla, both, formula, static:P,D, hpa, kpa or oracle  [default: the graph's, load]",
+    help="load, sla, both, formula, static:P,D, best-static (tries splits that stand still), hpa or kpa  "
+    "[default: the graph's, load]",
 )
 @click.option(
     "-f",
@@ -83,7 +85,7 @@ if TYPE_CHECKING:
 @click.option(
     "--recommend",
     is_flag=True,
-    help="Try the planner's policies and splits that stand still, and say which would have done better",
+    help="Try the planner's policies and the best static split, and say which would have done better",
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the results there too")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write a page that draws them")
@@ -172,8 +174,8 @@ def _watcher(policies: int | None, line: ProgressLine) -> Callable[[str, int, fl
         now_s = time.monotonic()
         passed_s = now_s - begun_s.setdefault((name, number), now_s)
         which = f"policy {len({key[0] for key in begun_s})}{of_all}, {name}"
-        if name.startswith("oracle"):
-            which += f", pass {number}"
+        if name == BEST_STATIC:
+            which += f", split {number}"
         part = f"{at_s / length_s:.0%} of {clock(length_s)} simulated" if length_s else "simulating"
         left = left_words(time_left_s(at_s, length_s, passed_s) if passed_s > SETTLED_S else None)
         line.show(", ".join(filter(None, (which, part, left))))

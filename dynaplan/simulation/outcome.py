@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.gateway.traced_requests import TracedRequest
 
 PRECISION = 0.01
@@ -215,3 +216,11 @@ class Outcome:
         """Return ``met`` as a part of all requests, lost ones included; 1 when there are none."""
         everything = self.requests + self.lost
         return met / everything if everything else 1.0
+
+    def keeps(self, promise: SlaTargets) -> bool:
+        """Tell whether as many per cent of all requests as promised met each target.
+
+        Lost requests meet none. The targets are those of ``slo``, not the promise's own.
+        """
+        shares = (self.ttft_met, promise.ttft_percentile), (self.itl_met, promise.itl_percentile)
+        return all(self.attainment(met) >= percentile / 100 for met, percentile in shares)

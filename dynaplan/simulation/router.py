@@ -1,18 +1,23 @@
-"""The simulated router: chooses and books as the live one does, with its pure parts."""
+"""The simulated router: chooses and books as the live one does, with its pure parts.
+
+What workers have cached it knows as the live one: from ``KvIndex``, which gets every block that an engine
+stores or removes, or from ``PrefixIndex``, which remembers the prompts that were sent to each worker.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dynaplan.config.settings.routing import RoutingSettings
 from dynaplan.engines.timing_model.draws import uniform_draws
+from dynaplan.gateway.kv_routing.kv_index import KvIndex
 from dynaplan.gateway.kv_routing.prefix_index import PrefixIndex
 from dynaplan.gateway.prefill.disaggregation import directed_prefill
 from dynaplan.gateway.routing.booking import BookEntry
 from dynaplan.gateway.routing.choosing import MODES, Inputs
-from dynaplan.simulation.caches import Caches, PredictedCaches, ToldCaches
 from dynaplan.simulation.pools import SimulatedWorker
 
 PREFIX_AWARE = "kv"
@@ -61,6 +66,67 @@ class SimulatedRouting:
         return self.mode == PREFIX_AWARE and self.is_kv_events
 
 
+class Caches(Protocol):
+    """The router's knowledge of the caches. Workers go by their numbers; times are virtual seconds."""
+
+    def overlaps(
+        self, hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> dict[int, int]:
+        """Return the number of first blocks that each of the workers has in its cache; absent if none."""
+        ...
+
+    def sent(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
+        """Note that a prompt of these blocks was sent to that worker."""
+        ...
+
+
+class ReportedCaches:
+    """Cache contents reported by the engines' KV events."""
+
+    def __init__(self) -> None:
+        self._index = KvIndex()
+
+    def overlaps(
+        self, hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> dict[int, int]:
+        """Return the number of first blocks that each worker has reported; absent if none."""
+        index = self._index
+        for worker in workers:
+            worker.engine.tell_changes(index, worker.number, now_s)
+        if len(index.workers) > len(workers):
+            self._forget_others(workers)
+        return index.overlaps(hashes)
+
+    def sent(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
+        """Do nothing: the engine reports it."""
+
+    def _forget_others(self, workers: Sequence[SimulatedWorker]) -> None:
+        """Forget the workers that get no requests any more."""
+        serving = {worker.number for worker in workers}
+        for number in self._index.workers:
+            if number not in serving:
+                self._index.left(number)
+        while self._index.sweep():
+            pass
+
+
+class PredictedCaches:
+    """Cache contents predicted from the prompts that were sent."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+
+    def overlaps(
+        self, hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
+    ) -> dict[int, int]:
+        """Return the number of first blocks that each worker probably holds; absent if none."""
+        return self._index.overlaps(hashes, now_s)
+
+    def sent(self, hashes: Sequence[int], worker: int, now_s: float) -> None:
+        """Note that a prompt of these blocks was sent to that worker."""
+        self._index.record(hashes, worker, now_s)
+
+
 class SimulatedRouter:
     """Chooses workers for requests, one after the other, and books them."""
 
@@ -68,11 +134,11 @@ class SimulatedRouter:
         self.routing = routing
         self._turn = 0
         self._draws = uniform_draws(seed)
-        self._prefill_caches = ToldCaches()
+        self._prefill_caches = ReportedCaches()
         self._waiting_blocks: Counter[int] = Counter()
         self._caches: Caches
         if routing.is_kv_events:
-            self._caches = ToldCaches()
+            self._caches = ReportedCaches()
         else:
             self._caches = PredictedCaches(PrefixIndex(routing.predicted_s, routing.predicted_blocks))
 

@@ -88,11 +88,7 @@ class _Request:
 
 
 class SimulatedService:
-    """One deployment. The caller feeds arrivals and the time, which only goes forward.
-
-    ``on_computed`` is called for every answered prompt whose prefixes are known: with its place in the trace,
-    from 0 on, and the tokens of it that were found cached where it was computed.
-    """
+    """One deployment. The caller feeds arrivals and the time, which only goes forward."""
 
     def __init__(self, settings: ServiceSettings, first: Targets) -> None:
         self.settings = settings
@@ -103,7 +99,6 @@ class SimulatedService:
         self._sequence = 0
         self._requests: dict[str, _Request] = {}
         self._count = 0
-        self.on_computed: Callable[[int, int], None] = _do_nothing
         self._waiting = 0
         self._without_worker: deque[str] = deque()
         rule = DispatchRule.of(settings.disaggregation)
@@ -279,7 +274,6 @@ class SimulatedService:
         self.outcome.note_worker(request.decode.number)
         if traced.block_hashes:
             self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
-            self.on_computed(int(key) - 1, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dynaplan.fleet.counts import Targets
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulation.outcome import Slo
 
@@ -23,10 +24,9 @@ HOUR = SimulateOptions(
 )
 LARGE = {**SLOW, "profile": "h100_sxm-Llama-3.3-70B-Instruct-FP8-tp2", "tensor-parallel-size": 2}
 FIRST_CASE = "8B"
-LONG_START = "8B, start-up 240 s"
 CASES: Mapping[str, SimulateOptions] = {
     FIRST_CASE: HOUR,
-    LONG_START: replace(HOUR, startup_time_s=240.0),
+    "8B, start-up 240 s": replace(HOUR, startup_time_s=240.0),
     "8B, aggregated": replace(HOUR, is_disaggregated=False),
     "70B": replace(
         HOUR,
@@ -45,11 +45,11 @@ FAMILIES = {
     "sessions": "sessions:people=16,on=120,off=360,duration=3600",
     "crowds": "crowds:low=1,high=8,every=300,duration=3600",
 }
-SMOOTH = {
+TRACES: Mapping[str, str] = {
+    **FAMILIES,
     "steady": "poisson:rate=6,duration=3600",
     "wave": "sinusoid:low=2,high=10,period=1200,duration=3600",
 }
-TRACES: Mapping[str, str] = {**FAMILIES, **SMOOTH}
 FIRST_SEED = 11
 """Seeds up to 10 were looked at while the policy was written."""
 
@@ -59,13 +59,14 @@ AZURE_HOUR = SimulateOptions(
     rate_scale=8.0,
     slo=Slo(500.0, 20.0),
     disaggregation=replace(EVERY_PROMPT_REMOTE, prefill_deadline_ms=500.0),
+    first=Targets(2, 2),
 )
 AZURE_LONG_START = "Azure, start-up 240 s"
 AZURE: Mapping[str, SimulateOptions] = {
     "Azure": AZURE_HOUR,
-    AZURE_LONG_START: replace(AZURE_HOUR, startup_time_s=240.0),
+    AZURE_LONG_START: replace(AZURE_HOUR, startup_time_s=240.0, first=Targets(2, 3)),
 }
-"""The conversation trace of 2023 at 8 times its rate, for 4 to 6 GPUs."""
+"""The conversation trace of 2023 at 8 times its rate, for 4 to 6 GPUs; as many serve its first minutes."""
 
 
 def hour_of(case: str, name: str, seed: int = FIRST_SEED) -> SimulateOptions:

@@ -135,7 +135,7 @@ def _foretold(
     planned: Foretelling | None, load: OfferedLoad, measured: Measured
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
-    from dynaplan.lab.simulate.closed_loop import ClosedLoop
+    from dynaplan.lab.simulate.run import ClosedLoop
 
     if planned is None or not measured.tally.sent:
         return None, ()

@@ -17,9 +17,8 @@ from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.lab.simulate.closed_loop import ClosedLoop
     from dynaplan.lab.simulate.options import SimulateOptions
-    from dynaplan.lab.simulate.run import Result
+    from dynaplan.lab.simulate.run import ClosedLoop, Result
     from dynaplan.lab.simulate.simulation import Trace
 
 STATIC = "static"

@@ -25,7 +25,7 @@ from dynaplan.simulation.service import ANY_QUEUE
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"
 """The folder with the page's template, style and script."""
 
-HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "hit_rate", "slo_of_oracle"})
+HIGHER_IS_BETTER = frozenset({"slo", "ttft_slo", "itl_slo", "goodput_per_s", "hit_rate"})
 """The columns whose highest value is the best; of any other number the lowest is."""
 
 

@@ -1,4 +1,4 @@
-"""The recommendation of a recording: a deployment as it is, beside other policies and standing splits.
+"""The recommendation of a recording: a deployment as it is, beside other policies and the best static split.
 
 The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
 recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
@@ -7,25 +7,20 @@ the deployment stays as it is unless the difference is above a tolerance.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.fleet.desired_counts import SCALED_ROLES
-from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.run import Result
+from dynaplan.simulation.best_static import BEST_STATIC
 
 MAY_LOSE = 0.01
 """The part of the requests below which a difference in time is none."""
 MAY_COST = 0.05
 """The part of the GPU-hours below which a difference is none; likewise."""
 
-NO_GPU = 0.01
-"""GPUs on average that are none: of a worker that was asked for at the very end."""
-
-PLANNED = ("load", "sla")
-"""The planner's own policies that are tried beside the one that a deployment has."""
+CANDIDATES = ("load", "sla", BEST_STATIC)
+"""The policies that are tried beside the one that a deployment has."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +33,16 @@ class PolicyRecommendation:
 
 
 def tried_beside(own: str) -> tuple[str, ...]:
-    """Return the deployment's own policy and the others of the planner."""
-    return own, *(each for each in PLANNED if each != own)
-
-
-def standing_beside(own: Result, gpus_per_worker: Mapping[Role, int], gpus: int) -> tuple[str, ...]:
-    """Return the static policies that fit into the GPUs that the deployment had, on average, rounded up.
-
-    Only the largest: one that another exceeds in a role without less in the other is left out. ``gpus`` are
-    those of the box.
-    """
-    most = min(math.ceil(_mean_gpus(own) - NO_GPU), gpus)
-    roles = [role for role in SCALED_ROLES if role in gpus_per_worker]
-    if Role.PREFILL not in roles:
-        decode = most // gpus_per_worker[Role.DECODE]
-        return (f"static:{decode}",) if decode else ()
-    fitting: dict[int, int] = {}
-    for prefill in range(1, most // gpus_per_worker[Role.PREFILL] + 1):
-        decode = (most - prefill * gpus_per_worker[Role.PREFILL]) // gpus_per_worker[Role.DECODE]
-        if decode:
-            fitting[decode] = prefill
-    return tuple(f"static:{prefill},{decode}" for decode, prefill in fitting.items())
+    """Return the deployment's own policy and the others that are tried."""
+    return own, *(each for each in CANDIDATES if each != own)
 
 
 def recommendation(results: Sequence[Result], promised: SlaTargets) -> PolicyRecommendation:
     """Return what the results recommend; the first is that of the deployment as it is."""
-    own, kept = results[0], [each for each in results if _is_kept(each, promised)]
+    own, kept = results[0], [each for each in results if each.outcome.keeps(promised)]
     if kept:
         best = min(kept, key=lambda each: each.gpu_hours)
-        is_better = not _is_kept(own, promised) or best.gpu_hours < own.gpu_hours * (1 - MAY_COST)
+        is_better = not own.outcome.keeps(promised) or best.gpu_hours < own.gpu_hours * (1 - MAY_COST)
         told = "keeps the promise"
     else:
         best = max(results, key=_in_time)
@@ -79,16 +55,10 @@ def recommendation(results: Sequence[Result], promised: SlaTargets) -> PolicyRec
     return PolicyRecommendation(best.policy, words, results)
 
 
-def _is_kept(result: Result, promised: SlaTargets) -> bool:
-    outcome = result.outcome
-    shares = (outcome.ttft_met, promised.ttft_percentile), (outcome.itl_met, promised.itl_percentile)
-    return all(outcome.attainment(met) >= percentile / 100 for met, percentile in shares)
-
-
 def how_to(policy: str) -> str:
     """Say what a user sets to have that policy."""
     kind, _, workers = policy.partition(":")
-    if kind != "static":
+    if kind != BEST_STATIC:
         return f"set --Planner.policy={kind}"
     *prefill, decode = workers.split(",")
     split = f"{prefill[0]} prefill and {decode} decode" if prefill else decode

@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
+from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
-from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.service import ServiceSettings, SimulatedService
 
 HPA_SYNC_S = 15.0
 """Seconds between two syncs of the HPA (``--horizontal-pod-autoscaler-sync-period``)."""
@@ -56,6 +57,20 @@ KPA_PANIC_FACTOR = 2.0
 
 KPA_MOST_DOWN_FACTOR = 2.0
 """The most that a tick divides the workers by (``max-scale-down-rate``)."""
+
+HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
+"""The HPA's targets, mean KV usage and queue per prefill worker: between the load planner's default
+thresholds."""
+
+KPA_UTILIZATION = 0.7
+"""The part of a worker's concurrency that the KPA aims at: Knative's
+``container-concurrency-target-percentage``."""
+
+KPA_PREFILLS = 2.0
+"""The prompts that a prefill worker bears: one that it computes and one that waits."""
+
+KPA_CONTEXT_TOKENS = 2000
+"""The context, in tokens, for which the batch of a decode worker is chosen."""
 
 
 class HpaPolicy:
@@ -171,6 +186,26 @@ class KpaPolicy:
 
     def _workers(self, in_flight: float, role: Role) -> int:
         return max(self._least, math.ceil(in_flight / self._targets[role] - 1e-9))
+
+
+def hpa_targets(settings: ServiceSettings) -> dict[Role, float]:
+    """Return the HPA's targets for the deployment's roles."""
+    return {role: HPA_TARGETS[role] for role in settings.gpus_per_worker}
+
+
+def kpa_targets(settings: ServiceSettings) -> dict[Role, float]:
+    """Return the KPA's targets, requests in flight per worker, for the deployment's roles."""
+    _, timing = settings.engines[Role.DECODE]
+    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: bearable_batch(timing, settings.slo.itl_ms)}
+    return {role: max(1.0, KPA_UTILIZATION * bearable[role]) for role in settings.gpus_per_worker}
+
+
+def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
+    """Return the largest batch of sequences of that context whose step meets the ITL target; at least 1."""
+    batch = 1
+    while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
+        batch += 1
+    return batch
 
 
 def reason(

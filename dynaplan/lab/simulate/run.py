@@ -1,4 +1,7 @@
-"""One simulation: runs a trace through a deployment under a policy, and returns the result."""
+"""One simulation: runs a load through a deployment under a policy, and returns the result.
+
+The load is a trace, or clients that each wait for their answer before they ask again.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +41,6 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The oracle's knowledge of its own result.
-
-    ``is_slo_met``: at least ``percentile`` per cent of the requests, lost ones included, meet the TTFT
-    target, and as many the ITL target. ``lower_bound_gpu_hours``: no schedule that meets the SLO takes less,
-    as far as ``oracle.lower_bound`` proves it; None where it is unknown, for the reason in
-    ``no_lower_bound``.
-    """
-
-    percentile: float
-    is_slo_met: bool
-    lower_bound_gpu_hours: float | None
-    no_lower_bound: str = ""
-
-
 LONGEST_TAIL_S = 3600.0
 """Seconds after the last arrival in which the policy still looks, while requests are unanswered. After that,
 the workers of that moment answer the rest; a request that they cannot answer is lost."""
@@ -64,8 +51,8 @@ class Result:
     """The result of one simulation.
 
     ``gpu_hours`` count until the last arrival at ``trace_s`` seconds; ``end_s`` is the end of the last
-    answer. ``moments``, ``fleet`` and ``events`` are its course, thinned out when it was long. ``verdict`` is
-    the oracle's.
+    answer. ``moments``, ``fleet`` and ``events`` are its course, thinned out when it was long. ``note`` is
+    a sentence on the result that no figure says.
     """
 
     policy: str
@@ -78,7 +65,7 @@ class Result:
     moments: tuple[Moment, ...] = ()
     fleet: tuple[FleetChange, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
-    verdict: Verdict | None = None
+    note: str = ""
 
 
 def simulate(
@@ -157,3 +144,30 @@ class StaticPolicy:
     def look(self, service: SimulatedService) -> None:
         """Bring the engines up to date: there is nothing to change."""
         service.advance_decoders(service.now_s)
+
+
+STEP_S = 0.01
+"""Seconds of virtual time between two looks for ended requests: a client asks again after half of it, which
+is nothing beside an answer."""
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """``clients`` that ask during ``duration_s``, each the next request as soon as its last one has ended."""
+
+    clients: int
+    prompt_tokens: int
+    output_tokens: int
+    duration_s: float
+
+    def run(self, settings: ServiceSettings, first: Targets, policy: Policy) -> Result:
+        """Run the load through the service under the policy, then answer the requests that are left."""
+        course = Course(settings, first, policy)
+        service = course.service
+        for step in range(max(1, round(self.duration_s / STEP_S))):
+            at_s = step * STEP_S
+            course.advance(at_s)
+            service.advance_decoders(at_s)
+            for _ in range(self.clients - service.in_service):
+                course.arrive(TracedRequest(at_s, self.prompt_tokens, self.output_tokens))
+        return course.result()

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dynaplan.config.deadline import DEADLINE, PrefillDeadline, prefill_deadline
@@ -15,6 +15,7 @@ from dynaplan.config.service_config import kebab_keys
 from dynaplan.config.settings.forecasting import OUTSIDE_PREDICTORS, Forecast
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.routing import ROUTERS
+from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines import registry
 from dynaplan.engines.timing_model.settings import EngineSettings
@@ -23,40 +24,22 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.closed_loop import ClosedLoop
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.oracle.oracle import DEFAULT_EFFORT, OracleOptions, find_oracle
 from dynaplan.lab.simulate.policies import PlannerPolicy
-from dynaplan.lab.simulate.recommending import PolicyRecommendation, recommendation, standing_beside
-from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy
-from dynaplan.lab.simulate.run import Policy, Result, StaticPolicy, simulate
+from dynaplan.lab.simulate.recommending import PolicyRecommendation, recommendation
+from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
+from dynaplan.lab.simulate.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.planner import factory
 from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
+from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.service import ServiceSettings
 from dynaplan.util.errors import ConfigError, nearest
 
-ORACLE = "oracle"
-"""The policy that is no policy: the cheapest schedule for the trace, found beforehand."""
-POLICIES = ("load", "sla", "both", "formula", "static", "hpa", "kpa", ORACLE)
+POLICIES = ("load", "sla", "both", "formula", "static", BEST_STATIC, "hpa", "kpa")
 """The names of the policies; ``formula`` is the SLA planner with Dynamo's formulas alone."""
 
-HPA_TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 0.35}
-"""The HPA's targets, mean KV usage and queue per prefill worker: between the load planner's default
-thresholds."""
-
-KPA_UTILIZATION = 0.7
-"""The part of a worker's concurrency that the KPA aims at: Knative's
-``container-concurrency-target-percentage``."""
-
-KPA_PREFILLS = 2.0
-"""The prompts that a prefill worker bears: one that it computes and one that waits."""
-
-KPA_CONTEXT_TOKENS = 2000
-"""The context, in tokens, for which the batch of a decode worker is chosen."""
-
-
 Watch = Callable[[str, int, float, float], None]
-"""Is told the progress: the policy, the number of its pass over the trace (the oracle makes several), the
+"""Gets the progress: the policy, the number of its pass over the trace (best-static makes several), the
 simulated seconds, and those of the whole trace."""
 
 WATCHED_EVERY = 64
@@ -66,8 +49,7 @@ WATCHED_EVERY = 64
 def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Result]:
     """Return the result of each policy under that load in place of the options' trace, in their order.
 
-    Raises ConfigError at once. Under clients the oracle, which must know all requests beforehand, is not
-    among the policies.
+    Raises ConfigError at once.
     """
     settings = service_settings(options)
     runs = [_run(name, load, options, settings) for name in options.policies]
@@ -89,17 +71,14 @@ def run_simulations(options: SimulateOptions, watch: Watch | None = None) -> Ite
 
 
 def run_recommended(options: SimulateOptions, watch: Watch | None = None) -> PolicyRecommendation:
-    """Return what the options' policies and splits that stand still recommend, with the result of each.
+    """Return what the options' policies and the best split that stands still recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
     Raises ConfigError.
     """
     results = [_served(name, options, watch) for name in options.policies]
-    standing = standing_beside(results[0], service_settings(options).gpus_per_worker, options.gpus)
-    results += [_served(name, options, watch) for name in standing if name not in options.policies]
-    promised = settings_of(options.planner).targets()
-    return recommendation(results, promised)
+    return recommendation(results, _promise(options, service_settings(options)))
 
 
 def _served(name: str, options: SimulateOptions, watch: Watch | None) -> Result:
@@ -126,26 +105,40 @@ def _watched(trace: Trace, name: str, length_s: float, watch: Watch) -> Trace:
 def _run(
     name: str, load: Trace | ClosedLoop, options: SimulateOptions, settings: ServiceSettings
 ) -> Callable[[], Result]:
-    kind, _, effort = name.partition(":")
     _check_fits(name, Targets(int(options.is_disaggregated), 1), settings)
-    if kind == ORACLE and not isinstance(load, ClosedLoop):
-        if effort and not (effort.isdecimal() and int(effort)):
-            raise ConfigError(f"policy {name!r}", hint=f"Expected {ORACLE}:EFFORT, a whole number from 1 on.")
-        oracle = OracleOptions(effort=int(effort or DEFAULT_EFFORT))
-        return lambda: find_oracle(load, settings, oracle).result
+    if name == BEST_STATIC:
+        promise = _promise(options, settings)
+        run_split = partial(_simulate, load, settings, StaticPolicy())
+        return lambda: find_best_static(run_split, settings, promise).summarize(promise, settings.gpus)
     policy, first = _policy(name, options, settings), _first(name, options)
     _check_fits(name, first, settings)
 
     def run() -> Result:
         try:
-            if isinstance(load, ClosedLoop):
-                return load.run(settings, first, policy)
-            return simulate(load(), settings, first, policy)
+            return _simulate(load, settings, policy, first)
         finally:
             if isinstance(policy, PlannerPolicy):
                 policy.close()
 
     return run
+
+
+def best_static(options: SimulateOptions) -> BestStatic:
+    """Return the best split that stands still for the options' trace and promise. Raises ConfigError."""
+    settings = service_settings(options)
+    run_split = partial(_simulate, _trace(options), settings, StaticPolicy())
+    return find_best_static(run_split, settings, _promise(options, settings))
+
+
+def _simulate(load: Trace | ClosedLoop, settings: ServiceSettings, policy: Policy, first: Targets) -> Result:
+    if isinstance(load, ClosedLoop):
+        return load.run(settings, first, policy)
+    return simulate(load(), settings, first, policy)
+
+
+def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
+    """Return what the options' planner promises; raises ConfigError."""
+    return _planner_settings(options.planner, options, settings).targets()
 
 
 def _check_fits(name: str, workers: Targets, settings: ServiceSettings) -> None:
@@ -275,20 +268,7 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
             mode = options.routing.mode
             model = factory.sla_model(planner, options.engine, mode, prefill_engine=prefill)
         return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_outside_method(planner))
-    roles = settings.gpus_per_worker
-    if kind == "hpa":
-        return HpaPolicy({role: HPA_TARGETS[role] for role in roles})
-    _, timing = settings.engines[Role.DECODE]
-    bearable = {Role.PREFILL: KPA_PREFILLS, Role.DECODE: bearable_batch(timing, options.slo.itl_ms)}
-    return KpaPolicy({role: max(1.0, KPA_UTILIZATION * bearable[role]) for role in roles})
-
-
-def bearable_batch(timing: StepTiming, itl_ms: float, context_tokens: int = KPA_CONTEXT_TOKENS) -> int:
-    """Return the largest batch of sequences of that context whose step meets the ITL target; at least 1."""
-    batch = 1
-    while batch < 4096 and timing.decode_ms(batch + 1, (batch + 1) * context_tokens) <= itl_ms:
-        batch += 1
-    return batch
+    return HpaPolicy(hpa_targets(settings)) if kind == "hpa" else KpaPolicy(kpa_targets(settings))
 
 
 def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:

@@ -1,12 +1,12 @@
-"""The table of a comparison: one row per policy, and what the oracle knows beyond its row."""
+"""The table of a comparison: one row per policy, and the notes below it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.lab.simulate.run import Result, Verdict
-from dynaplan.simulation.outcome import Outcome, Spread
+from dynaplan.lab.simulate.run import Result
+from dynaplan.simulation.outcome import Spread
 
 Row = Mapping[str, Any]
 """One policy's numbers, as plain data."""
@@ -17,8 +17,6 @@ Columns = Mapping[str, tuple[str, str]]
 COLUMNS: Columns = {
     "policy": ("POLICY", "{}"),
     "slo": ("SLO MET", "{:.1%}"),
-    "oracle_slo": ("ORACLE'S", "{:.1%}"),
-    "slo_of_oracle": ("SLO/ORACLE", "{:.2f}"),
     "ttft_slo": ("TTFT MET", "{:.1%}"),
     "itl_slo": ("ITL MET", "{:.1%}"),
     "goodput_per_s": ("GOODPUT/s", "{:.2f}"),
@@ -32,15 +30,12 @@ COLUMNS: Columns = {
     "scale_events": ("SCALED", "{}"),
     "flaps": ("FLAPS", "{}"),
     "lost": ("LOST", "{}"),
-    "gpu_hours_of_oracle": ("GPU-HOURS/ORACLE", "{:.2f}"),
 }
-"""All columns; ``hit_rate`` is there when the trace tells prefixes, those of the oracle when it is among the
-policies. A share of its attainment stands beside both attainments: two targets of 95 % allow 90 % with both,
-so a share alone would flatter."""
+"""All columns; ``hit_rate`` is there when the trace tells prefixes."""
 
 LEAST_NEEDED = (
     *("queued_p95_ms", "itl_p50_ms", "ttft_p50_ms", "flaps", "goodput_per_s", "scale_events"),
-    *("ttft_slo", "itl_slo", "slo_of_oracle", "oracle_slo"),
+    *("ttft_slo", "itl_slo"),
 )
 """The columns that a narrow screen does without, the first first."""
 
@@ -55,25 +50,13 @@ def columns_of(table: Sequence[Row]) -> Columns:
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return one row per result: attainment as a part of 1, latencies in ms.
-
-    With the oracle among them, every row compares itself with the oracle's (``..._of_oracle``, as parts of
-    its values; ``oracle_slo`` is its attainment), and the oracle's own row has its verdict.
-    """
-    oracle = next((result for result in results if result.verdict), None)
-    return [
-        {
-            **_row(result),
-            **(_compared(result, oracle) if oracle else {}),
-            **(_verdict_fields(result.verdict) if result.verdict else {}),
-        }
-        for result in results
-    ]
+    """Return one row per result: attainment as a part of 1, latencies in ms; ``note`` where there is one."""
+    return [_row(result) | ({"note": result.note} if result.note else {}) for result in results]
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return what is written below the table: the oracle's verdict in words, if it is among the policies."""
-    return [_verdict_text(result.verdict, result.outcome) for result in results if result.verdict]
+    """Return the sentences below the table."""
+    return [result.note for result in results if result.note]
 
 
 def _row(result: Result) -> dict[str, Any]:
@@ -99,30 +82,3 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _percentiles(name: str, values_ms: Spread) -> dict[str, float]:
     return {f"{name}_p{percent}_ms": values_ms.percentile(percent) for percent in (50, 95, 99)}
-
-
-def _compared(result: Result, oracle: Result) -> dict[str, float]:
-    met = oracle.outcome.both_met
-    return {
-        "oracle_slo": oracle.outcome.attainment(met),
-        "slo_of_oracle": result.outcome.both_met / met if met else 1.0,
-        "gpu_hours_of_oracle": result.gpu_hours / oracle.gpu_hours if oracle.gpu_hours else 1.0,
-    }
-
-
-def _verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    fields = {"is_slo_met": verdict.is_slo_met, "lower_bound_gpu_hours": verdict.lower_bound_gpu_hours}
-    return fields | ({"no_lower_bound": verdict.no_lower_bound} if verdict.no_lower_bound else {})
-
-
-def _verdict_text(verdict: Verdict, outcome: Outcome) -> str:
-    slo = f"the SLO (each target by {verdict.percentile:g} % of the requests)"
-    if verdict.is_slo_met:
-        found = f"oracle: meets {slo}"
-    else:
-        found = f"oracle: no schedule that was simulated meets {slo}; this one came nearest"
-    found += f". With it {outcome.attainment(outcome.both_met):.1%} meet both targets"
-    if verdict.lower_bound_gpu_hours is None:
-        return f"{found}. No lower bound: {verdict.no_lower_bound}."
-    least = f"{verdict.lower_bound_gpu_hours:.3f} GPU-hours"
-    return f"{found}. Every schedule that meets the SLO takes at least {least}."

@@ -51,20 +51,20 @@ def test_a_recommendation_compares_the_graphs_policy_with_others_and_says_which(
     text = simulate("--recommend", "--mode", "agg", "--json", str(path))
 
     rows = json.loads(path.read_text())
-    assert [row["policy"] for row in rows] == ["load", "sla", "static:1"]
+    assert [row["policy"] for row in rows] == ["load", "sla", "best-static:1"]
     assert text.splitlines()[-1].startswith("Recommended: stay with load: 100.0% in time")
     assert rows[0]["recommended"] in text.replace("\n  ", " ") and "recommended" not in rows[1]
 
 
 def test_each_recommended_policy_is_simulated_as_it_would_be_served():
     load = "poisson:rate=30,duration=60,isl=3000,osl=20"
-    options = SimulateOptions(load, policies=("load", "sla"), gpus=2)
+    options = SimulateOptions(load, policies=("load", "sla", "best-static"), gpus=2)
 
     queued = {each.policy: each.outcome.queued_ms.percentile(5) for each in run_recommended(options).results}
 
     # With as many workers throughout, only a deadline lets late prompts wait for those that come in time.
     assert queued["sla"] < queued["load"] / 2
-    assert queued["static:1,1"] == pytest.approx(queued["load"])
+    assert queued["best-static:1,1"] == pytest.approx(queued["load"])
 
 
 def test_the_same_command_twice_prints_the_same():
@@ -93,7 +93,8 @@ def test_options_of_the_planner_and_the_engine_are_taken(tmp_path):
         ["--policy", "load,sla"],
         ["--policy", "hpa:4"],
         ["--policy", "sla", "--gpus", "1"],
-        ["--policy", "oracle", "--gpus", "1"],
+        ["--policy", "best-static", "--gpus", "1"],
+        ["--policy", "best-static:2,1"],
         ["--policy", "static:2,2", "--gpus", "3"],
         ["--policy", "load", "--gpus", "4", "--start", "2,3"],
         ["--html", "no/such/directory/page.html"],
@@ -122,23 +123,29 @@ def test_wrong_input_is_refused_before_anything_is_simulated(arguments):
         simulate(*arguments)
 
 
-def test_with_the_oracle_every_row_says_how_it_compares(tmp_path):
-    path = tmp_path / "results.json"
+def test_the_best_static_split_has_a_row_and_says_whether_it_keeps_the_promise(tmp_path):
+    path, page = tmp_path / "results.json", tmp_path / "page.html"
+    written = ("--json", str(path), "--html", str(page))
 
-    text = simulate("--policy", "static:2,2", "--policy", "oracle:1", "--json", str(path))
+    text = simulate("--policy", "static:2,2", "--policy", "best-static", *written)
 
-    assert "GPU-HOURS/ORACLE" in text
-    assert text.splitlines()[-1].startswith("oracle: meets the SLO")
-    static, oracle = json.loads(path.read_text())
-    assert oracle["is_slo_met"] is True
-    assert 0 < oracle["lower_bound_gpu_hours"] <= oracle["gpu_hours"]
-    assert oracle["gpu_hours_of_oracle"] == 1
-    assert static["gpu_hours_of_oracle"] >= 1
+    static, best = json.loads(path.read_text())
+    assert best["policy"] == "best-static:1,1"
+    assert best["gpu_hours"] == pytest.approx(static["gpu_hours"] / 2)
+    assert best["note"].startswith("best-static: 1,1 has the fewest GPU-hours of the splits that keep")
+    assert best["note"] in text.replace("\n  ", " ") and "note" not in static
+    assert best["note"] in page.read_text() and "best-static:1,1" in page.read_text()
 
 
-def test_an_effort_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="oracle:much"):
-        simulate("--policy", "oracle:much")
+def test_the_best_static_split_goes_by_the_planners_promise():
+    load = ("--trace", "constant:rate=40,duration=20,isl=3000,osl=20", "--gpus", "2", "--ttft", "5000")
+
+    def text(*arguments: str) -> str:
+        return simulate(*load, "--policy", "best-static", *arguments).replace("\n  ", " ")
+
+    assert "with 2 GPUs no split keeps the promise" in text()
+    promise = ("--Planner.ttft-percentile=20", "--Planner.itl-percentile=20")
+    assert "that keep the promise (TTFT for 20 %, ITL for 20 % of the requests)" in text(*promise)
 
 
 def test_a_graphs_file_gives_the_options_of_engine_and_planner(tmp_path):
@@ -202,18 +209,18 @@ def test_the_progress_tells_policy_simulated_time_and_time_left(monkeypatch):
     for passed_s, call in (
         (0.0, ("load", 1, 0.0, 100.0)),
         (10.0, ("load", 1, 25.0, 100.0)),
-        (0.5, ("oracle", 1, 0.0, 100.0)),
-        (0.5, ("oracle", 2, 50.0, 100.0)),
-        (0.5, ("oracle", 3, 0.0, 0.0)),
+        (0.5, ("best-static", 1, 0.0, 100.0)),
+        (0.5, ("best-static", 2, 50.0, 100.0)),
+        (0.5, ("best-static", 3, 0.0, 0.0)),
     ):
         now_s[0] += passed_s
         watch(*call)
     assert shown.getvalue().splitlines() == [
         "policy 1 of 2, load, 0% of 01:40 simulated",
         "policy 1 of 2, load, 25% of 01:40 simulated, about 00:30 left",
-        "policy 2 of 2, oracle, pass 1, 0% of 01:40 simulated",
-        "policy 2 of 2, oracle, pass 2, 50% of 01:40 simulated",
-        "policy 2 of 2, oracle, pass 3, simulating",
+        "policy 2 of 2, best-static, split 1, 0% of 01:40 simulated",
+        "policy 2 of 2, best-static, split 2, 50% of 01:40 simulated",
+        "policy 2 of 2, best-static, split 3, simulating",
     ]
 
 

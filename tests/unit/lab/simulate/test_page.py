@@ -12,7 +12,7 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.lab.simulate.charts import panels_of
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.page import page
-from dynaplan.lab.simulate.run import Result, Verdict
+from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.lab.simulate.table import columns_of, rows
 from dynaplan.lab.simulate.timeline import ScaleEvent
@@ -198,13 +198,11 @@ def test_an_aggregated_deployment_has_no_charts_of_prefill():
     assert not {"prefill", "queue"} & set(keys)
 
 
-def test_the_page_says_what_the_oracle_knows_of_its_result():
-    verdict = Verdict(95.0, is_slo_met=True, lower_bound_gpu_hours=0.25)
-    text = page(OPTIONS, [replace(results()[0], verdict=verdict)], ["Queued <prompts>."])
+def test_the_page_has_the_notes_of_its_results():
+    text = page(OPTIONS, [replace(results()[0], note="It keeps the <promise>.")], ["Queued <prompts>."])
 
-    assert any("at least 0.250 GPU-hours" in note for note in Read(text).all("p"))
-    assert "Queued <prompts>." in Read(text).all("p")
-    assert embedded(text)["rows"][0]["lower_bound_gpu_hours"] == 0.25
+    assert {"It keeps the <promise>.", "Queued <prompts>."} <= set(Read(text).all("p"))
+    assert embedded(text)["rows"][0]["note"] == "It keeps the <promise>."
 
 
 def test_a_trace_without_requests_has_a_page_too():
