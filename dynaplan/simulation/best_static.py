@@ -25,7 +25,7 @@ from functools import partial
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.run import Result
+from dynaplan.simulation.run import Result
 from dynaplan.simulation.service import ServiceSettings
 
 BEST_STATIC = "best-static"

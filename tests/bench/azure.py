@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import best_static, run_simulations
+from dynaplan.simulation.run import Result
 from tests.bench.bursts import RULES
 from tests.bench.cases import AZURE, AZURE_HOUR, AZURE_LONG_START
 from tests.bench.rivals import RIVALS

@@ -19,11 +19,11 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result, StaticPolicy, simulate
 from dynaplan.lab.simulate.simulation import run_simulations, service_settings
 from dynaplan.planner import factory
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.run import Result, StaticPolicy, simulate
 from tests.bench.table import Row
 
 MOONCAKE = str(Path(__file__).parent.parent / "fixtures" / "traces" / "mooncake_synthetic.jsonl.gz")

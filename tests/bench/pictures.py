@@ -15,9 +15,9 @@ from dynaplan.lab.drawing import panels
 from dynaplan.lab.drawing.svg import document
 from dynaplan.lab.simulate import charts
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import Result
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 

@@ -16,9 +16,9 @@ from time import process_time
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import best_static, run_simulations
 from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import Result
 from tests.bench.table import Row
 
 WAVE = "sinusoid:low=5,high=20,period=150,duration=600,isl=3000,osl=150"

@@ -15,9 +15,9 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.rivals import HpaPolicy
-from dynaplan.lab.simulate.run import simulate
 from dynaplan.lab.simulate.simulation import best_static, service_settings
 from dynaplan.planner import factory
+from dynaplan.simulation.run import simulate
 from tests.bench.bursts import RULES
 from tests.bench.cases import FIRST_CASE, TRACES, hour_of
 from tests.bench.standing import Fared, fared, judged

@@ -14,8 +14,8 @@ from itertools import pairwise
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import run_simulations, service_settings
+from dynaplan.simulation.run import Result
 
 KNOWN_FROM_S = 900.0
 POINTS = 0.02

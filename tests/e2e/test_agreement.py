@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.simulate.run import Result
 from dynaplan.simulation.outcome import Spread
+from dynaplan.simulation.run import Result
 from tests.e2e.deployment import Deployment
 from tests.e2e.replay import percentile
 from tests.e2e.traces import in_torture

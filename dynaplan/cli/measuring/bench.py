@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dynaplan.cli.measuring.foretelling import Foretelling
     from dynaplan.cli.measuring.running import Door, Measured, OfferedLoad
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.lab.simulate.run import Result
     from dynaplan.simulation.outcome import Slo
+    from dynaplan.simulation.run import Result
 
 EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -135,7 +135,7 @@ def _foretold(
     planned: Foretelling | None, load: OfferedLoad, measured: Measured
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
-    from dynaplan.lab.simulate.run import ClosedLoop
+    from dynaplan.simulation.run import ClosedLoop
 
     if planned is None or not measured.tally.sent:
         return None, ()

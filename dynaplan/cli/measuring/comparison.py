@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.table import rows
+from dynaplan.simulation.run import Result
 
 if TYPE_CHECKING:
     from dynaplan.cli.measuring.fleet_watch import FleetWatch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dynaplan.fleet.desired_counts import SCALED_ROLES
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
-from dynaplan.lab.simulate.timeline import ChangeCount
 from dynaplan.planner.model.decisions import DecisionRecord
+from dynaplan.simulation.timeline import ChangeCount
 from dynaplan.util.errors import DeploymentError, UserError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from dynaplan.util.errors import ConfigError
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.lab.simulate.options import SimulateOptions
-    from dynaplan.lab.simulate.run import ClosedLoop, Result
     from dynaplan.lab.simulate.simulation import Trace
+    from dynaplan.simulation.run import ClosedLoop, Result
 
 STATIC = "static"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from dynaplan.lab.drawing.panels import Lane, Panel, Series, TimeAxis
-from dynaplan.lab.simulate.run import Result
-from dynaplan.lab.simulate.timeline import ScaleEvent
 from dynaplan.simulation.outcome import Slo, Spread, Window
+from dynaplan.simulation.run import Result
+from dynaplan.simulation.timeline import ScaleEvent
 
 PERCENT = 95
 """The percentile of the latencies in a window that is drawn."""

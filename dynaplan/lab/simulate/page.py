@@ -18,8 +18,8 @@ from dynaplan.lab.drawing.panels import WIDTH, Lane, TimeAxis, draw, readable
 from dynaplan.lab.drawing.svg import STYLE, colour_class
 from dynaplan.lab.simulate.charts import axis_of, change_text, lanes_of, panels_of
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.table import Columns, Row, columns_of, notes, rows
+from dynaplan.simulation.run import Result
 from dynaplan.simulation.service import ANY_QUEUE
 
 DIRECTORY = Path(dynaplan.__file__).parent / "data" / "page"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaplan.config.settings.sla import SlaTargets
-from dynaplan.lab.simulate.run import Result
 from dynaplan.simulation.best_static import BEST_STATIC
+from dynaplan.simulation.run import Result
 
 MAY_LOSE = 0.01
 """The part of the requests below which a difference in time is none."""

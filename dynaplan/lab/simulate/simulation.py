@@ -28,10 +28,10 @@ from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policies import PlannerPolicy
 from dynaplan.lab.simulate.recommending import PolicyRecommendation, recommendation
 from dynaplan.lab.simulate.rivals import HpaPolicy, KpaPolicy, hpa_targets, kpa_targets
-from dynaplan.lab.simulate.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.planner import factory
 from dynaplan.planner.forecasting.warm_start import IntervalLoad, interval_history
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
+from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.simulation.service import ServiceSettings
 from dynaplan.util.errors import ConfigError, nearest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaplan.lab.simulate.run import Result
 from dynaplan.simulation.outcome import Spread
+from dynaplan.simulation.run import Result
 
 Row = Mapping[str, Any]
 """One policy's numbers, as plain data."""

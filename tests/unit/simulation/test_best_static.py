@@ -9,9 +9,9 @@ import pytest
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.run import Result, StaticPolicy, simulate
 from dynaplan.simulation.best_static import BestStatic, find_best_static
 from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.run import Result, StaticPolicy, simulate
 from dynaplan.simulation.service import ServiceSettings
 from tests.unit.simulation.services import ENGINE, TIMING, every, service
 

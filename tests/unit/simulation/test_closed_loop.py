@@ -5,8 +5,8 @@ from __future__ import annotations
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import ClosedLoop, StaticPolicy, simulate
 from dynaplan.lab.simulate.simulation import run_load, service_settings
+from dynaplan.simulation.run import ClosedLoop, StaticPolicy, simulate
 
 OPTIONS = SimulateOptions("", policies=("static:1",), is_disaggregated=False, startup_time_s=0.0)
 

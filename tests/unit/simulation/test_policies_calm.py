@@ -16,12 +16,12 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policies import PlannerPolicy
-from dynaplan.lab.simulate.run import simulate
 from dynaplan.lab.simulate.simulation import service_settings
 from dynaplan.planner import factory
 from dynaplan.planner.model.decisions import Decision, PlannerState
 from dynaplan.planner.model.observation import Observation
 from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import simulate
 from tests.e2e.traces import in_torture
 
 H200 = "h200_sxm-Llama-3.1-8B-Instruct-FP8"

@@ -8,10 +8,10 @@ from dynaplan.engines.timing_model.timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, WorkerState
-from dynaplan.lab.simulate.run import StaticPolicy, simulate
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import REFILL_S, ServiceSettings, SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, service, workers
 

@@ -11,8 +11,8 @@ from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import StaticPolicy, simulate
 from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
 from tests.unit.simulation.services import TIMING, service, workers
 

@@ -10,10 +10,10 @@ from dynaplan.config.planner import settings_of
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policies import PlannerPolicy
-from dynaplan.lab.simulate.run import Policy, StaticPolicy, simulate
 from dynaplan.lab.simulate.simulation import service_settings
 from dynaplan.planner import factory
 from dynaplan.simulation.meter import TrafficMeter
+from dynaplan.simulation.run import Policy, StaticPolicy, simulate
 from tests.unit.simulation.services import workers
 
 SECONDS = 60

@@ -6,7 +6,7 @@ from dynaplan.engines.timing_model.hand_off import hand_off_s
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.run import StaticPolicy, simulate
+from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
 from tests.unit.simulation.services import at_once, every, mean, service, workers
 

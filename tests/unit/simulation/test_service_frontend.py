@@ -8,8 +8,8 @@ import pytest
 from dynaplan.config.settings.routing import DisaggregationSettings
 from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
-from dynaplan.lab.simulate.run import StaticPolicy, simulate
 from dynaplan.simulation.router import SimulatedRouting
+from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
 from tests.unit.simulation.services import ENGINE, at_once, every, service, workers
 

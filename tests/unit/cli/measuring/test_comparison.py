@@ -9,8 +9,8 @@ from dynaplan.cli.measuring.comparison import notes, table
 from dynaplan.cli.measuring.running import Measured
 from dynaplan.cli.measuring.tally import Tally
 from dynaplan.cli.simulate import text_table
-from dynaplan.lab.simulate.run import Result
 from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.run import Result
 
 
 def measured(**changes: Any) -> Measured:

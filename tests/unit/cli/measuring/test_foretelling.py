@@ -11,7 +11,7 @@ import pytest
 from dynaplan.cli.measuring.foretelling import foretelling
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.lab.simulate.run import ClosedLoop
+from dynaplan.simulation.run import ClosedLoop
 from dynaplan.util.errors import ConfigError
 
 GIVEN = {"ttft": None, "itl": None, "seed": 1, "profile": None}

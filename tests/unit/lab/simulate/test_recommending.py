@@ -4,8 +4,8 @@ import pytest
 
 from dynaplan.config.settings.sla import SlaTargets
 from dynaplan.lab.simulate.recommending import how_to, recommendation, tried_beside
-from dynaplan.lab.simulate.run import Result
 from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.run import Result
 
 PROMISED = SlaTargets(500, 50, 95, 95)
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.simulation import run_simulations
 from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import Result
 from dynaplan.util.errors import ConfigError
 
 FORETOLD = 1e5

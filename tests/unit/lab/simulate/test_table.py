@@ -1,8 +1,8 @@
 """The rows of a comparison, and the notes below it."""
 
-from dynaplan.lab.simulate.run import Result
 from dynaplan.lab.simulate.table import COLUMNS, columns_of, notes, rows
 from dynaplan.simulation.outcome import Outcome, Slo
+from dynaplan.simulation.run import Result
 
 
 def result(policy: str, note: str = "") -> Result:

@@ -6,10 +6,10 @@ import pytest
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.simulate.run import Result, StaticPolicy, simulate
-from dynaplan.lab.simulate.timeline import Thinned
 from dynaplan.simulation.outcome import Windows
+from dynaplan.simulation.run import Result, StaticPolicy, simulate
 from dynaplan.simulation.service import SimulatedService
+from dynaplan.simulation.timeline import Thinned
 from tests.unit.simulation.services import every, mean, service, workers
 
 

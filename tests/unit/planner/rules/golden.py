@@ -14,12 +14,12 @@ from dynaplan.config.planner import settings_of
 from dynaplan.fleet.counts import Targets
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policies import OnDecision, PlannerPolicy
-from dynaplan.lab.simulate.run import simulate
 from dynaplan.lab.simulate.simulation import service_settings
 from dynaplan.planner import factory
 from dynaplan.planner.model.decisions import Decision, PlannerState
 from dynaplan.planner.model.observation import Observation
 from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import simulate
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "decision_trails"
 REGENERATE = "python -m tests.unit.planner.rules.golden"

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from dynaplan.fleet.counts import Targets
 from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.lab.simulate.timeline import FleetChange, History, Moment, ScaleEvent
 from dynaplan.simulation.outcome import Outcome
 from dynaplan.simulation.service import ServiceSettings, SimulatedService
+from dynaplan.simulation.timeline import FleetChange, History, Moment, ScaleEvent
 
 
 class Policy(Protocol):
