@@ -32,7 +32,7 @@ COMMANDS = {
     "why": ("watching.why", "Explain the last scaling decisions."),
     "logs": ("watching.logs", "Print or follow the logs."),
     "stop": ("stop", "End the deployment in order."),
-    "bench": ("measuring.bench", "Put load on it, and compare with the simulation."),
+    "bench": ("bench.command", "Put load on it, and compare with the simulation."),
     "simulate": ("simulate", "Try policies on a trace, in virtual time."),
     "replay": ("replay", "Decide recorded intervals again, with other settings."),
     "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),

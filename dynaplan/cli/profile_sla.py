@@ -80,29 +80,11 @@ log = logging.getLogger("dynaplan.profile_sla")
     help="Seconds that an engine may take to start.",
 )
 @click.option(
-    "--load-generator",
-    type=click.Choice(("own", "aiperf", "auto")),
-    default="own",
-    show_default=True,
-    help="Sender of the load; auto: aiperf if it is installed.",
-)
-@click.option(
     "--estimate",
     is_flag=True,
-    help="Start nothing: estimate the times from the model's config.json and the GPU's data sheet.",
+    help="Start nothing: have NVIDIA's aiconfigurator estimate the times. Needs --max-kv-tokens.",
 )
-@click.option("--gpu-type", metavar="NAME", help="Of --estimate, such as h100_sxm; default: this box's GPU.")
-@click.option(
-    "--model-config",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Of --estimate: a config.json or its directory; default: the worker's model.",
-)
-@click.option(
-    "--estimate-with",
-    type=click.Choice(("roofline", "aiconfigurator")),
-    help="Of --estimate: dynaplan's own formula (the default), or NVIDIA's library, where it is installed.",
-)
+@click.option("--gpu-type", metavar="NAME", help="Of --estimate, such as h100_sxm.")
 @click.option("--graph", default="graphs.agg:Frontend", show_default=True, help="The aggregated graph.")
 @click.pass_context
 def command(context: click.Context, /, config_file: str, **given: Any) -> int:
@@ -123,18 +105,18 @@ def command(context: click.Context, /, config_file: str, **given: Any) -> int:
         )
         return EXIT_INTERRUPTED
     _report(profiled, progress)
-    progress.say(_next_step(options))
+    progress.report(_next_step(options))
     return 0
 
 
 class ProfileProgress:
-    """Tells lines on standard output, which go to the log file too, and the progress on standard error."""
+    """Prints lines on standard output, and to the log file, and the progress on standard error."""
 
     def __init__(self, line: ProgressLine | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._line = line or ProgressLine()
         self._now_s = now_s
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Print a line above the progress line, and log it."""
         self._line.erase()
         click.echo(line)
@@ -142,7 +124,7 @@ class ProfileProgress:
 
     @contextmanager
     def stage(self, label: str, points: int) -> Iterator[Callable[[], None]]:
-        """Show the points that are done and left; the time left is told at the pace of this stage."""
+        """Show the points that are done and left; the time left is estimated by the pace of this stage."""
         begun_s, done = self._now_s(), 0
 
         def show() -> None:
@@ -172,7 +154,7 @@ def _log_to(path: Path) -> None:
 def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> ProfileOptions:
     from dynaplan.graph.config import find_config_file, read_config
     from dynaplan.graph.graph import load_graph
-    from dynaplan.lab.profiling.selection import Goal
+    from dynaplan.lab.profiling.recommendation import Goal
     from dynaplan.lab.profiling.session import ProfileOptions
     from dynaplan.util.errors import ConfigError
 
@@ -195,7 +177,6 @@ def _options(config_file: str, overrides: list[str], given: dict[str, Any]) -> P
         max_gpus=given["max_gpus_per_engine"],
         max_kv_tokens=given["max_kv_tokens"],
         start_timeout_s=given["start_timeout"],
-        load_generator=given["load_generator"],
     )
 
 
@@ -221,22 +202,16 @@ def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOp
     from dynaplan.lab.profiling.stage import run_stage
     from dynaplan.util.errors import ConfigError
 
-    for name in ("gpu_type", "model_config", "estimate_with"):
-        if given[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} is '{given[name]}'", hint=f"{option} is for --estimate.")
+    if given["gpu_type"]:
+        raise ConfigError(f"--gpu-type is '{given['gpu_type']}'", hint="--gpu-type is for --estimate.")
     return options, run_stage
 
 
 def _estimated(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
     """Return the options of an estimate, and what stands for starting and measuring an engine."""
-    from dynaplan.fleet import local_host
-    from dynaplan.lab.profiling.estimating import ROOFLINE, estimated_engine
+    from dynaplan.lab.profiling.estimating import estimated_engine
 
-    gpus, _ = local_host.gpu_inventory(None)
-    names = tuple(gpu.name for gpu in gpus)
-    estimator = given["estimate_with"] or ROOFLINE
-    engine = estimated_engine(options.config, given["gpu_type"], given["model_config"], names, estimator)
+    engine = estimated_engine(options.config, given["gpu_type"], options.max_kv_tokens)
     return replace(options, origin=engine.origin), engine.run_stage
 
 
@@ -246,7 +221,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
 
     from dynaplan.lab.profiling.session import profile
 
-    async def until_told() -> Profiled | None:
+    async def run_until_signal() -> Profiled | None:
         task = asyncio.create_task(profile(options, progress, run_stage))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -256,7 +231,7 @@ def _run(options: ProfileOptions, progress: ProfileProgress, run_stage: RunStage
         except asyncio.CancelledError:
             return None
 
-    return uvloop.run(until_told())
+    return uvloop.run(run_until_signal())
 
 
 def _next_step(options: ProfileOptions) -> str:
@@ -272,7 +247,7 @@ def _next_step(options: ProfileOptions) -> str:
 
 def _report(profiled: Profiled, progress: ProfileProgress) -> None:
     for line in (*profiled.recommendation.lines, *profiled.recommendation.notes):
-        progress.say(line)
-    progress.say("Written:")
+        progress.report(line)
+    progress.report("Written:")
     for path in profiled.files:
-        progress.say(f"  {path}")
+        progress.report(f"  {path}")

@@ -188,7 +188,7 @@ def sla_model(
 
 
 def operator_times(model: str, gpu_type: str, engine: str) -> AiConfigurator:
-    """Return aiconfigurator's times of a model's directory; raises ConfigError when it is not installed."""
+    """Return aiconfigurator's times of a model; raises ConfigError when it is not installed."""
     from dynaplan.planner.profiles.aiconfigurator import find_aiconfigurator
 
     return find_aiconfigurator(model, gpu_type, engine)

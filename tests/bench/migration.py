@@ -19,9 +19,11 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
 from statistics import median
 
+import uvloop
+
 from dynaplan.gateway.migration.partial_answers import PartialAnswer, UnreadPages
 from dynaplan.store.instances import Instance
-from tests.bench.load_generator import generate
+from tests.bench.load import generate
 from tests.bench.table import Row
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL
@@ -118,10 +120,10 @@ async def _turn(child: Process, here: Stage, tokens: int) -> float:
 
 def events() -> tuple[bytes, bytes]:
     """A token's event, and the end of a stream."""
-    choice = {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}
+    choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": None}
     document = {
-        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
-        "object": "chat.completion.chunk",
+        "id": "cmpl-0123456789abcdef0123456789abcdef",
+        "object": "text_completion",
         "created": 1_795_380_238,
         "model": "meta-llama/Llama-3.1-8B-Instruct",
         "choices": [choice],
@@ -156,4 +158,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    uvloop.run(_serve())

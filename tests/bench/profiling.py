@@ -1,4 +1,4 @@
-"""What ``profile-sla``'s own load generator costs, and how far the ITL that it reads is from the truth."""
+"""What the load generator of ``profile-sla`` costs, and how far the ITL that it reads is from the truth."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import uvloop
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.completions import CompletionClient, open_session
 from dynaplan.lab.profiling.load.meters import DecodeMeter
+from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.loads import DecodeLoad
 from tests.bench.deployments import serving
 from tests.bench.table import Row
@@ -35,8 +36,8 @@ async def _measured(url: str, load: DecodeLoad, repeats: int) -> tuple[list[floa
     context_tokens = load.concurrency * (load.isl_tokens + load.osl_tokens // 2)
     expected_ms = timing.decode_ms(load.concurrency, context_tokens)
     costs_us, errors = [], []
-    async with CompletionClient(url, MODEL, takes_text=True) as client:
-        meter = DecodeMeter(client)
+    async with open_session() as session:
+        meter = DecodeMeter(CompletionClient(session, url, MODEL), PromptPool(is_text=True))
         for _ in range(repeats + 1):
             before_s = time.process_time()
             measured = await meter.measure(load)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import psutil
+import uvloop
 
 from tests.bench.deployments import INSTANT, cpu_s, serving
-from tests.bench.load_generator import generate
+from tests.bench.load import generate
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
 
@@ -19,11 +19,6 @@ PROMPT_TOKENS = (200, 3000)
 ROUTERS = ("round-robin", "kv")
 
 
-def prompt_of(tokens: int) -> str:
-    """A text of that many tokens of the simulated engine."""
-    return "a bit " * (tokens * 4 // 6)
-
-
 def rows(repeats: int) -> Iterator[Row]:
     """Two instant workers, streams of 32 tokens, 64 at once."""
     for router in ROUTERS:
@@ -31,13 +26,12 @@ def rows(repeats: int) -> Iterator[Row]:
         with serving("graphs.agg_router:Frontend", "agg_router.yaml", *options) as deployment:
             frontend = [psutil.Process(deployment.pid_of("dynamo_Frontend"))]
             for tokens in PROMPT_TOKENS:
-                prompt = prompt_of(tokens)
-                asyncio.run(generate(deployment.url, MODEL, 300, CONCURRENCY, TOKENS, prompt))
+                uvloop.run(generate(deployment.url, MODEL, 300, CONCURRENCY, TOKENS, tokens))
                 costs_ms = []
                 for _ in range(repeats):
                     before_s = cpu_s(frontend)
-                    result = asyncio.run(
-                        generate(deployment.url, MODEL, REQUESTS, CONCURRENCY, TOKENS, prompt)
+                    result = uvloop.run(
+                        generate(deployment.url, MODEL, REQUESTS, CONCURRENCY, TOKENS, tokens)
                     )
                     assert result.failures == 0, f"{result.failures} of {result.requests} failed"
                     costs_ms.append(1000 * (cpu_s(frontend) - before_s) / result.requests)

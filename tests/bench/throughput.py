@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from statistics import median
 
 import psutil
+import uvloop
 
 from tests.bench import serving_stores
 from tests.bench.deployments import INSTANT, cpu_s, idle_cpu_percent, serving, tree
-from tests.bench.load_generator import generate
+from tests.bench.load import generate
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
 
@@ -24,12 +24,12 @@ def rows(repeats: int) -> Iterator[Row]:
         "graphs.agg:Frontend", "agg.yaml", *INSTANT, "--VllmWorker.ServiceArgs.workers=2"
     ) as deployment:
         frontend = [psutil.Process(deployment.pid_of("dynamo_Frontend"))]
-        asyncio.run(generate(deployment.url, MODEL, 300, 16, TOKENS))
+        uvloop.run(generate(deployment.url, MODEL, 300, 16, TOKENS))
         for concurrency, requests in REQUESTS.items():
             rates, costs_ms, latencies_ms = [], [], []
             for _ in range(repeats):
                 before_s = cpu_s(frontend)
-                result = asyncio.run(generate(deployment.url, MODEL, requests, concurrency, TOKENS))
+                result = uvloop.run(generate(deployment.url, MODEL, requests, concurrency, TOKENS))
                 assert result.failures == 0, f"{result.failures} of {result.requests} failed"
                 rates.append(result.requests / result.seconds)
                 costs_ms.append(1000 * (cpu_s(frontend) - before_s) / result.requests)

@@ -9,7 +9,6 @@ from tests.e2e.deployment import REPOSITORY
 
 ELSEWHERE = {
     "pip": "tox has installed it",
-    "pipx": "tests/e2e/test_profile_sla_aiperf.py runs it where it is installed",
     "podman": "needs a registry of images",
     "kubectl": "needs a cluster; tox -e k8s has one",
     "ssh": "needs another machine",
@@ -50,10 +49,6 @@ class Walk:
     until: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
-
-MODEL_CONFIG = """{"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
-"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
-"max_position_embeddings": 131072, "head_dim": 128, "torch_dtype": "bfloat16"}"""
 
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}\n' * 5
 
@@ -114,9 +109,9 @@ WALKS = {
         },
     ),
     "profile-sla": Walk(
-        given={"Llama-3.3-70B-Instruct-FP8/config.json": MODEL_CONFIG},
         skipped={
             "dynaplan profile-sla --config disagg.yaml": "minutes; tests/e2e/test_profile_sla.py runs it",
+            "dynaplan profile-sla --config agg.yaml --estimate": "aiconfigurator is not installed",
             "dynaplan serve": "serves with its result; tests/e2e/test_profile_sla.py does",
             "dynaplan simulate": "likewise",
         },

@@ -39,11 +39,10 @@ LEGEND_LINE = 20
 
 @dataclass(frozen=True)
 class Curve:
-    """Named points (x, y), joined by straight lines in their order unless ``is_joined`` is False."""
+    """Named points (x, y), joined by straight lines in their order."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    is_joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def _axes(plot: Plot, area: _Area) -> Iterator[str]:
 def _curve(curve: Curve, index: int, area: _Area) -> Iterator[str]:
     places = [f"{area.x(x):.1f} {area.y(y):.1f}" for x, y in curve.points]
     colour = colour_class(index)
-    if curve.is_joined and len(places) > 1:
+    if len(places) > 1:
         yield f'<path class="line{colour}{_dashes(index)}" d="M{"L".join(places)}"/>'
     for place in places:
         x, y = place.split()

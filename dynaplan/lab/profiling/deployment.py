@@ -1,4 +1,7 @@
-"""A deployment that is started to be measured: ``dynaplan serve`` as a child, with directories of its own."""
+"""A deployment that is started to be measured, and what its engine states of itself.
+
+It is ``dynaplan serve`` as a child, with directories of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
 from dynaplan.fleet import local_host
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.planner import factory
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, UserError
 
 POLL_S = 0.05
-"""Seconds between two looks at the deployment's state."""
+"""Seconds between two reads of the deployment's state."""
 
 DRAIN_S = 5.0
 """Seconds that the deployment's workers may take to drain."""
 
 STOP_S = 60.0
-"""Seconds that a deployment may take to end before it is hurried, then again before it is killed."""
+"""Seconds that a deployment may take to end after SIGTERM, and again after a second one, before SIGKILL."""
 
 EXIT_INPUT = 2
 """The exit code of ``dynaplan serve`` for wrong input."""
@@ -48,6 +55,21 @@ CHILD = (
     "die_with_parent(int(sys.argv.pop(1))); from dynaplan.cli import main; main()"
 )
 """The child's program: our command line, killed when this process ends; its first argument is our pid."""
+
+ANSWER_S = 10.0
+"""Seconds that the Frontend may take to answer."""
+
+FACTS_POLL_S = 0.2
+"""Seconds between two reads of the worker's metrics."""
+
+LATE_S = 10.0
+"""Seconds to wait for the size of the KV cache: some engines state it only after their first requests."""
+
+CONTEXT_METRIC, BLOCK_METRIC = "model_context_length", "model_kv_cache_block_size"
+"""The ends of the names of the Frontend's gauges of a model."""
+
+KV_TOTAL_IN_TOKENS = frozenset({"sglang"})
+"""Engines that state the size of their KV cache in tokens, not in blocks."""
 
 
 class EngineDidNotStart(PermanentError):
@@ -180,7 +202,7 @@ class MeasuredDeployment:
         return "\n  ".join([f"the end of {path}:", *tail(path, LAST_LINES)])
 
     async def stop(self) -> None:
-        """End it in order, then hurry it, then kill it; return when it has ended. A second call does nothing.
+        """End it by SIGTERM, a second one, then SIGKILL; return when it ended. A second call does nothing.
 
         When this is cancelled meanwhile, it goes on with the next of these.
         """
@@ -227,3 +249,70 @@ def _refusal(log_path: Path) -> str:
     lines: list[Any] = list(tail(log_path, LAST_LINES))
     first = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
     return "\n".join(lines[first:]).removeprefix("Error: ") or "dynaplan serve refused its configuration"
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """``model`` is the name that clients use; ``context_tokens`` and ``request_slots`` are 0 if unknown."""
+
+    model: str
+    context_tokens: int
+    max_kv_tokens: int
+    request_slots: int
+
+    def to_document(self) -> dict[str, Any]:
+        """Map each field's name to its value, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> EngineFacts:
+        """Read ``to_document``'s form; raises KeyError or ValueError when it is something else."""
+        return cls(
+            str(document["model"]),
+            *(int(document[key]) for key in ("context_tokens", "max_kv_tokens", "request_slots")),
+        )
+
+
+async def engine_facts(
+    model: str, deployment: MeasuredDeployment, engine: str, max_kv_tokens: int | None = None
+) -> EngineFacts:
+    """Ask the Frontend and the worker; ``max_kv_tokens`` is for an engine that does not state it.
+
+    Ask after the first requests. Raises PermanentError when the size of the KV cache stays unknown.
+    """
+    gauges = await _model_gauges(deployment.url, model)
+    block_tokens = 1 if engine in KV_TOTAL_IN_TOKENS else gauges.get(BLOCK_METRIC, 0)
+    metrics = factory.worker_metrics()
+    deadline_s = monotonic() + LATE_S
+    try:
+        while True:
+            (load,) = await metrics.loads((deployment.worker_url,))
+            slots = load.request_slots if load else 0
+            known = max_kv_tokens or (load.kv_total_blocks * block_tokens if load else 0)
+            if known:
+                return EngineFacts(model, gauges.get(CONTEXT_METRIC, 0), known, slots)
+            if monotonic() > deadline_s:
+                raise PermanentError(
+                    f"{engine} does not say how many tokens its KV cache holds",
+                    hint="Add --max-kv-tokens N; engines print it when they start.",
+                )
+            await asyncio.sleep(FACTS_POLL_S)
+    finally:
+        await metrics.close()
+
+
+async def _model_gauges(url: str, model: str) -> dict[str, int]:
+    """Read the Frontend's gauges of the model, by the end of their names."""
+    async with _session() as session, session.get(f"{url}/metrics", raise_for_status=True) as response:
+        text = await response.text()
+    return {
+        name: int(sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for name in (CONTEXT_METRIC, BLOCK_METRIC)
+        if sample.name.endswith(name) and sample.labels.get("model") == model
+    }
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))

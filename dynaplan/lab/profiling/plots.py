@@ -8,8 +8,13 @@ from itertools import groupby
 from dynaplan.engines.timing_model.timing import MeasuredProfile
 from dynaplan.lab.drawing.plots import Curve, Plot
 from dynaplan.lab.profiling.measurements import Measurements
-from dynaplan.lab.profiling.recommendation import Recommendation
-from dynaplan.lab.profiling.selection import DecodeChoice, Goal, decode_choices, prefill_choices
+from dynaplan.lab.profiling.recommendation import (
+    DecodeChoice,
+    Goal,
+    Recommendation,
+    decode_choices,
+    prefill_choices,
+)
 
 PREFILL_DIRECTORY, DECODE_DIRECTORY = "selected_prefill_interpolation", "selected_decode_interpolation"
 """The directories of the chosen size's curves, as in Dynamo's profiler; so are the names of the plots."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.overrides import Sections
+from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR
+from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.engines.timing_model.timing import DECODE_KEYS, PREFILL_KEYS, MeasuredProfile
-from dynaplan.lab.profiling import pictures
+from dynaplan.lab.drawing.plots import Plot, plot_svg
 from dynaplan.lab.profiling.measurements import Measurements
 from dynaplan.lab.profiling.plots import DECODE_DIRECTORY, PREFILL_DIRECTORY, plots_of
-from dynaplan.lab.profiling.recommendation import Recommendation
-from dynaplan.lab.profiling.recommended_config import with_recommendation
-from dynaplan.lab.profiling.selection import Goal
+from dynaplan.lab.profiling.recommendation import Goal, Recommendation
 from dynaplan.util.errors import ConfigError
 
 HALVES = {"prefill": (PREFILL_DIRECTORY, PREFILL_KEYS), "decode": (DECODE_DIRECTORY, DECODE_KEYS)}
@@ -21,6 +23,9 @@ HALVES = {"prefill": (PREFILL_DIRECTORY, PREFILL_KEYS), "decode": (DECODE_DIRECT
 
 CONFIG_FILE = "config_with_planner.yaml"
 """The name of the completed configuration."""
+
+SIZES = (*TENSOR, *PIPELINE, *DATA)
+"""Every name of a parallel size."""
 
 
 def write_results(
@@ -42,7 +47,7 @@ def write_results(
         directory.mkdir(parents=True, exist_ok=True)
         written = write_points(directory, recommendation.profile)
         written.append(write_config(directory, sections, recommendation.goal))
-        written += pictures.draw(directory, plots_of(recommendation, measurements))
+        written += write_plots(directory, plots_of(recommendation, measurements))
     except OSError as error:
         raise ConfigError(
             f"--output-dir: {output_dir} cannot be written: {error}", hint="Expected a directory of yours."
@@ -73,6 +78,17 @@ def write_points(directory: Path, profile: MeasuredProfile) -> list[Path]:
     return written
 
 
+def write_plots(directory: Path, plots: Mapping[str, Plot]) -> list[Path]:
+    """Write the plots as SVG, each below the directory at its name; return the files. Raises OSError."""
+    written = []
+    for name, plot in plots.items():
+        path = directory / f"{name}.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(plot_svg(plot), encoding="utf-8")
+        written.append(path)
+    return written
+
+
 def write_config(directory: Path, sections: Mapping[str, Mapping[str, Any]], goal: Goal) -> Path:
     """Write a configuration that ``dynaplan serve -f`` takes; return the file. Raises OSError."""
     import yaml
@@ -88,3 +104,83 @@ _HEAD = """\
 TTFT {goal.ttft_ms:g} ms, ITL {goal.itl_ms:g} ms.
 # Planner.policy says what counts: `load` the thresholds, `sla` targets and profile, `both` all of them.
 """
+
+
+def with_recommendation(
+    config: Mapping[str, Mapping[str, Any]],
+    recommendation: Recommendation,
+    profile_results_dir: str,
+    splits_layers: bool,
+) -> Sections:
+    """The configuration with targets, thresholds, profile and GPUs of a worker; ``config`` stays as it is.
+
+    The Planner's own policy stays. With ``splits_layers`` the workers get the tensor parallel sizes that
+    were chosen, and as many GPUs; without, the engine has no such size and the workers stay as they are.
+    """
+    sections: Sections = deepcopy({name: dict(section) for name, section in config.items()})
+    planner = sections.get("Planner", {})
+    sections["Planner"] = _merged(planner, _planner_options(recommendation, profile_results_dir))
+    if splits_layers:
+        for service, choice in _workers(planner, sections, recommendation):
+            sections[service] = _sized(sections.get(service, {}), *choice)
+        sections["Planner"] = _merged(
+            sections["Planner"],
+            {
+                "prefill-engine-num-gpu": recommendation.prefill.gpus,
+                "decode-engine-num-gpu": recommendation.decode.gpus,
+            },
+        )
+        if "Common" in sections:
+            sections["Common"] = _without(sections["Common"], SIZES)
+    return sections
+
+
+def _planner_options(recommendation: Recommendation, profile_results_dir: str) -> dict[str, Any]:
+    goal = recommendation.goal
+    queue, kv_usage = recommendation.prefill_queue, recommendation.decode_kv
+    return {
+        "ttft": goal.ttft_ms,
+        "itl": goal.itl_ms,
+        "isl": goal.isl_tokens,
+        "osl": goal.osl_tokens,
+        "profile-results-dir": profile_results_dir,
+        "prefill-queue-scale-up-threshold": round(queue.upper, 2),
+        "prefill-queue-scale-down-threshold": round(queue.lower, 2),
+        "decode-kv-scale-up-threshold": round(kv_usage.upper, 2),
+        "decode-kv-scale-down-threshold": round(kv_usage.lower, 2),
+    }
+
+
+def _workers(
+    planner: Mapping[str, Any], sections: Sections, recommendation: Recommendation
+) -> Iterable[tuple[str, tuple[int, int]]]:
+    """The decode service, and the prefill service where the configuration has one: (TP size, GPUs)."""
+    defaults = PlannerSettings()
+    named = {key.replace("_", "-"): value for key, value in planner.items()}
+    decode, prefill = recommendation.decode, recommendation.prefill
+    yield (
+        str(named.get("decode-component") or defaults.decode_component),
+        (decode.tensor_parallel_size, decode.gpus),
+    )
+    service = str(named.get("prefill-component") or defaults.prefill_component)
+    if service in sections:
+        yield service, (prefill.tensor_parallel_size, prefill.gpus)
+
+
+def _sized(section: Mapping[str, Any], tensor_parallel_size: int, gpus: int) -> dict[str, Any]:
+    """The worker's section with that size; pipeline and data parallelism, which were not measured, go."""
+    sized = _without(section, SIZES)
+    sized["tensor-parallel-size"] = tensor_parallel_size
+    arguments = dict(sized.pop("ServiceArgs", None) or {})
+    arguments["resources"] = {**(arguments.get("resources") or {}), "gpu": gpus}
+    return {**sized, "ServiceArgs": arguments}
+
+
+def _merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with these options, each under one spelling only."""
+    return {**_without(section, changes), **changes}
+
+
+def _without(section: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    unwanted = frozenset(options)
+    return {key: value for key, value in section.items() if key.replace("_", "-") not in unwanted}

@@ -11,10 +11,7 @@ from typing import Any
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet import local_host
-from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, Plan
-from dynaplan.lab.profiling.engine_facts import EngineFacts
-from dynaplan.lab.profiling.journal import Journal, fingerprint
-from dynaplan.lab.profiling.load.load_generator import AIPERF, OWN, aiperf_program
+from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts, Plan
 from dynaplan.lab.profiling.loads import (
     PREFILL_OSL_TOKENS,
     DecodeLoad,
@@ -25,18 +22,33 @@ from dynaplan.lab.profiling.loads import (
 )
 from dynaplan.lab.profiling.measured_config import WORKER, Phase, measured_config, splits_layers
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
-from dynaplan.lab.profiling.recommendation import Recommendation, recommend
+from dynaplan.lab.profiling.recommendation import (
+    Goal,
+    Recommendation,
+    best_decode,
+    best_prefill,
+    decode_choices,
+    prefill_choices,
+    recommend,
+)
 from dynaplan.lab.profiling.results import write_results
-from dynaplan.lab.profiling.selection import Goal, best_decode, best_prefill, decode_choices, prefill_choices
-from dynaplan.lab.profiling.stage import LoadsOf, Progress, Stage, StageResult, run_stage
+from dynaplan.lab.profiling.stage import (
+    Journal,
+    LoadsOf,
+    Progress,
+    Stage,
+    StageResult,
+    fingerprint,
+    run_stage,
+)
 from dynaplan.util.errors import ConfigError, DynaplanError
 
 DEFAULT_CONTEXT_TOKENS = 16_384
 """The context to which an engine is measured that does not state its own."""
 
 
-class KvTooSmall(ConfigError):
-    """The KV cache does not hold one request of the target's lengths."""
+class SizeUnusable(ConfigError):
+    """An engine of this tensor parallel size cannot serve the target; another one may."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,9 @@ class ProfileOptions:
     """The options of the command.
 
     ``max_context_tokens`` None is the engine's own, ``gpus`` None all of the box, ``max_gpus`` (of one
-    engine) None all of these. ``max_kv_tokens`` is for an engine that does not state it. ``load_generator``
-    is own, aiperf, or auto. ``origin`` is empty when an engine is measured; else it says that the points are
-    estimated, and the box need not have the GPUs.
+    engine) None all of these. ``max_kv_tokens`` is for an engine that does not state it. ``origin`` is empty
+    when an engine is measured; else it says that the points are estimated, and the box need not have the
+    GPUs.
     """
 
     config: Sections
@@ -61,7 +73,6 @@ class ProfileOptions:
     max_gpus: int | None = None
     max_kv_tokens: int | None = None
     start_timeout_s: float = 1800.0
-    load_generator: str = OWN
     origin: str = ""
 
 
@@ -92,7 +103,6 @@ class _Profiler:
         self._run_stage = run_stage
         self._options = options
         self._progress = progress
-        self._aiperf = aiperf_program(options.load_generator)
         _check_writable(options.output_dir)
         gpus, _ = local_host.gpu_inventory(None if options.origin else options.gpus)
         self._gpu_names = [gpu.name for gpu in gpus]
@@ -101,8 +111,6 @@ class _Profiler:
 
     async def run(self) -> Profiled:
         goal, is_one = self._options.goal, len(self._sizes) == 1
-        if self._aiperf:
-            self._progress.say(f"The load comes from {self._aiperf}")
         measured = await self._candidates(self._curve_loads if is_one else self._target_loads)
         if not is_one:
             prefill, _ = best_prefill(prefill_choices(measured, goal), goal.ttft_ms)
@@ -133,10 +141,10 @@ class _Profiler:
             try:
                 prefill = await self._stage(Phase.PREFILL, size, loads_of(Phase.PREFILL))
                 decode = await self._stage(Phase.DECODE, size, loads_of(Phase.DECODE))
-            except (DeploymentRefused, EngineDidNotStart, KvTooSmall) as error:
+            except (DeploymentRefused, EngineDidNotStart, SizeUnusable) as error:
                 failures.append(error)
                 if len(self._sizes) > 1:
-                    self._progress.say(f"TP {size} is left out: {error}")
+                    self._progress.report(f"TP {size} is left out: {error}")
                 continue
             measured.append(_measurements(size, prefill, decode))
         if not measured:
@@ -164,11 +172,8 @@ class _Profiler:
         plan = Plan(
             options.graph, directory / "config.yaml", directory, options.gpus, options.start_timeout_s
         )
-        generator = (AIPERF,) if self._aiperf else ()
-        mark = fingerprint(
-            config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config), *generator
-        )
-        stage = Stage(phase, size, config, mark, plan, options.max_kv_tokens, self._aiperf)
+        mark = fingerprint(config, options.graph, self._gpu_names, options.max_kv_tokens, _files(config))
+        stage = Stage(phase, size, config, mark, plan, options.max_kv_tokens)
         return await self._run_stage(stage, loads_of, self._journal, self._progress)
 
     def _target_loads(self, phase: Phase) -> LoadsOf:
@@ -226,7 +231,7 @@ class _Profiler:
                 f"{what}: more than a context of {context}", hint="Expected max-model-len to hold both."
             )
         if tokens > facts.max_kv_tokens:
-            raise KvTooSmall(
+            raise SizeUnusable(
                 f"{what}: more than the KV cache holds, {facts.max_kv_tokens}",
                 hint="Expected shorter ones, or an engine with more memory.",
             )

@@ -1,22 +1,21 @@
-"""One stage of a sweep: start a deployment, measure its missing points, end it."""
+"""One stage of a sweep: start a deployment, measure the points that the journal lacks, end it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import SIMULATED
-from dynaplan.lab.profiling.deployment import MeasuredDeployment, Plan
-from dynaplan.lab.profiling.engine_facts import EngineFacts, engine_facts, served_model
-from dynaplan.lab.profiling.journal import Journal
-from dynaplan.lab.profiling.load.aiperf import Aiperf
-from dynaplan.lab.profiling.load.completions import CompletionClient
-from dynaplan.lab.profiling.load.load_generator import LoadGenerator
+from dynaplan.lab.profiling.deployment import EngineFacts, MeasuredDeployment, Plan, engine_facts
+from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
 from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill, warm_up
+from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.loads import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase, engine_name
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
@@ -27,12 +26,18 @@ LoadsOf = Callable[[EngineFacts], Sequence[DecodeLoad]]
 
 Measurement = PrefillMeasurement | DecodeMeasurement
 
+SEED = 100
+"""The seed of all prompts, as in the original."""
+
+JOURNAL_FILE = "measurements.jsonl"
+"""The name of the journal in the output directory."""
+
 
 class Progress(Protocol):
     """The display of the progress to the user."""
 
-    def say(self, line: str) -> None:
-        """Print one line, now, between those of the progress."""
+    def report(self, line: str) -> None:
+        """Print one line between those of the progress."""
 
     def stage(self, label: str, points: int) -> AbstractContextManager[Callable[[], None]]:
         """Begin a stage with a number of points; the context's value is to be called after each point."""
@@ -42,8 +47,7 @@ class Progress(Protocol):
 class Stage:
     """One phase of one tensor parallel size, and the deployment to start for it.
 
-    ``fingerprint`` distinguishes this configuration from all others. ``aiperf`` is the path of the program
-    that sends the load, empty for our own generator.
+    ``fingerprint`` distinguishes this configuration from all others.
     """
 
     phase: Phase
@@ -52,7 +56,6 @@ class Stage:
     fingerprint: str
     plan: Plan
     max_kv_tokens: int | None = None
-    aiperf: str = ""
 
     @property
     def label(self) -> str:
@@ -84,50 +87,51 @@ async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress:
         facts = EngineFacts.from_document(known)
         loads = loads_of(facts)
         if not _missing(stage, loads, journal):
-            progress.say(f"{stage.label}: all {len(loads)} points are in the journal")
+            progress.report(f"{stage.label}: all {len(loads)} points are in the journal")
             return _result(stage, facts, loads, journal)
     _write_config(stage)
-    progress.say(f"{stage.label}: starting, log in {stage.plan.log_path}")
+    progress.report(f"{stage.label}: starting, log in {stage.plan.log_path}")
     async with MeasuredDeployment(stage.plan) as deployment:
-        model = await served_model(deployment.url)
         engine = engine_name(stage.config)
-        async with CompletionClient(deployment.url, model, takes_text=engine == SIMULATED) as client:
-            await warm_up(client)
-            facts = await engine_facts(deployment.url, deployment.worker_url, engine, stage.max_kv_tokens)
+        async with open_session() as session:
+            model = await served_model(session, deployment.url)
+            client = CompletionClient(session, deployment.url, model)
+            prompts = PromptPool(is_text=engine == SIMULATED, seed=SEED)
+            await warm_up(client, prompts)
+            facts = await engine_facts(model, deployment, engine, stage.max_kv_tokens)
             journal.add(stage.key(engine=True), facts.to_document())
             loads = loads_of(facts)
-            await _measure(stage, _generator(stage, client), loads, journal, progress)
+            await _measure(stage, client, prompts, loads, journal, progress)
     return _result(stage, facts, loads, journal)
-
-
-def _generator(stage: Stage, client: CompletionClient) -> LoadGenerator:
-    return Aiperf(stage.aiperf, client, stage.plan.directory / "aiperf") if stage.aiperf else client
 
 
 async def _measure(
     stage: Stage,
-    generator: LoadGenerator,
+    client: CompletionClient,
+    prompts: PromptPool,
     loads: Sequence[DecodeLoad],
     journal: Journal,
     progress: Progress,
 ) -> None:
     missing = _missing(stage, loads, journal)
     if len(missing) < len(loads):
-        progress.say(f"{stage.label}: {len(loads) - len(missing)} of {len(loads)} points are in the journal")
-    meter = DecodeMeter(generator)
+        progress.report(
+            f"{stage.label}: {len(loads) - len(missing)} of {len(loads)} points are in the journal"
+        )
+    meter = DecodeMeter(client, prompts)
     notes: list[str] = []
     with progress.stage(stage.label, len(missing)) as advance:
         for load in missing:
             measurement: Measurement | None
             if stage.phase is Phase.PREFILL:
-                measurement = await measure_prefill(generator, load)
+                measurement = await measure_prefill(client, prompts, load)
             else:
                 measurement = await meter.measure(load)
             notes += _notes(load, measurement)
             journal.add(stage.key(**load._asdict()), measurement.to_document() if measurement else {})
             advance()
     for note in notes:
-        progress.say(f"{stage.label}: {note}")
+        progress.report(f"{stage.label}: {note}")
 
 
 def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
@@ -160,3 +164,61 @@ def _write_config(stage: Stage) -> None:
         path.write_text(yaml.safe_dump(stage.config, sort_keys=False))
     except OSError as error:
         raise ConfigError(f"--output-dir: {path} cannot be written: {error.strerror}") from error
+
+
+def fingerprint(*documents: object) -> str:
+    """Return a short name of a configuration; equal for equal JSON documents."""
+    text = json.dumps(documents, sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+class Journal:
+    """The measurements of an output directory, written as soon as they are known.
+
+    So an interruption costs nothing. Each line of the file is one JSON object: the point and the fingerprint
+    of its configuration, and the values. Methods raise ConfigError when it cannot be read or written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / JOURNAL_FILE
+        self._known: dict[str, dict[str, Any]] = {}
+        self._needs_newline = False
+        self._read()
+
+    def find(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the values that were written for that key, None without any."""
+        return self._known.get(_key_text(key))
+
+    def add(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Append one measurement as a line; raises ConfigError when it cannot be written."""
+        line = json.dumps({"key": dict(key), "values": dict(values)})
+        try:
+            with self._path.open("a") as file:
+                file.write(("\n" if self._needs_newline else "") + line + "\n")
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+        self._needs_newline = False
+        self._known[_key_text(key)] = dict(values)
+
+    def _read(self) -> None:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(self._path, error) from error
+        self._needs_newline = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                self._known[_key_text(entry["key"])] = dict(entry["values"])
+            except (ValueError, KeyError, TypeError):
+                continue  # a write that was interrupted; it is measured anew
+
+
+def _key_text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _unusable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"--output-dir: {path} cannot be used: {error}", hint="Expected a directory of yours.")

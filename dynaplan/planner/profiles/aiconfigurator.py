@@ -18,9 +18,10 @@ BACKENDS = ("vllm", "sglang", "trtllm")
 
 @dataclass(frozen=True)
 class AiConfigurator:
-    """The times of a model, a directory with its config.json, on a kind of GPU, under an engine.
+    """The times of a model on a kind of GPU, under an engine.
 
-    Each time takes seconds to compute. Methods raise ConfigError for what it has no tables of.
+    ``model`` is a directory with its config.json, or a name of Hugging Face's. Each time takes seconds to
+    compute. Methods raise ConfigError for what it has no tables of.
     """
 
     model: str
@@ -50,7 +51,7 @@ class AiConfigurator:
             raise ConfigError(
                 f"aiconfigurator {self.version} cannot estimate {self.model} on {self.gpu_type} with"
                 f" {self.backend}: {error}",
-                hint="Leave --estimate-with out for the roofline of dynaplan.",
+                hint="Without --estimate the engine is measured.",
             ) from error
 
 
@@ -65,7 +66,7 @@ def find_aiconfigurator(model: str, gpu_type: str, engine: str) -> AiConfigurato
         version = importlib.import_module("importlib.metadata").version("aiconfigurator")
     except ImportError as error:
         raise ConfigError(
-            f"--estimate-with aiconfigurator: it is not installed ({error})",
-            hint="Run: pip install aiconfigurator; or leave --estimate-with out.",
+            f"--estimate needs aiconfigurator, which is not installed ({error})",
+            hint="Run: pip install aiconfigurator; or measure the engine, without --estimate.",
         ) from error
     return AiConfigurator(model, gpu_type, engine, version, api)

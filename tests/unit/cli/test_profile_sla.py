@@ -40,7 +40,7 @@ def test_points_are_counted_on_standard_error_and_lines_told_on_standard_output(
         for _ in range(2):
             now_s[0] += 10.0
             advance()
-        progress.say("a point is left out")
+        progress.report("a point is left out")
     assert shown.getvalue().splitlines() == [
         "decode TP1: 0 of 3 points measured",
         "decode TP1: 1 of 3 points measured, about 00:20 left",
@@ -61,5 +61,5 @@ def test_a_wrong_option_is_told_with_the_service_that_has_it(service: str) -> No
 def test_options_of_an_estimate_without_one_are_refused() -> None:
     options: Any = SimpleNamespace()
     with pytest.raises(ConfigError, match="--gpu-type is 'l4'") as caught:
-        profile_sla._measured(options, {"gpu_type": "l4", "model_config": None})
+        profile_sla._measured(options, {"gpu_type": "l4"})
     assert caught.value.hint == "--gpu-type is for --estimate."

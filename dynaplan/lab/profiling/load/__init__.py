@@ -1,1 +1,1 @@
-"""The load of a measurement: its generators, the streams they read, and the times they find."""
+"""The load generator of ``bench`` and ``profile-sla``: prompts, streamed requests, open and closed loops."""

@@ -1,18 +1,29 @@
-"""Meters of one running engine: warm it up, then measure one point at a time."""
+"""TTFT and ITL of one running engine: warm it up, then measure one point at a time.
+
+TTFT is that of a prompt alone in the engine. ITL is measured over the time in which all requests of a load
+decode and no prompt is computed::
+
+    request 1   prompt|1 2 3 4 5 6 7 8 9 ...............|
+    request 2      prompt|1 2 3 4 5 6 7 8 9 ...............|
+    request 3         prompt|1 2 3 4 5 6 7 8 9 ...............|
+                             |trimmed| measured |trimmed|
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
-from dynaplan.lab.profiling.load.answer_times import alone_ttft_ms, are_side_by_side, decoded_together
-from dynaplan.lab.profiling.load.completions import Answer, CompletionClient, all_of
-from dynaplan.lab.profiling.load.load_generator import LoadGenerator
-from dynaplan.lab.profiling.load.prompts import PromptMaker
+from dynaplan.lab.profiling.load.answers import Answer
+from dynaplan.lab.profiling.load.completions import CompletionClient
+from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.loads import PREFILL_OSL_TOKENS, DecodeLoad
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
+from dynaplan.util.errors import PermanentError
 
-SEED = 100
-"""The seed of all prompts, as in the original."""
+Result = TypeVar("Result")
 
 TRIES = 3
 """The number of times that a decode load is sent before its ITL is given up."""
@@ -23,6 +34,12 @@ WARM_UP_REQUESTS = 3
 WARM_UP_TOKENS = 128
 """The length of their prompts."""
 
+WARM_UP_NUMBER = 1 << 60
+"""The number of their first prompt; those of decoding are numbered from 0 on."""
+
+PREFILL_NUMBER = 1 << 32
+"""The number of the first prompt of one token whose TTFT is measured; of n tokens it is n times that."""
+
 LEAST_REQUESTS, MOST_REQUESTS = 3, 10
 """The least and the largest number of prompts that one TTFT is measured by."""
 
@@ -32,23 +49,36 @@ ENOUGH_S = 0.5
 LONG_S = 5.0
 """Seconds of TTFTs together after which not even the least number of prompts is sent."""
 
+TRIMMED = 0.15
+"""The part of the shared time that is left out at its beginning: prompts computed just before may delay it.
 
-async def warm_up(client: CompletionClient) -> None:
+An equal part is left out at its end, so that the mean context stays the same.
+"""
+
+LEAST_SHARED = 0.1
+"""The least part of each answer's tokens that must have come in the remaining time."""
+
+
+async def warm_up(client: CompletionClient, prompts: PromptPool) -> None:
     """Send a few unmeasured requests, for the work that an engine does only once."""
-    prompts = PromptMaker(SEED - 1)
     for number in range(WARM_UP_REQUESTS):
-        await client.complete(prompts.prompt(number, WARM_UP_TOKENS), PREFILL_OSL_TOKENS)
+        await _answer(client, prompts, WARM_UP_NUMBER + number, WARM_UP_TOKENS, PREFILL_OSL_TOKENS)
 
 
-async def measure_prefill(generator: LoadGenerator, load: DecodeLoad) -> PrefillMeasurement:
-    """Measure the TTFT of a prompt alone in the engine, with another prompt each time."""
-    prompts = PromptMaker(SEED + load.isl_tokens)
-    answers: list[Answer] = []
-    while not _is_enough([answer.ttft_ms / 1000 for answer in answers]):
-        numbers = range(len(answers), len(answers) + generator.requests_at_a_time)
-        fresh = [prompts.prompt(number, load.isl_tokens) for number in numbers]
-        answers += await generator.answers(fresh, load.osl_tokens, concurrency=1)
-    return PrefillMeasurement(load.isl_tokens, alone_ttft_ms(answers))
+async def measure_prefill(
+    client: CompletionClient, prompts: PromptPool, load: DecodeLoad
+) -> PrefillMeasurement:
+    """Measure the TTFT of a prompt alone in the engine, with another prompt each time.
+
+    The least of several counts: what delays the others is not the engine's. Raises PermanentError when an
+    answer fails, or has other numbers of tokens than were sent and asked for.
+    """
+    first = PREFILL_NUMBER * load.isl_tokens
+    ttfts_s: list[float] = []
+    while not _is_enough(ttfts_s):
+        answer = await _answer(client, prompts, first + len(ttfts_s), load.isl_tokens, load.osl_tokens)
+        ttfts_s.append(answer.ttft_ms / 1000)
+    return PrefillMeasurement(load.isl_tokens, min(ttfts_s) * 1000)
 
 
 def _is_enough(ttfts_s: Sequence[float]) -> bool:
@@ -61,12 +91,12 @@ class DecodeMeter:
     """Measures ITL with prompts that the engine has in its prefix cache.
 
     Request number n of every load has the beginning of the same prompt, so that the entries of an earlier
-    load in the cache are used again.
+    load in the cache are used again. Raises PermanentError as ``measure_prefill`` does.
     """
 
-    def __init__(self, generator: LoadGenerator) -> None:
-        self._generator = generator
-        self._prompts = PromptMaker(SEED)
+    def __init__(self, client: CompletionClient, prompts: PromptPool) -> None:
+        self._client = client
+        self._prompts = prompts
         self._too_many: list[DecodeLoad] = []
 
     async def measure(self, load: DecodeLoad) -> DecodeMeasurement | None:
@@ -93,14 +123,88 @@ class DecodeMeter:
     async def _measured(self, load: DecodeLoad, answers: Sequence[Answer]) -> DecodeMeasurement | None:
         """Measure these answers, or new ones of the same load when these tell nothing."""
         for _ in range(TRIES):
-            together = decoded_together(answers)
-            if together is not None:
-                return DecodeMeasurement(*load, together.itl_ms, together.output_tokens_per_s)
+            itl_ms = shared_itl_ms(answers)
+            if itl_ms is not None:
+                return DecodeMeasurement(*load, itl_ms, 1000 * load.concurrency / itl_ms)
             answers = await self._answers(load)
         return None
 
     async def _answers(self, load: DecodeLoad) -> list[Answer]:
         """Send the whole load at once, its prompts in the prefix cache."""
-        prompts = [self._prompts.prompt(number, load.isl_tokens) for number in range(load.concurrency)]
-        await all_of(self._generator.prime(prompt) for prompt in prompts)
-        return await self._generator.answers(prompts, load.osl_tokens, load.concurrency)
+        numbers, lengths = range(load.concurrency), (load.isl_tokens, load.osl_tokens)
+        fresh = [self._prompts.numbered(number, load.isl_tokens) for number in numbers]
+        await _all_of(self._client.prime(prompt) for prompt in fresh)
+        return await _all_of(_answer(self._client, self._prompts, number, *lengths) for number in numbers)
+
+
+async def _answer(
+    client: CompletionClient, prompts: PromptPool, number: int, isl_tokens: int, osl_tokens: int
+) -> Answer:
+    """Return the answer to that prompt; raises PermanentError when it has other numbers of tokens."""
+    answer = await client.complete(prompts.numbered(number, isl_tokens), osl_tokens)
+    if not answer.prompt_tokens:
+        raise PermanentError("an answer does not say how many tokens it has: include_usage is needed")
+    if answer.prompt_tokens != isl_tokens:
+        raise PermanentError(
+            f"the engine counts {answer.prompt_tokens} tokens in a prompt of {isl_tokens} token ids",
+            hint="Expected it to take token ids as they are.",
+        )
+    if answer.output_tokens != osl_tokens:
+        raise PermanentError(
+            f"the engine answered {answer.output_tokens} tokens where {osl_tokens} were asked for",
+            hint="Expected it to heed ignore_eos.",
+        )
+    return answer
+
+
+async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run all calls at once; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def are_side_by_side(answers: Sequence[Answer]) -> bool:
+    """Tell whether all answers had begun before the first one ended."""
+    return _begun_s(answers) <= _ended_s(answers)
+
+
+def shared_itl_ms(answers: Sequence[Answer]) -> float | None:
+    """Return the ITL from the last answer's first token to the first answer's last token.
+
+    Before and after, fewer answers decode than the load has, and prompts may be computed beside them. A
+    single answer is measured from its second token on. None when an answer has less than a tenth of its
+    tokens in that time, or all tokens came at the same moment.
+    """
+    from_s, to_s = _shared_time_s(answers)
+    duration_s = tokens = 0.0
+    for answer in answers:
+        times_s = answer.event_times_s
+        first, last = bisect_left(times_s, from_s), bisect_right(times_s, to_s) - 1
+        steps = max(last - first, 0) * answer.tokens_per_event
+        if steps < LEAST_SHARED * max(answer.output_tokens - 1, 1):
+            return None
+        tokens += steps
+        duration_s += times_s[last] - times_s[first]
+    return duration_s / tokens * 1000.0 if duration_s > 0.0 else None
+
+
+def _shared_time_s(answers: Sequence[Answer]) -> tuple[float, float]:
+    """Return the beginning and the end of the time that counts."""
+    begun_s, ended_s = _begun_s(answers), _ended_s(answers)
+    if len(answers) == 1:
+        times_s = answers[0].event_times_s
+        return times_s[min(1, len(times_s) - 1)], ended_s
+    margin_s = TRIMMED * max(ended_s - begun_s, 0.0)
+    return begun_s + margin_s, ended_s - margin_s
+
+
+def _begun_s(answers: Sequence[Answer]) -> float:
+    return max(answer.first_s for answer in answers)
+
+
+def _ended_s(answers: Sequence[Answer]) -> float:
+    return min(answer.last_s for answer in answers)

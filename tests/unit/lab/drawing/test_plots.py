@@ -10,7 +10,7 @@ PLOT = Plot(
     "Decode <performance>",
     "ITL (ms)",
     "tokens/s/GPU",
-    [Curve("TP1", [(0.0, 0.0), (5.0, 50.0), (10.0, 100.0)]), Curve("TP2", [(5.0, 100.0)], is_joined=False)],
+    [Curve("TP1", [(0.0, 0.0), (5.0, 50.0), (10.0, 100.0)]), Curve("TP2", [(5.0, 100.0)])],
     limit=(10.0, "target ITL 10 ms"),
     chosen=(5.0, 50.0),
 )

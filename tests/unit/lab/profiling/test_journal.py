@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.lab.profiling.journal import FILE_NAME, Journal, fingerprint
+from dynaplan.lab.profiling.stage import JOURNAL_FILE, Journal, fingerprint
 from dynaplan.util.errors import ConfigError
 
 KEY = {"kind": "prefill", "isl_tokens": 100, "fingerprint": "a"}
@@ -25,7 +25,7 @@ def test_another_configuration_finds_nothing(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_off_is_measured_anew_and_costs_no_other(tmp_path: Path) -> None:
     Journal(tmp_path).add(KEY, VALUES)
-    with (tmp_path / FILE_NAME).open("a") as file:
+    with (tmp_path / JOURNAL_FILE).open("a") as file:
         file.write('{"key": {"kind": "pre')
     other = {**KEY, "isl_tokens": 200}
     journal = Journal(tmp_path)
@@ -35,8 +35,8 @@ def test_a_line_that_was_cut_off_is_measured_anew_and_costs_no_other(tmp_path: P
 
 
 def test_a_file_that_is_none_is_told_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    with pytest.raises(ConfigError, match=FILE_NAME):
+    (tmp_path / JOURNAL_FILE).mkdir()
+    with pytest.raises(ConfigError, match=JOURNAL_FILE):
         Journal(tmp_path)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, Measurements, PrefillMeasurement
-from dynaplan.lab.profiling.selection import Bounds, kv_bounds, queue_bounds
+from dynaplan.lab.profiling.recommendation import Bounds, kv_bounds, queue_bounds
 from dynaplan.util.errors import ConfigError
 from tests.unit.lab.profiling.known import LARGE_KV_TOKENS, of_sizes, recommended
 

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart
-from dynaplan.lab.profiling.engine_facts import EngineFacts
-from dynaplan.lab.profiling.journal import Journal
+from dynaplan.lab.profiling.deployment import DeploymentRefused, EngineDidNotStart, EngineFacts
 from dynaplan.lab.profiling.loads import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasurement
-from dynaplan.lab.profiling.selection import Goal
+from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.lab.profiling.session import ProfileOptions, profile
-from dynaplan.lab.profiling.stage import LoadsOf, Measurement, Progress, Stage, StageResult
+from dynaplan.lab.profiling.stage import Journal, LoadsOf, Measurement, Progress, Stage, StageResult
 from dynaplan.util.errors import CapacityError, ConfigError, DynaplanError
 
 GOAL = Goal(isl_tokens=1000, osl_tokens=200, ttft_ms=60.0, itl_ms=12.0)
@@ -52,12 +50,12 @@ class Engines:
 
 
 @dataclass
-class Said:
+class Reported:
     """Keeps what the user is told."""
 
     lines: list[str] = field(default_factory=list)
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.lines.append(line)
 
     @contextmanager
@@ -78,8 +76,8 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_every_size_is_measured_at_the_target_and_the_chosen_ones_everywhere(tmp_path: Path) -> None:
-    engines, said = Engines(), Said()
-    result = await profile(options(tmp_path), said, engines.run)
+    engines, reported = Engines(), Reported()
+    result = await profile(options(tmp_path), reported, engines.run)
     candidates = engines.asked[:6]
     assert [(phase, size) for phase, size, _ in candidates] == [
         (phase, size) for size in (1, 2, 4) for phase in (Phase.PREFILL, Phase.DECODE)
@@ -98,14 +96,14 @@ async def test_every_size_is_measured_at_the_target_and_the_chosen_ones_everywhe
 
 async def test_a_single_size_is_started_once_for_each_half(tmp_path: Path) -> None:
     engines = Engines()
-    await profile(options(tmp_path, max_gpus=1), Said(), engines.run)
+    await profile(options(tmp_path, max_gpus=1), Reported(), engines.run)
     assert [(phase, size) for phase, size, _ in engines.asked] == [(Phase.PREFILL, 1), (Phase.DECODE, 1)]
 
 
 async def test_an_engine_without_tensor_parallelism_is_measured_at_one_size(tmp_path: Path) -> None:
     engines = Engines()
     config = {"VllmWorker": {"engine": "llamacpp"}}
-    await profile(options(tmp_path, config=config), Said(), engines.run)
+    await profile(options(tmp_path, config=config), Reported(), engines.run)
     assert {size for _, size, _ in engines.asked} == {1}
 
 
@@ -113,16 +111,16 @@ async def test_an_engine_without_tensor_parallelism_is_measured_at_one_size(tmp_
 async def test_a_size_that_does_not_start_is_left_out_and_the_user_told_why(
     tmp_path: Path, error: DynaplanError
 ) -> None:
-    engines, said = Engines(broken={1: error}), Said()
-    result = await profile(options(tmp_path), said, engines.run)
+    engines, reported = Engines(broken={1: error}), Reported()
+    result = await profile(options(tmp_path), reported, engines.run)
     assert {each.tensor_parallel_size for each in result.measurements} == {2, 4}
-    assert any(line.startswith(f"TP 1 is left out: {error}") for line in said.lines)
+    assert any(line.startswith(f"TP 1 is left out: {error}") for line in reported.lines)
 
 
 async def test_when_no_size_starts_the_first_ones_error_is_the_answer(tmp_path: Path) -> None:
     broken: dict[int, DynaplanError] = {size: EngineDidNotStart(f"at {size}") for size in (1, 2, 4)}
     with pytest.raises(EngineDidNotStart, match="at 1"):
-        await profile(options(tmp_path), Said(), Engines(broken=broken).run)
+        await profile(options(tmp_path), Reported(), Engines(broken=broken).run)
 
 
 @pytest.mark.parametrize(
@@ -136,24 +134,24 @@ async def test_a_target_that_the_engine_cannot_hold_is_refused(
     tmp_path: Path, facts: EngineFacts, why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        await profile(options(tmp_path), Said(), Engines(facts).run)
+        await profile(options(tmp_path), Reported(), Engines(facts).run)
 
 
 async def test_a_context_longer_than_the_engines_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--max-context-length is 9000, the engine's context 4096"):
-        await profile(options(tmp_path, max_gpus=1, max_context_tokens=9000), Said(), Engines().run)
+        await profile(options(tmp_path, max_gpus=1, max_context_tokens=9000), Reported(), Engines().run)
 
 
 @pytest.mark.parametrize("gpus", [{"gpus": 0}, {"min_gpus": 8}])
 async def test_no_gpus_are_a_clear_error(tmp_path: Path, gpus: dict[str, int]) -> None:
     with pytest.raises((ConfigError, CapacityError), match=r"GPU|gpus"):
-        await profile(options(tmp_path, **gpus), Said(), Engines().run)
+        await profile(options(tmp_path, **gpus), Reported(), Engines().run)
 
 
 async def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--output-dir"):
-        await profile(options(tmp_path / "file" / "results"), Said(), Engines().run)
+        await profile(options(tmp_path / "file" / "results"), Reported(), Engines().run)
 
 
 async def test_another_model_file_is_another_engine(tmp_path: Path) -> None:
@@ -163,6 +161,6 @@ async def test_another_model_file_is_another_engine(tmp_path: Path) -> None:
         model.write_text(content)
         engines = Engines()
         config = {"VllmWorker": {"engine": "llamacpp", "model": str(model)}}
-        await profile(options(tmp_path / "results", config=config), Said(), engines.run)
+        await profile(options(tmp_path / "results", config=config), Reported(), engines.run)
         marks.append(engines.stages[0].fingerprint)
     assert marks[0] != marks[1]

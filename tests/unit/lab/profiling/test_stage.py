@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from dynaplan.lab.profiling import stage as stages
-from dynaplan.lab.profiling.deployment import Plan
-from dynaplan.lab.profiling.engine_facts import EngineFacts
-from dynaplan.lab.profiling.journal import Journal
+from dynaplan.lab.profiling.deployment import EngineFacts, Plan
 from dynaplan.lab.profiling.loads import DecodeLoad
 from dynaplan.lab.profiling.measured_config import Phase
 from dynaplan.lab.profiling.measurements import DecodeMeasurement
-from dynaplan.lab.profiling.stage import Stage, run_stage
+from dynaplan.lab.profiling.stage import Journal, Stage, run_stage
 
 LOAD = DecodeLoad(200, 200, 1)
 FACTS = EngineFacts("m", context_tokens=4096, max_kv_tokens=40_000, request_slots=64)
@@ -44,7 +42,7 @@ class NoDeployment:
 class Quiet:
     """Says nothing."""
 
-    def say(self, line: str) -> None: ...
+    def report(self, line: str) -> None: ...
 
     def stage(self, label: str, points: int) -> Any: ...
 

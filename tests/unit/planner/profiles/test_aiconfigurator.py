@@ -58,7 +58,7 @@ def test_a_prompt_is_one_static_context_and_decoding_a_static_generation(library
 def test_what_it_has_no_tables_of_is_an_error_of_the_user(library: StandIn) -> None:
     with pytest.raises(ConfigError, match="no such system") as raised:
         find_aiconfigurator("/models/llama", "a10", "vllm").prefill_ms(100, 1)
-    assert "roofline" in raised.value.hint
+    assert "--estimate" in raised.value.hint
     with pytest.raises(ConfigError, match="llamacpp"):
         find_aiconfigurator("/models/llama", "h100_sxm", "llamacpp")
 

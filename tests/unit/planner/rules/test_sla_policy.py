@@ -200,7 +200,7 @@ def test_no_measured_hits_leave_everything_to_compute() -> None:
 
 
 def test_every_decision_by_an_estimated_profile_says_that_it_is_one() -> None:
-    words = "estimated, not measured: a roofline"
+    words = "estimated, not measured: by aiconfigurator"
     model = replace(MODEL, origin=words)
     sizing = plan_for_targets(model, SETTINGS, PlannerState(), seen(ONE_EACH, [2.0]), ONE_EACH)[1]
     assert why(sizing, "profile") == words

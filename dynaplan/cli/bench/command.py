@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,8 @@ from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import folded
 
 if TYPE_CHECKING:
-    from dynaplan.cli.measuring.fleet_watch import FleetWatch
-    from dynaplan.cli.measuring.foretelling import Foretelling
-    from dynaplan.cli.measuring.running import Door, Measured, OfferedLoad
+    from dynaplan.cli.bench.measurement import FleetMonitor, Measured, MeasuredService, OfferedLoad
+    from dynaplan.cli.bench.prediction import Prediction
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.simulation.outcome import Slo
     from dynaplan.simulation.run import Result
@@ -30,7 +29,16 @@ EXIT_INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
 CLIENTS, FOR_S = 12, 60.0
-"""The load that nothing is said of: clients, and the seconds in which they ask."""
+"""The default load: clients, and the seconds in which they send."""
+
+MEASURED, SIMULATED = "measured", "simulated"
+"""The names of the two rows, in the first column."""
+
+BUSY_CLIENT = 0.7
+"""The part of a core from which on a client may read tokens later than they came."""
+
+LATE_S = 0.02
+"""Seconds by which a request may be sent after it was due before that is reported."""
 
 
 def duration_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -73,22 +81,21 @@ def duration_s(context: click.Context, parameter: click.Parameter, text: str | N
 def command(namespace: str | None, url: str | None, json_path: str | None, **given: Any) -> int:
     """Put load on the running deployment, and show what its users would meet.
 
-    Below it stands what `dynaplan simulate` foretells of the same deployment under the same load. Times are
+    Below it stands what `dynaplan simulate` predicts of the same deployment under the same load. Times are
     this client's: to the first token, and between tokens. Ctrl-C ends it with what there is.
     """
-    from dynaplan.cli.measuring.comparison import notes, table
     from dynaplan.cli.simulate import check_writable, text_table, write
 
     if json_path:
         check_writable("--json", Path(json_path))
     load = _load(given)
     found = None if url else connect(namespace)
-    planned, told = _foretelling(found, given)
-    measured, fleet = _measured(_door(found, url, given), load, _slo(found, given), given["seed"], found)
-    foretold, why = _foretold(planned, load, measured)
-    compared = table(measured, fleet, foretold)
+    prediction, reasons = _prediction(found, given)
+    measured, fleet = _measured(_service(found, url, given), load, _slo(found, given), given["seed"], found)
+    predicted, why = _predicted(prediction, load, measured)
+    compared = table(measured, fleet, predicted)
     asked = (given["isl"], given["osl"]) if load.clients else None
-    lines = [*notes(measured, asked), *(why or told)]
+    lines = [*notes(measured, asked), *(why or reasons)]
     width = screen.width()
     click.echo("\n".join([text_table(compared, width), *(folded(line, width, "  ") for line in lines)]))
     if json_path:
@@ -100,7 +107,7 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
 
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
     """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
-    from dynaplan.cli.measuring.running import OfferedLoad
+    from dynaplan.cli.bench.measurement import OfferedLoad
     from dynaplan.gateway.traced_requests import TracedRequest
     from dynaplan.planner import factory
 
@@ -115,37 +122,37 @@ def _load(given: Mapping[str, Any]) -> OfferedLoad:
     return OfferedLoad(0, request, trace, min(length_s, given["for_s"] or length_s))
 
 
-def _foretelling(
+def _prediction(
     found: RunningDeployment | None, given: Mapping[str, Any]
-) -> tuple[Foretelling | None, tuple[str, ...]]:
+) -> tuple[Prediction | None, tuple[str, ...]]:
     """Return the simulation of the deployment as it is before the load, and its notes, or why there is
     none."""
-    from dynaplan.cli.measuring.foretelling import foretelling
+    from dynaplan.cli.bench.prediction import predict
 
     if found is None:
-        return None, ("nothing is foretold of a --url: its graph is not known here.",)
+        return None, ("nothing is predicted of a --url: its graph is not known here.",)
     try:
-        planned = foretelling(found, given)
+        prediction = predict(found, given)
     except ConfigError as error:
         return None, (str(error),)
-    return planned, planned.says
+    return prediction, prediction.notes
 
 
-def _foretold(
-    planned: Foretelling | None, load: OfferedLoad, measured: Measured
+def _predicted(
+    prediction: Prediction | None, load: OfferedLoad, measured: Measured
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
     from dynaplan.simulation.run import ClosedLoop
 
-    if planned is None or not measured.tally.sent:
+    if prediction is None or not measured.tally.requests_sent:
         return None, ()
     try:
         if load.clients:
             lengths = load.request.prompt_tokens, load.request.output_tokens
-            return planned.result(ClosedLoop(load.clients, *lengths, measured.sending_s)), ()
-        return planned.result(lambda: load.requests(measured.sending_s)), ()
+            return prediction.result(ClosedLoop(load.clients, *lengths, measured.sending_s)), ()
+        return prediction.result(lambda: load.requests(measured.sending_s)), ()
     except ConfigError as error:
-        return None, (f"nothing is foretold: {error}",)
+        return None, (f"nothing is predicted: {error}",)
 
 
 def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
@@ -159,33 +166,91 @@ def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
     return Slo(*(target_ms(name, given, stated) for name in ("ttft", "itl")))
 
 
-def _door(found: RunningDeployment | None, url: str | None, given: Mapping[str, Any]) -> Door:
-    """Return the way in; a deployment of this box brings its own key."""
-    from dynaplan.cli.measuring.running import Door
+def _service(found: RunningDeployment | None, url: str | None, given: Mapping[str, Any]) -> MeasuredService:
+    """Return what to measure; a deployment of this box brings its own key."""
+    from dynaplan.cli.bench.measurement import MeasuredService
     from dynaplan.config import certificates
     from dynaplan.util.tls.client import trusted
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
     tls = trusted(address, certificates.authorities(os.environ))
     key = given["api_key"] or ("" if url else os.environ.get("DYNAPLAN_API_KEY", ""))
-    return Door(address, key, tls, given["model"], is_text=found is not None and _is_simulated(found))
+    return MeasuredService(
+        address, key, tls, given["model"], is_text=found is not None and _is_simulated(found)
+    )
 
 
 def _is_simulated(found: RunningDeployment) -> bool:
-    from dynaplan.cli.measuring.foretelling import graph_of
+    from dynaplan.cli.bench.prediction import graph_of
+    from dynaplan.config.settings import worker
     from dynaplan.config.settings.routing import DECODE_COMPONENT
-    from dynaplan.config.settings.worker import SIMULATED, engine_of
 
-    return engine_of(graph_of(found).sections[DECODE_COMPONENT]) == SIMULATED
+    return worker.engine_of(graph_of(found).sections[DECODE_COMPONENT]) == worker.SIMULATED
 
 
 def _measured(
-    door: Door, load: OfferedLoad, slo: Slo, seed: int, found: RunningDeployment | None
-) -> tuple[Measured, FleetWatch | None]:
+    service: MeasuredService, load: OfferedLoad, slo: Slo, seed: int, found: RunningDeployment | None
+) -> tuple[Measured, FleetMonitor | None]:
     import uvloop
 
-    from dynaplan.cli.measuring.fleet_watch import FleetWatch
-    from dynaplan.cli.measuring.running import measure
+    from dynaplan.cli.bench.measurement import FleetMonitor, measure
 
-    fleet = FleetWatch(found, time.perf_counter()) if found else None
-    return uvloop.run(measure(door, load, slo, seed, fleet)), fleet
+    fleet = FleetMonitor(found, time.perf_counter()) if found else None
+    return uvloop.run(measure(service, load, slo, seed, fleet)), fleet
+
+
+def table(measured: Measured, fleet: FleetMonitor | None, predicted: Result | None) -> list[dict[str, Any]]:
+    """Return the measured row and the simulated one; None for what cannot be seen from outside."""
+    from dynaplan.lab.simulate.table import rows
+    from dynaplan.simulation.run import Result
+
+    tally = measured.tally
+    changes = fleet.changes() if fleet else None
+    result = Result(
+        MEASURED,
+        tally.outcome,
+        fleet.gpu_s / 3600 if fleet else 0.0,
+        measured.sending_s,
+        measured.sending_s,
+        changes.scale_events if changes else 0,
+        changes.flaps if changes else 0,
+    )
+    first, *others = rows([result, predicted] if predicted else [result])
+    unseen = ["queued_p95_ms", "imbalance", *([] if fleet else ["gpu_hours", "scale_events", "flaps"])]
+    first |= dict.fromkeys(unseen) | {"model": measured.model, **tally.document()}
+    # A decode worker counts what a prefill worker has handed over as cached: that is no hit.
+    if fleet is None or fleet.is_disaggregated or not tally.outcome.cached_tokens:
+        first["hit_rate"] = None
+    return [
+        first,
+        *({**each, "policy": SIMULATED, "simulated_policy": each["policy"]} for each in others),
+    ]
+
+
+def notes(measured: Measured, asked: tuple[int, int] | None) -> Iterator[str]:
+    """Yield a sentence for each thing that a reader of the table must know.
+
+    ``asked`` are the tokens of each prompt and answer, None for a trace.
+    """
+    tally = measured.tally
+    for kind, number in tally.failures.most_common():
+        yield f"failed: {number} x {kind}: {tally.examples[kind]}"
+    if tally.open:
+        yield f"{len(tally.open)} requests were open when it was ended, and are not counted."
+    if tally.other_answers:
+        yield (
+            f"{tally.other_answers} answers had another number of tokens than was asked for: this engine "
+            "does not heed ignore_eos, so that they compare badly with the simulation."
+        )
+    if tally.other_prompts and asked:
+        yield f"{tally.other_prompts} prompts count as another number of tokens than {asked[0]} there."
+    if measured.client_load > BUSY_CLIENT:
+        yield (
+            f"This client took {measured.client_load:.0%} of a core: its times may be longer than they were. "
+            "Send less, or measure from several clients."
+        )
+    if tally.late_s > LATE_S:
+        yield (
+            f"A request was sent {tally.late_s * 1000:.0f} ms after it was due; its latency counts "
+            "from when it was due."
+        )

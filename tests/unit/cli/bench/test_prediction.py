@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.measuring.foretelling import foretelling
+from dynaplan.cli.bench.prediction import predict
 from dynaplan.fleet.counts import Targets
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.simulation.run import ClosedLoop
@@ -48,13 +48,13 @@ def test_the_simulation_has_the_deployments_workers_policy_gpus_and_options(tmp_
         VllmWorker={"max-num-seqs": 7},
         Frontend={"remote-prefill": True},
     )
-    planned = foretelling(found, GIVEN)
-    options = planned.options
+    predicted = predict(found, GIVEN)
+    options = predicted.options
     assert (options.policies, options.first, options.gpus) == (("both",), Targets(1, 2), 4)
     assert options.is_disaggregated
     assert options.slo.ttft_ms == 321
     assert options.engine["max-num-seqs"] == 7
-    assert planned.says == (
+    assert predicted.notes == (
         "simulated with 1 prefill and 2 decode workers at the beginning, policy both.",
         "Queued prompts are computed by deadline, 321 ms (Planner.ttft).",
     )
@@ -66,18 +66,18 @@ def test_without_a_planner_the_workers_stay_and_workers_of_other_names_are_known
         [worker(Role.DECODE, "MyWorker"), worker(Role.DECODE, "MyWorker", 1)],
         MyWorker={"max-num-seqs": 5},
     )
-    planned = foretelling(found, GIVEN)
-    assert planned.options.policies == ("static:2",)
-    assert planned.options.engine["max-num-seqs"] == 5
-    assert "no planner" in planned.says[0]
-    assert planned.result(ClosedLoop(2, 100, 20, 5.0)).outcome.requests > 2
+    predicted = predict(found, GIVEN)
+    assert predicted.options.policies == ("static:2",)
+    assert predicted.options.engine["max-num-seqs"] == 5
+    assert "no planner" in predicted.notes[0]
+    assert predicted.result(ClosedLoop(2, 100, 20, 5.0)).outcome.requests > 2
 
 
-def test_a_real_engine_is_foretold_by_the_planners_profile_or_not_at_all(tmp_path: Any) -> None:
+def test_a_real_engine_is_simulated_by_the_planners_profile_or_not_at_all(tmp_path: Any) -> None:
     workers = [worker(Role.PLANNER, "Planner"), worker(Role.DECODE, "VllmWorker")]
     engine = {"engine": "vllm", "model": "some/model"}
     with pytest.raises(ConfigError, match="no profile of this vllm"):
-        foretelling(deployment(tmp_path, workers, VllmWorker=engine), GIVEN)
+        predict(deployment(tmp_path, workers, VllmWorker=engine), GIVEN)
     named = "h200_sxm-Llama-3.1-8B-Instruct-FP8"
     found = deployment(tmp_path, workers, VllmWorker=engine, Planner={"profile-results-dir": named})
-    assert foretelling(found, GIVEN).options.engine["profile"] == named
+    assert predict(found, GIVEN).options.engine["profile"] == named

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.measuring.fleet_watch import FleetWatch
+from dynaplan.cli.bench.measurement import FleetMonitor
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.fleet import deployments
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
@@ -31,19 +31,19 @@ def test_gpu_seconds_are_those_that_workers_hold_and_end_with_the_deployment(
     ready, failed = WorkerState.READY, WorkerState.FAILED
     seen = [found(tmp_path, ready, ready, failed)]
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: seen[0])
-    watch = FleetWatch(found(tmp_path, ready), 10.0)
-    watch.look(12.0)
-    assert watch.gpu_s == 2.0
-    watch.look(13.0)
-    assert watch.gpu_s == 4.0
+    monitor = FleetMonitor(found(tmp_path, ready), 10.0)
+    monitor.sample(12.0)
+    assert monitor.gpu_s == 2.0
+    monitor.sample(13.0)
+    assert monitor.gpu_s == 4.0
 
     def gone(namespace: str) -> Any:
         raise DeploymentError("no deployment ns is running here")
 
     monkeypatch.setattr(deployments, "find_deployment", gone)
-    watch.look(14.0)
-    watch.look(99.0)
-    assert watch.gpu_s == 6.0
+    monitor.sample(14.0)
+    monitor.sample(99.0)
+    assert monitor.gpu_s == 6.0
 
 
 def test_changes_are_the_planners_since_the_beginning(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_changes_are_the_planners_since_the_beginning(tmp_path: Any, monkeypatch
     def record(at: datetime) -> dict[str, Any]:
         return DecisionRecord(at.isoformat(), settings, PlannerState(), seen, decision, state).to_json()
 
-    watch = FleetWatch(found(tmp_path), 0.0)
+    monitor = FleetMonitor(found(tmp_path), 0.0)
     now = datetime.now().astimezone()
     documents = [record(now - timedelta(hours=1)), record(now + timedelta(seconds=1)), {"broken": True}]
     monkeypatch.setattr(factory, "recent_decisions", lambda directory, last: documents)
-    assert watch.changes().scale_events == 1
+    assert monitor.changes().scale_events == 1

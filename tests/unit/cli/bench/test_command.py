@@ -8,13 +8,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dynaplan.cli.measuring import bench
+from dynaplan.cli.bench import command
 from dynaplan.fleet import deployments
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(bench.command, arguments, standalone_mode=False)
+    return CliRunner().invoke(command.command, arguments, standalone_mode=False)
 
 
 def test_clients_and_a_trace_are_two_loads() -> None:
@@ -25,8 +25,8 @@ def test_clients_and_a_trace_are_two_loads() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("90", 90), ("1h30m", 5400)])
 def test_a_duration_is_written_as_people_write_it(text: str, seconds: int) -> None:
-    context = click.Context(bench.command)
-    assert bench.duration_s(context, bench.command.params[0], text) == seconds
+    context = click.Context(command.command)
+    assert command.duration_s(context, command.command.params[0], text) == seconds
 
 
 def test_a_duration_of_nothing_is_refused() -> None:

@@ -1,20 +1,19 @@
-"""One streamed answer as its client sees it, read as cheaply as it can be.
+"""One streamed completion as its client sees it, read as cheaply as it can be.
 
-Of a stream only the times of the first and the last token are kept, and its last events are parsed: they tell
-the number of tokens, and whether it came to its end.
+Of most events only the time is kept, and whether they bring tokens; the last ones are parsed, which hold the
+number of tokens, or the error, with which the stream ends.
 """
 
 from __future__ import annotations
 
 import json
-import time
+from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import aiohttp
+from dynaplan.util.errors import PermanentError
 
 LAST_EVENTS = 3
 """The events at a stream's end that are parsed: the last token, an empty piece with the reason, the usage."""
@@ -22,25 +21,44 @@ LAST_EVENTS = 3
 EMPTY_TEXTS = (b'"text":""', b'"text": ""')
 UNFINISHED = (b'"finish_reason":null', b'"finish_reason": null')
 
-JSON_HEADERS = {"Content-Type": "application/json"}
 
+class RequestFailed(PermanentError):
+    """A request without a whole answer; ``kind`` names the failure, such as ``503 no_worker``."""
 
-class RequestFailed(Exception):
-    """A request without a whole answer. The first argument names the kind of failure, the second tells it."""
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"a request failed: {kind}: {message}")
+        self.kind = kind
+        self.message = message
 
 
 @dataclass(frozen=True)
-class TimedAnswer:
-    """A whole answer; times are seconds of ``time.perf_counter``.
+class Answer:
+    """A whole answer. Times are seconds of ``time.perf_counter``, one for each event that brought tokens.
 
-    ``cached_tokens`` of the prompt came out of a cache, as the engine says.
+    The numbers of tokens are the engine's: it may put several into one event. ``prompt_tokens`` is 0 where
+    it does not state them; ``cached_tokens`` of the prompt came out of a cache.
     """
 
-    first_s: float
-    last_s: float
+    sent_s: float
+    event_times_s: Sequence[float]
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def first_s(self) -> float:
+        """The time of the first token."""
+        return self.event_times_s[0]
+
+    @property
+    def last_s(self) -> float:
+        """The time of the last token."""
+        return self.event_times_s[-1]
+
+    @property
+    def ttft_ms(self) -> float:
+        """The time from sending the request to its first token."""
+        return (self.first_s - self.sent_s) * 1000.0
 
     @property
     def itl_s(self) -> float | None:
@@ -49,38 +67,44 @@ class TimedAnswer:
             return None
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
 
+    @property
+    def tokens_per_event(self) -> float:
+        """The mean number of tokens in one event."""
+        return self.output_tokens / len(self.event_times_s)
+
 
 class AnswerStream:
-    """A stream of server-sent events as it arrives; ``tokens`` are the events with a token so far."""
+    """A stream of server-sent events as it arrives."""
 
     def __init__(self) -> None:
-        self.tokens = 0
-        self._first_s = self._last_s = 0.0
+        self.sent_s = 0.0
+        self.event_times_s = array("d")
         self._rest = b""
         self._last: deque[bytes] = deque(maxlen=LAST_EVENTS)
         self._is_done = False
 
-    def take(self, data: bytes, now_s: float) -> int:
-        """Add the data that arrived at that time; return the number of its events with a token."""
-        before = self.tokens
+    @property
+    def tokens(self) -> int:
+        """The number of events with tokens so far."""
+        return len(self.event_times_s)
+
+    def take(self, data: bytes, now_s: float) -> None:
+        """Add the data that arrived at that time."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
                 self._last.append(line)
                 if _has_token(line):
-                    self._first_s = self._first_s or now_s
-                    self._last_s = now_s
-                    self.tokens += 1
+                    self.event_times_s.append(now_s)
             elif line.startswith(b"data: [DONE]"):
                 self._is_done = True
-        return self.tokens - before
 
-    def answer(self) -> TimedAnswer:
+    def answer(self) -> Answer:
         """Return the whole answer; raises RequestFailed when it is cut short, or is an error."""
         last = [_event(line) for line in self._last]
         for event in last:
             if error := event.get("error"):
-                raise RequestFailed(f"broke off: {_kind(error)}", _said(error))
+                raise RequestFailed(f"broke off: {_kind(error)}", _message(error))
         if not self._is_done:
             raise RequestFailed("broke off", "the stream has no end")
         if not self.tokens:
@@ -89,9 +113,9 @@ class AnswerStream:
             (event["usage"] for event in reversed(last) if event.get("usage")), {}
         )
         details = usage.get("prompt_tokens_details") or {}
-        return TimedAnswer(
-            self._first_s,
-            self._last_s,
+        return Answer(
+            self.sent_s,
+            self.event_times_s,
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or self.tokens),
             int(details.get("cached_tokens") or 0),
@@ -123,8 +147,8 @@ def _kind(error: Any) -> str:
     return "error"
 
 
-def _said(error: Any) -> str:
-    return str(error.get("message") if isinstance(error, dict) else error)[:300]
+def _message(error: Any) -> str:
+    return str(error.get("message") if isinstance(error, dict) else error)[:500]
 
 
 def refusal(status: int, body: str) -> RequestFailed:
@@ -136,26 +160,5 @@ def refusal(status: int, body: str) -> RequestFailed:
         error = body
     kind = _kind(error) if isinstance(error, dict) else ""
     return RequestFailed(
-        " ".join(filter(None, (str(status), kind if kind != str(status) else ""))), _said(error)
+        " ".join(filter(None, (str(status), kind if kind != str(status) else ""))), _message(error)
     )
-
-
-async def streamed(
-    session: aiohttp.ClientSession, url: str, payload: bytes, stream: AnswerStream
-) -> TimedAnswer:
-    """Post a request and read its stream; raises RequestFailed for everything but a whole answer."""
-    import aiohttp
-
-    try:
-        async with session.post(url, data=payload, headers=JSON_HEADERS) as response:
-            if response.status != 200:
-                raise refusal(response.status, await response.text(errors="replace"))
-            async for data in response.content.iter_any():
-                stream.take(data, time.perf_counter())
-    except TimeoutError:
-        raise RequestFailed("timed out", f"no whole answer within {session.timeout.total:g} s") from None
-    except aiohttp.ClientConnectorError as error:
-        raise RequestFailed("cannot connect", str(error)) from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise RequestFailed("broke off", f"{type(error).__name__}: {error}") from None
-    return stream.answer()

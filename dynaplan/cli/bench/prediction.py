@@ -25,11 +25,11 @@ STATIC = "static"
 
 
 @dataclass(frozen=True)
-class Foretelling:
-    """The simulation that stands for a deployment, and what it goes by, in words."""
+class Prediction:
+    """The simulation that stands for a deployment; ``notes`` are sentences on what it is based on."""
 
     options: SimulateOptions
-    says: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def result(self, load: Trace | ClosedLoop) -> Result:
         """Return the result under that load."""
@@ -39,7 +39,7 @@ class Foretelling:
         return result
 
 
-def foretelling(found: RunningDeployment, given: Mapping[str, Any]) -> Foretelling:
+def predict(found: RunningDeployment, given: Mapping[str, Any]) -> Prediction:
     """Return the simulation of the deployment as it is now: same graph, profile, policy and workers.
 
     ``given`` are the options ``ttft``, ``itl``, ``seed`` and ``profile``. Raises ConfigError when there is
@@ -69,8 +69,8 @@ def foretelling(found: RunningDeployment, given: Mapping[str, Any]) -> Foretelli
     )
     workers = f"{prefill} prefill and {decode} decode workers" if is_disaggregated else f"{decode} workers"
     by = "no planner" if policy == STATIC else f"policy {policy}"
-    said = (*origins(options), *dispatched(options))
-    return Foretelling(options, (f"simulated with {workers} at the beginning, {by}.", *said))
+    first = f"simulated with {workers} at the beginning, {by}."
+    return Prediction(options, (first, *origins(options), *dispatched(options)))
 
 
 def graph_of(found: RunningDeployment) -> SimulatedGraph:
@@ -102,7 +102,7 @@ def _profile(graph: SimulatedGraph) -> str | None:
     measured = graph.sections["Planner"].get("profile-results-dir")
     if not measured:
         raise ConfigError(
-            f"nothing is foretold: there is no profile of this {engine}",
+            f"nothing is predicted: there is no profile of this {engine}",
             hint="`dynaplan profile-sla` measures one; --profile names it.",
         )
     return str(measured)

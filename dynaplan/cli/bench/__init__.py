@@ -1,0 +1,1 @@
+"""``dynaplan bench``: load on a running deployment, beside its simulation."""

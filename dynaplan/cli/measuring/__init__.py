@@ -1,1 +1,0 @@
-"""The commands that measure a running deployment."""
