@@ -27,7 +27,7 @@ ENGINES: Mapping[str, str] = {
     "sglang": "sglang",
     "trtllm": "trtllm",
 }
-"""The values of ``engine:``, and the module of ``adapters/engines`` that makes each."""
+"""The values of ``engine:``, and the module of ``engines`` that makes each."""
 
 CHECKS: Mapping[str, str] = {**ENGINES, "sim": "sim.checking"}
 """The same with the module that checks each: the simulated engine serves HTTP, which no check needs."""

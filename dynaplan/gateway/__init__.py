@@ -1,6 +1,6 @@
 """The OpenAI-compatible frontend: from a request's bytes to its answer.
 
-The life of one chat request, station by station (module names are in ``serving/``):
+The life of one chat request, station by station (module names are in ``gateway/``):
 
  1. ``frontend.server`` listens on the public port and gives the request to ``frontend.requests``.
  2. ``frontend.requests`` finds the handler of the path and accepts or refuses the request: the API key and

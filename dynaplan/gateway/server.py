@@ -1,6 +1,6 @@
 """The Frontend's process: builds its parts, listens on the public port, drains and closes.
 
-The package's docstring (``serving/frontend/__init__.py``) follows a request through these parts.
+The package's docstring (``gateway/__init__.py``) follows a request through these parts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of a service's section as flags of a command: ``--max-model-len 4096``, not ``--X.y=z``.
 
-They are the ones of ``--Service.key=value``, so that what ``domain/settings`` declares once is here too.
+They are the ones of ``--Service.key=value``, so that what ``config/settings`` declares once is here too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Remote prefill: a prompt is computed by a prefill worker and decoded by another worker.
 
-The way of one remote prefill, with module names in ``serving/prefill`` unless a folder is named:
+The way of one remote prefill, with module names in ``gateway/prefill`` unless a folder is named:
 
 1. ``remote_prefill`` (in the frontend's process) asks ``gateway/prefill/disaggregation.py`` for the place of
    the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
