@@ -34,7 +34,7 @@ def cleans_up(pid: int) -> bool:
             line = file.read()
     except OSError:
         return False
-    return not line or b"/children/shim.py" in line or b"multiprocessing.resource_tracker" in line
+    return not line or b"/process/shim.py" in line or b"multiprocessing.resource_tracker" in line
 
 
 def end_everything_below() -> None:

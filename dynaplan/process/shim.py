@@ -71,7 +71,7 @@ def shimmed(command: Sequence[str], parent_pid: int) -> list[str]:
 def is_shim(command_line: bytes) -> bool:
     """Tell whether a process with this line of ``/proc/PID/cmdline`` is a shim whose command runs."""
     words = command_line.split(b"\0")
-    return len(words) > 4 and words[3].endswith(b"/children/shim.py") and words[4] == b"--child"
+    return len(words) > 4 and words[3].endswith(b"/shim.py") and words[4] == b"--child"
 
 
 def parents() -> dict[int, int]:
